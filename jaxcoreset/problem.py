@@ -1,0 +1,132 @@
+"""The coreset problem: a target vector to be matched by few atoms with non-negative weights.
+
+Row ``i`` of ``atoms`` is ĝ_i, datum i's centred log-likelihood at S draws over √S; the papers' Φ is
+its transpose. The target y is the sum of *all* the data's atoms. Solvers look for
+
+    min ‖y − Φw‖²   subject to   w ≥ 0,  at most k of its entries not zero.
+
+Solvers see the atoms only through the few operations of `CoresetProblem`.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int
+
+# Float32 products default to TF32 on a GPU and to bfloat16 on a TPU; residuals, targets and Gram
+# matrices do not bear that, since the error of a good coreset is far smaller than theirs.
+HIGHEST = jax.lax.Precision.HIGHEST
+
+
+def is_concrete(*values: object) -> bool:
+    """Whether none of the arrays is being traced, so that its values can be looked at."""
+    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
+
+
+@jax.jit
+def _row_health(atoms: Float[Array, "n s"]) -> tuple[Array, Array]:
+    sums = jnp.sum(jnp.abs(atoms), axis=1)
+    return jnp.isfinite(sums).all(), (sums > 0).any()
+
+
+class CoresetProblem(eqx.Module):
+    """Atoms and the target that a weighted few of them are to match.
+
+    A batch of problems is a `CoresetProblem` whose arrays have leading axes, made by
+    ``jax.vmap(CoresetProblem)(atoms)`` and solved under ``jax.vmap``.
+
+    Args:
+        atoms: array of shape (n, S), one row per datum. Integers become floats.
+        target: array of shape (S,); the sum of the atoms if left out. Give it where the atoms are
+            only candidates, a subset of the data.
+
+    Raises:
+        ValueError: if a shape does not fit, an entry is not finite, or every atom is zero. Values
+            are not looked at while tracing.
+    """
+
+    atoms: Float[Array, "n s"]
+    target: Float[Array, " s"]
+
+    def __init__(self, atoms: ArrayLike, target: ArrayLike | None = None):
+        atoms = jnp.asarray(atoms)
+        if not jnp.issubdtype(atoms.dtype, jnp.floating):
+            atoms = atoms.astype(float)
+        if atoms.ndim != 2 or 0 in atoms.shape:
+            raise ValueError(
+                f"atoms has shape {atoms.shape}; wanted (n, S), one row per datum and at least one "
+                "of each. For a batch of problems use jax.vmap(CoresetProblem)(atoms)."
+            )
+        self.atoms = atoms
+        if target is None:
+            target = jnp.sum(atoms, axis=0)
+        self.target = jnp.asarray(target, atoms.dtype)
+        if self.target.shape != atoms.shape[1:]:
+            raise ValueError(
+                f"target has shape {self.target.shape}; wanted {atoms.shape[1:]}, one entry per "
+                "column of atoms."
+            )
+        if is_concrete(atoms, self.target):
+            _check_values(atoms, self.target)
+
+    @property
+    def num_data(self) -> int:
+        """The number of atoms, n."""
+        return self.atoms.shape[0]
+
+    @property
+    def num_draws(self) -> int:
+        """The length of an atom, S."""
+        return self.atoms.shape[1]
+
+    def correlate(self, vector: Float[Array, " s"]) -> Float[Array, " n"]:
+        """Inner product of every atom with a vector: one pass over the atoms."""
+        return jnp.matmul(self.atoms, vector, precision=HIGHEST)
+
+    def correlate_at(
+        self, indices: Int[Array, " m"], vector: Float[Array, " s"]
+    ) -> Float[Array, " m"]:
+        """Inner product of the atoms at `indices` with a vector."""
+        if self._pass_is_cheaper(indices.shape[0]):
+            return self.correlate(vector)[indices]
+        return jnp.matmul(self.atoms[indices], vector, precision=HIGHEST)
+
+    def combine(self, indices: Int[Array, " m"], weights: Float[Array, " m"]) -> Float[Array, " s"]:
+        """The weighted sum of the atoms at `indices`, which may repeat."""
+        if self._pass_is_cheaper(indices.shape[0]):
+            dense = jnp.zeros(self.num_data, weights.dtype).at[indices].add(weights)
+            return jnp.matmul(dense, self.atoms, precision=HIGHEST)
+        return jnp.matmul(weights, self.atoms[indices], precision=HIGHEST)
+
+    def gather(self, indices: Int[Array, " m"]) -> Float[Array, "m s"]:
+        """The atoms at `indices`."""
+        return self.atoms[indices]
+
+    def squared_norms(self) -> Float[Array, " n"]:
+        """The squared norm of every atom: one pass over the atoms."""
+        return jnp.einsum("ns,ns->n", self.atoms, self.atoms, precision=HIGHEST)
+
+    def _pass_is_cheaper(self, num_rows: int) -> bool:
+        # Gathered rows are copied before they are multiplied, and under vmap each lane copies its
+        # own, where a pass over all atoms becomes one matrix product for all lanes.
+        return 8 * num_rows >= self.num_data
+
+
+def _check_values(atoms: Array, target: Array) -> None:
+    finite, nonzero = _row_health(atoms)
+    if not finite:
+        rows = jnp.flatnonzero(~jnp.isfinite(atoms).all(axis=1))
+        raise ValueError(
+            f"atoms is not finite in {rows.size} of {atoms.shape[0]} rows, the first at "
+            f"{rows[:5].tolist()}. A log-likelihood that is infinite or NaN at one draw spoils its "
+            "whole atom: leave those rows out or change the draws."
+        )
+    if not nonzero:
+        raise ValueError(
+            "every atom is zero, so the log-likelihood does not vary over the draws. Check that "
+            "the draws differ and that the likelihood depends on the parameters."
+        )
+    if not jnp.isfinite(target).all():
+        raise ValueError("target has entries that are not finite; wanted the sum of all atoms.")

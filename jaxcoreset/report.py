@@ -1,0 +1,85 @@
+"""What a build found out about its coreset, in numbers and as text."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a coreset was made, and how close its posterior is to the full one.
+
+    Attributes:
+        num_data: rows of the data, n.
+        size: rows that the coreset was allowed.
+        num_used: rows that it has.
+        num_candidates: rows it was chosen from.
+        num_draws: draws of π̂ that the solver saw, S.
+        num_held_out: draws of π̂ that it did not see.
+        relative_error: ‖y − Φw‖/‖y‖ on the solver's draws.
+        held_out_error: the same on the held-out draws.
+        kl: estimate of the symmetrised Kullback–Leibler divergence between the coreset posterior
+            and the full posterior, in nats: the variance over the held-out draws of the difference
+            of the two log-likelihoods. Good below about 0.3, a lower bound above.
+        kl_standard_error: its Monte Carlo standard error, in nats.
+        solver: the solver's name.
+        converged: whether the solver stopped by its own rule.
+        weighting: the weighting's name.
+        curve: the errors along the solver's path, arrays of one length: "size", "num_used",
+            "relative_error", "held_out_error", "kl", "kl_standard_error".
+        seconds: wall time by stage.
+        peak_memory: the most memory that the process has held so far, in bytes; None if unknown.
+    """
+
+    num_data: int
+    size: int
+    num_used: int
+    num_candidates: int
+    num_draws: int
+    num_held_out: int
+    relative_error: float
+    held_out_error: float
+    kl: float
+    kl_standard_error: float
+    solver: str
+    converged: bool
+    weighting: str
+    curve: dict[str, np.ndarray]
+    seconds: dict[str, float]
+    peak_memory: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain numbers, strings and lists, as JSON can hold them."""
+        plain = dataclasses.asdict(self)
+        plain["curve"] = {name: np.asarray(values).tolist() for name, values in self.curve.items()}
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> "Report":
+        """The inverse of `to_dict`."""
+        curve = {name: np.asarray(values) for name, values in plain["curve"].items()}
+        return cls(**{**plain, "curve": curve})
+
+    def __str__(self) -> str:
+        rows = [
+            ("rows", f"{self.num_used:,} of {self.num_data:,} ({self.size:,} allowed)"),
+            ("candidates", f"{self.num_candidates:,}"),
+            ("draws", f"{self.num_draws:,} for the solver, {self.num_held_out:,} held out"),
+            ("weighting", self.weighting),
+            ("solver", self.solver + ("" if self.converged else " (stopped at its limit)")),
+            ("relative error", f"{self.relative_error:.2e}"),
+            ("held-out error", f"{self.held_out_error:.2e}"),
+            ("estimated KL", f"{_kl_text(self.kl, self.kl_standard_error)} nats, symmetrised"),
+            ("seconds", ", ".join(f"{name} {spent:.1f}" for name, spent in self.seconds.items())),
+        ]
+        if self.peak_memory is not None:
+            rows.append(("peak memory", f"{self.peak_memory / 2**20:,.0f} MiB"))
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(["Coreset report", *(f"  {name:<{width}}  {text}" for name, text in rows)])
+
+
+def _kl_text(kl: float, standard_error: float) -> str:
+    text = f"{kl:.2g} ± {standard_error:.1g}"
+    return text if kl < 0.3 else f"at least {text}"

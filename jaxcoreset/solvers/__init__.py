@@ -1,0 +1,7 @@
+"""Solvers of the coreset problem, one file a family."""
+
+from jaxcoreset.solvers.base import Solver as Solver
+from jaxcoreset.solvers.hard_thresholding import AIHT as AIHT
+from jaxcoreset.solvers.hard_thresholding import AIHT2 as AIHT2
+from jaxcoreset.solvers.hard_thresholding import IHT as IHT
+from jaxcoreset.solvers.matching_pursuit import MatchingPursuit as MatchingPursuit

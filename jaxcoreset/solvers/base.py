@@ -1,0 +1,62 @@
+"""What every solver is: a frozen module of hyperparameters that turns a problem into a solution."""
+
+import abc
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PRNGKeyArray
+
+from jaxcoreset.problem import CoresetProblem
+from jaxcoreset.solution import Solution
+
+# What the lanes of one batch of a sweep may hold between them, in array entries (256 MB in float32).
+_LANE_BUDGET = 64_000_000
+
+
+class Solver(eqx.Module):
+    """A method that chooses at most k atoms and their weights.
+
+    A subclass has its hyperparameters as fields and implements `run`; one that gets the solutions
+    for many k in one go also overrides `run_path`. Users call `jaxcoreset.solve` and
+    `jaxcoreset.sweep`, which check the arguments, compile, and call these.
+    """
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether the solver draws random numbers."""
+        return False
+
+    @property
+    def has_path(self) -> bool:
+        """Whether one run holds the solutions for every k, so that a sweep costs no more."""
+        return False
+
+    @abc.abstractmethod
+    def run(
+        self, problem: CoresetProblem, k: Int[Array, ""], max_k: int, key: PRNGKeyArray | None
+    ) -> Solution:
+        """Solve for one k, under jit.
+
+        Args:
+            problem: a single problem.
+            k: the number of rows allowed, between 1 and `max_k`; may be traced.
+            max_k: static upper bound of `k`, at most n; the length of the solution.
+            key: for solvers that draw random numbers.
+        """
+
+    def run_path(
+        self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, key: PRNGKeyArray | None
+    ) -> Solution:
+        """Solve for each of `ks`, under jit; by default a solve per k, batches of them vmapped.
+
+        Arguments as in `run`; the arrays of the solution have a leading axis of the length of `ks`.
+        """
+        num_ks = ks.shape[0]
+        entries_per_lane = 4 * max_k * problem.num_draws + 8 * problem.num_data
+        lanes = max(1, min(num_ks, _LANE_BUDGET // entries_per_lane))
+        batches = -(-num_ks // lanes)
+        padded = jnp.concatenate([ks, jnp.broadcast_to(ks[-1:], (batches * lanes - num_ks,))])
+        solve_batch = jax.vmap(lambda k: self.run(problem, k, max_k, key))
+        solutions = jax.lax.map(solve_batch, padded.reshape(batches, lanes))
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_ks], solutions)

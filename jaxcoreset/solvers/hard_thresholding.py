@@ -1,0 +1,256 @@
+"""Iterative hard thresholding: gradient steps, each projected back onto the constraint set.
+
+The three solvers of Zhang, Khanna, Kyrillidis and Koyejo, "Bayesian coresets: revisiting the
+nonconvex optimization perspective" (AISTATS 2021): Algorithm 1 (`IHT`), Algorithm 2 (`AIHT`: exact
+line search and momentum) and Algorithm 3 of its appendix A (`AIHT2`: with a de-bias step).
+
+In their notation f(w) = ‖y − Φw‖² and ∇f(w) = −2Φᵀr with r = y − Φw. The code works with the
+correlations g = Φᵀr, so that a step of size μ along −∇f is a step of size 2μ along g, and the exact
+minimiser along g restricted to S is ‖g_S‖² / ‖Φg_S‖², which is twice the paper's printed μ for ∇f.
+
+An iterate is kept as its at most k entries and its image Φw, never as a vector of length n.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jaxcoreset.constraints import Constraint, Sparse, TopK
+from jaxcoreset.problem import CoresetProblem
+from jaxcoreset.solution import Solution, make_solution
+from jaxcoreset.solvers.base import Solver
+
+
+class Iterate(eqx.Module):
+    """A sparse weight vector and its image Φw."""
+
+    weights: Sparse
+    image: Float[Array, " s"]
+
+
+class _State(eqx.Module):
+    current: Iterate
+    previous: Iterate
+    momentum: Float[Array, ""]
+    num_iters: Int[Array, ""]
+    stopped: Bool[Array, ""]
+    history: Float[Array, " t"]
+
+
+def _ratio(numerator: Array, denominator: Array) -> Array:
+    """A quotient that is 0 where the denominator is 0: no step where there is no curvature."""
+    safe = jnp.where(denominator > 0, denominator, 1)
+    return jnp.where(denominator > 0, numerator / safe, 0)
+
+
+def _scatter(sparse: Sparse, n: int) -> Array:
+    return jnp.zeros(n, sparse.values.dtype).at[sparse.indices].add(sparse.values)
+
+
+class HardThresholding(Solver):
+    """The loop that the hard-thresholding solvers share; they differ in their fractions of a step.
+
+    Args:
+        constraint: the set that iterates are projected onto.
+        step_fraction: the step along the gradient as a fraction of the exact minimiser.
+        tol: stop when ‖w_t − w_{t−1}‖ ≤ tol · ‖w_t‖.
+        max_iters: stop after so many iterations.
+        record_history: whether the solution carries the objective after every iteration.
+    """
+
+    constraint: Constraint = TopK()
+    step_fraction: float = 1.0
+    tol: float = 1e-5
+    max_iters: int = 300
+    record_history: bool = False
+
+    def __check_init__(self) -> None:
+        if self.max_iters < 1:
+            raise ValueError(f"max_iters is {self.max_iters}; wanted at least 1.")
+        if not self.tol >= 0:
+            raise ValueError(f"tol is {self.tol}; wanted a number that is not negative.")
+        if not self.step_fraction > 0:
+            raise ValueError(f"step_fraction is {self.step_fraction}; wanted a positive number.")
+
+    def step_size(
+        self, problem: CoresetProblem, indices: Array, gradient: Array
+    ) -> Float[Array, ""]:
+        """Length of the step along g, from its entries `gradient` on the expanded support."""
+        image = problem.combine(indices, gradient)
+        exact = _ratio(jnp.vdot(gradient, gradient), jnp.vdot(image, image))
+        return self.step_fraction * exact
+
+    def debias(self, problem: CoresetProblem, iterate: Iterate) -> Iterate:
+        """A further step on the support of the projected iterate; none here."""
+        return iterate
+
+    def momentum_size(self, problem: CoresetProblem, new: Iterate, old: Iterate) -> Array:
+        """Length of the momentum step along w_{t+1} − w_t; none here."""
+        return jnp.zeros((), problem.target.dtype)
+
+    def run(
+        self,
+        problem: CoresetProblem,
+        k: Int[Array, ""],
+        max_k: int,
+        key: PRNGKeyArray | None = None,
+    ) -> Solution:
+        """Iterate from w = 0 until the stopping rule or the limit; see `Solver.run`."""
+        dtype = problem.target.dtype
+        history_length = self.max_iters if self.record_history else 0
+        # Distinct indices, as everywhere: the slots of an empty iterate hold the first rows.
+        nothing = Iterate(
+            Sparse(jnp.arange(max_k, dtype=jnp.int32), jnp.zeros(max_k, dtype)),
+            jnp.zeros_like(problem.target),
+        )
+        state = _State(
+            current=nothing,
+            previous=nothing,
+            momentum=jnp.zeros((), dtype),
+            num_iters=jnp.zeros((), jnp.int32),
+            stopped=jnp.zeros((), bool),
+            history=jnp.zeros(history_length, dtype),
+        )
+        state = jax.lax.while_loop(
+            lambda s: ~s.stopped & (s.num_iters < self.max_iters),
+            lambda s: self._iterate(problem, k, max_k, s),
+            state,
+        )
+        residual = problem.target - state.current.image
+        objective = jnp.vdot(residual, residual)
+        history = None
+        if self.record_history:
+            done = jnp.arange(history_length) < state.num_iters
+            history = jnp.where(done, state.history, objective)
+        return make_solution(
+            problem,
+            state.current.weights.indices,
+            state.current.weights.values,
+            objective,
+            state.num_iters,
+            state.stopped,
+            solver=type(self).__name__,
+            history=history,
+        )
+
+    def _iterate(
+        self, problem: CoresetProblem, k: Int[Array, ""], max_k: int, state: _State
+    ) -> _State:
+        """One pass of Algorithm 2's loop (lines 3 to 9), with the de-bias step of Algorithm 3."""
+        n = problem.num_data
+        current, previous, momentum = state.current, state.previous, state.momentum
+        w = _scatter(current.weights, n)
+        z = w + momentum * (w - _scatter(previous.weights, n))
+        z_image = current.image + momentum * (current.image - previous.image)
+        gradient = problem.correlate(problem.target - z_image)
+
+        support = z != 0
+        grown = self.constraint.expand(jnp.abs(gradient), support, k, max_k)
+        # The expanded support as indices, each row once: a row of w_{t-1} may also be one of w_t.
+        indices = jnp.concatenate(
+            [current.weights.indices, previous.weights.indices, grown.indices]
+        )
+        in_support = jnp.concatenate(
+            [
+                support[current.weights.indices] & (current.weights.values != 0),
+                support[previous.weights.indices]
+                & (previous.weights.values != 0)
+                & (w[previous.weights.indices] == 0),
+                grown.values != 0,
+            ]
+        )
+        on_support = jnp.where(in_support, gradient[indices], 0)
+        step = self.step_size(problem, indices, on_support)
+
+        weights = self.constraint.project(z + step * gradient, k, max_k)
+        new = Iterate(weights, problem.combine(weights.indices, weights.values))
+        new = self.debias(problem, new)
+
+        moved = jnp.linalg.norm(_scatter(new.weights, n) - w)
+        stopped = moved <= self.tol * jnp.linalg.norm(new.weights.values)
+        history = state.history
+        if self.record_history:
+            residual = problem.target - new.image
+            history = history.at[state.num_iters].set(jnp.vdot(residual, residual))
+        return _State(
+            current=new,
+            previous=current,
+            momentum=self.momentum_size(problem, new, current),
+            num_iters=state.num_iters + 1,
+            stopped=stopped,
+            history=history,
+        )
+
+
+class IHT(HardThresholding):
+    """Iterative hard thresholding: w ← Π(w − μ∇f(w)).
+
+    Algorithm 1 of Zhang et al. (2021). Its step size is an input; where none is given it is the
+    exact line search of their section 3.2 on the support expanded by k entries of the gradient.
+
+    Args:
+        constraint: the set that iterates are projected onto.
+        step_fraction: the step as a fraction of the exact minimiser: 1.0 is the paper's μ, 0.5 that
+            of the authors' code. Not used with a fixed `step`.
+        tol: stop when ‖w_t − w_{t−1}‖ ≤ tol · ‖w_t‖; the paper's 1e-5.
+        max_iters: at most so many iterations; the paper's 300.
+        record_history: whether the solution carries the objective after every iteration.
+        step: a fixed μ, the multiple of ∇f = −2Φᵀr that is subtracted. Converges if it is at most
+            1/(2‖Φ‖²).
+    """
+
+    step: float | None = None
+
+    def step_size(
+        self, problem: CoresetProblem, indices: Array, gradient: Array
+    ) -> Float[Array, ""]:
+        """See `HardThresholding.step_size`."""
+        if self.step is not None:
+            return jnp.asarray(2 * self.step, problem.target.dtype)
+        return super().step_size(problem, indices, gradient)
+
+
+class AIHT(HardThresholding):
+    """Automated accelerated IHT: line search for the step, momentum with its own line search.
+
+    Algorithm 2 of Zhang et al. (2021). With r = y − Φw and d = w_{t+1} − w_t, the exact minimisers
+    are ‖g_S‖²/‖Φg_S‖² for the step along g = Φᵀr and ⟨r, Φd⟩/‖Φd‖² for the momentum. The printed
+    algorithm takes the first whole and half of the second (``momentum_fraction=0.5``); the authors'
+    code takes half of the first (``step_fraction=0.5``) and the second whole. The default is both
+    whole.
+
+    Args:
+        constraint: the set that iterates are projected onto.
+        step_fraction: the step as a fraction of the exact minimiser.
+        tol: stop when ‖w_t − w_{t−1}‖ ≤ tol · ‖w_t‖; the paper's 1e-5.
+        max_iters: at most so many iterations; the paper's 300.
+        record_history: whether the solution carries the objective after every iteration.
+        momentum_fraction: the momentum as a fraction of the exact minimiser.
+    """
+
+    momentum_fraction: float = 1.0
+
+    def momentum_size(self, problem: CoresetProblem, new: Iterate, old: Iterate) -> Array:
+        """See `HardThresholding.momentum_size`; line 8 of Algorithm 2."""
+        change = new.image - old.image
+        exact = _ratio(jnp.vdot(problem.target - new.image, change), jnp.vdot(change, change))
+        return self.momentum_fraction * exact
+
+
+class AIHT2(AIHT):
+    """A-IHT II: `AIHT` with a second, exact gradient step on the support of each iterate.
+
+    Algorithm 3 of Zhang et al. (2021), appendix A; lines 8 to 10 are the de-bias step. Arguments and
+    step conventions as in `AIHT`; ``step_fraction`` holds for both gradient steps, as it does in the
+    paper and in the authors' code.
+    """
+
+    def debias(self, problem: CoresetProblem, iterate: Iterate) -> Iterate:
+        """See `HardThresholding.debias`."""
+        indices, values = iterate.weights.indices, iterate.weights.values
+        correlations = problem.correlate_at(indices, problem.target - iterate.image)
+        gradient = jnp.where(values > 0, correlations, 0)
+        step = self.step_size(problem, indices, gradient)
+        weights = self.constraint.project_on_support(Sparse(indices, values + step * gradient))
+        return Iterate(weights, problem.combine(weights.indices, weights.values))
