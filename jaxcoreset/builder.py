@@ -6,8 +6,9 @@ that the solver did not see.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -35,17 +36,25 @@ _CANDIDATES_PER_ROW = 8
 _MIN_DRAWS = 500
 _DRAWS_PER_ROW = 4
 _CURVE_POINTS = 24
+# With a tolerance, the first size that is tried lies between these.
+_FIRST_SIZE, _LARGEST_FIRST_SIZE = 32, 256
 
 
 class CoresetBuilder:
     """Builds a coreset of a NumPyro model's data, as ``MCMC`` runs a kernel: configure, then run.
 
+    Give either `size` or `tol`.
+
     Args:
         model: a NumPyro model whose observations are independent given its parameters.
         size: at most so many rows.
+        tol: as few rows as bring the estimated symmetrised KL divergence, with two Monte Carlo
+            standard errors on top, to at most so many nats. Sizes are tried by doubling, and the
+            draws grow with them.
         weighting: how the weighting distribution π̂ is found: `Laplace` or `Draws`.
         solver: the solver; the default is that of `solve`.
         num_draws: draws of π̂ for the solver, S; four times the size and at least 500 if left out.
+        max_size: with `tol`, the most rows that may be tried.
         num_held_out: further draws, to measure the error on.
         num_candidates: rows to choose from; all where n ≤ 10,000, and else a uniform subset of
             2,000 or of eight times the size, whichever is more.
@@ -59,11 +68,13 @@ class CoresetBuilder:
     def __init__(
         self,
         model: Callable,
-        size: int,
-        *,
-        weighting: Weighting | None = None,
+        size: int | None = None,
+        tol: float | None = None,
+        weighting: Weighting = Laplace(),  # noqa: B008 - frozen, like every weighting
         solver: Solver | None = None,
         num_draws: int | None = None,
+        *,
+        max_size: int = 2000,
         num_held_out: int = 1000,
         num_candidates: int | None = None,
         data_axes: Any = None,
@@ -72,11 +83,19 @@ class CoresetBuilder:
         progress_bar: bool = True,
     ):
         self.model = model
-        self.size = _at_least("size", size, 1)
-        self.weighting = Laplace() if weighting is None else weighting
+        if (size is None) == (tol is None):
+            raise ValueError(
+                f"size is {size!r} and tol is {tol!r}; wanted one of them: size=250 for at most so "
+                "many rows, or tol=0.01 for an estimated KL divergence of so many nats."
+            )
+        if tol is not None and not tol > 0:
+            raise ValueError(f"tol is {tol!r}; wanted a positive number of nats, such as 0.01.")
+        self.size = None if size is None else _at_least("size", size, 1)
+        self.tol = tol
+        self.weighting = weighting
         self.solver = default_solver() if solver is None else solver
-        draws = max(_MIN_DRAWS, _DRAWS_PER_ROW * size) if num_draws is None else num_draws
-        self.num_draws = _at_least("num_draws", draws, 2)
+        self.num_draws = None if num_draws is None else _at_least("num_draws", num_draws, 2)
+        self.max_size = _at_least("max_size", max_size, 1)
         self.num_held_out = _at_least("num_held_out", num_held_out, 2)
         self.num_candidates = (
             None if num_candidates is None else _at_least("num_candidates", num_candidates, 1)
@@ -106,35 +125,101 @@ class CoresetBuilder:
         Raises:
             ValueError: if the model or the data cannot be used; the message says what to do.
         """
-        start_key, weighting_key, draws_key, rows_key, solver_key = jax.random.split(key, 5)
+        start_key, weighting_key, *keys = jax.random.split(key, 5)
         clock = _Clock()
-        settings = {"data_axes": self.data_axes, "plate": self.plate}
         with clock.stage("model"):
-            likelihood = model_likelihood(self.model, args, kwargs, key=start_key, **settings)
-        if self.size >= likelihood.num_data:
-            return self._whole(likelihood, settings, clock)
+            likelihood = model_likelihood(
+                self.model,
+                args,
+                kwargs,
+                data_axes=self.data_axes,
+                plate=self.plate,
+                key=start_key,
+            )
+        if self.size is not None and self.size >= likelihood.num_data:
+            return self._whole(likelihood, clock)
         with clock.stage("weighting"):
             source = self.weighting.fit(likelihood, weighting_key, show_progress=self.progress_bar)
-        rows = self._candidates(rows_key, likelihood.num_data)
-        with clock.stage("embedding"):
-            seen, held_out = self._embed(likelihood, source, draws_key, rows)
-        with clock.stage("solve"):
-            path = self._solve(seen, solver_key)
-        with clock.stage("held-out error"):
-            curve = _curve(path, held_out)
-        return self._finish(likelihood, settings, clock, rows, path, curve, seen, held_out)
+        if self.size is not None:
+            attempt = self._attempt(likelihood, source, keys, self.size, clock)
+            return self._finish(likelihood, clock, attempt, len(attempt.sizes) - 1)
+        return self._within_tolerance(likelihood, source, keys, clock)
 
-    def _candidates(self, key: PRNGKeyArray, n: int) -> np.ndarray | None:
+    def _within_tolerance(
+        self,
+        likelihood: ModelLikelihood,
+        source: DrawSource,
+        keys: Sequence[PRNGKeyArray],
+        clock: "_Clock",
+    ) -> Coreset:
+        """The smallest size on the path that keeps to `tol`, sizes doubling until there is one."""
+        assert self.tol is not None
+        n = likelihood.num_data
+        num_params = sum(np.size(value) for value in likelihood.init_params.values())
+        # A posterior that is nearly Gaussian needs about one row per coefficient of a quadratic.
+        size = int(np.clip(num_params * (num_params + 3) // 2, _FIRST_SIZE, _LARGEST_FIRST_SIZE))
+        while True:
+            size = min(size, self.max_size, n)
+            attempt = self._attempt(likelihood, source, keys, size, clock)
+            upper = attempt.curve["kl"] + 2 * attempt.curve["kl_standard_error"]
+            within = np.flatnonzero(upper <= self.tol)
+            if within.size:
+                return self._finish(likelihood, clock, attempt, int(within[0]))
+            if size == n:
+                return self._whole(likelihood, clock)
+            if size == self.max_size:
+                raise ValueError(
+                    f"tol is {self.tol} nats, but with max_size = {size} rows of {n} the estimated "
+                    f"KL divergence is still {upper.min():.3g} nats, its error included; wanted "
+                    "less. Raise max_size, or tol, or num_candidates."
+                )
+            size *= 2
+
+    def _attempt(
+        self,
+        likelihood: ModelLikelihood,
+        source: DrawSource,
+        keys: Sequence[PRNGKeyArray],
+        size: int,
+        clock: "_Clock",
+    ) -> "_Attempt":
+        """Embed, solve up to `size`, and measure the error on draws that the solver did not see."""
+        draws_key, rows_key, solver_key = keys
+        rows = self._candidates(rows_key, likelihood.num_data, size)
+        with clock.stage("embedding"):
+            seen, held_out = self._embed(likelihood, source, draws_key, rows, size)
+        with clock.stage("solve"):
+            sizes = self._sizes(size)
+            path = sweep(
+                seen,
+                sizes,
+                self.solver,
+                solver_key if self.solver.needs_key else None,
+            )
+            jax.block_until_ready(path)
+        with clock.stage("held-out error"):
+            curve = {"size": sizes, **_errors(path, held_out)}
+        return _Attempt(sizes, rows, path, curve, seen.num_data, seen.num_draws, held_out.num_draws)
+
+    def _sizes(self, size: int) -> np.ndarray:
+        """The sizes to solve for, `size` last; smaller ones where they come with it."""
+        if self.tol is not None and self.solver.has_path:
+            return np.arange(1, size + 1)
+        if self.tol is not None or self.solver.has_path:
+            return np.unique(np.geomspace(1, size, _CURVE_POINTS).round().astype(int))
+        return np.array([size])
+
+    def _candidates(self, key: PRNGKeyArray, n: int, size: int) -> np.ndarray | None:
         """The candidate rows in increasing order; None stands for all."""
         wanted = self.num_candidates
         if wanted is None:
-            default = max(_MIN_CANDIDATES, _CANDIDATES_PER_ROW * self.size)
+            default = max(_MIN_CANDIDATES, _CANDIDATES_PER_ROW * size)
             wanted = n if n <= _ALL_CANDIDATES else default
         if wanted >= n:
             return None
-        if wanted < self.size:
+        if wanted < size:
             raise ValueError(
-                f"num_candidates is {wanted}; wanted at least size = {self.size}, better several "
+                f"num_candidates is {wanted}; wanted at least the size, {size}, better several "
                 "times that."
             )
         return np.sort(host_generator(key).choice(n, wanted, replace=False))
@@ -145,9 +230,11 @@ class CoresetBuilder:
         source: DrawSource,
         key: PRNGKeyArray,
         rows: np.ndarray | None,
+        size: int,
     ) -> tuple[CoresetProblem, CoresetProblem]:
         """The candidates' problems under the solver's draws and under the held-out draws."""
-        seen, held_out = source.split(key, self.num_draws, self.num_held_out)
+        num_draws = self.num_draws or max(_MIN_DRAWS, _DRAWS_PER_ROW * size)
+        seen, held_out = source.split(key, num_draws, self.num_held_out)
         num_seen = _leading(seen)
         draws = jax.tree.map(lambda *parts: jnp.concatenate(parts), seen, held_out)
 
@@ -174,29 +261,18 @@ class CoresetBuilder:
             CoresetProblem(centre(values[:, num_seen:]), centre(total[num_seen:])),
         )
 
-    def _solve(self, problem: CoresetProblem, key: PRNGKeyArray) -> Solution:
-        """The solution at `size`, last, and those at smaller sizes where they cost nothing."""
-        sizes = np.array([self.size])
-        if self.solver.has_path:
-            sizes = np.unique(np.geomspace(1, self.size, _CURVE_POINTS).round().astype(int))
-        return jax.block_until_ready(
-            sweep(problem, jnp.asarray(sizes), self.solver, key if self.solver.needs_key else None)
-        )
-
     def _finish(
         self,
         likelihood: ModelLikelihood,
-        settings: dict[str, Any],
         clock: "_Clock",
-        rows: np.ndarray | None,
-        path: Solution,
-        curve: dict[str, np.ndarray],
-        seen: CoresetProblem,
-        held_out: CoresetProblem,
+        attempt: "_Attempt",
+        at: int,
     ) -> Coreset:
-        weights = np.asarray(path.weights[-1])
-        chosen = np.asarray(path.indices[-1], np.int64)[weights > 0]
-        indices = chosen if rows is None else rows[chosen]
+        """The coreset of the solution at one place of the path."""
+        path, curve = attempt.path, attempt.curve
+        weights = np.asarray(path.weights[at])
+        chosen = np.asarray(path.indices[at], np.int64)[weights > 0]
+        indices = chosen if attempt.rows is None else attempt.rows[chosen]
         weights = weights[weights > 0]
         if not weights.size:
             raise ValueError(
@@ -205,28 +281,25 @@ class CoresetBuilder:
             )
         report = Report(
             num_data=likelihood.num_data,
-            size=self.size,
+            size=int(attempt.sizes[at]),
             num_used=weights.size,
-            num_candidates=seen.num_data,
-            num_draws=seen.num_draws,
-            num_held_out=held_out.num_draws,
-            relative_error=float(path.relative_error[-1]),
-            held_out_error=float(curve["held_out_error"][-1]),
-            kl=float(curve["kl"][-1]),
-            kl_standard_error=float(curve["kl_standard_error"][-1]),
+            num_candidates=attempt.num_candidates,
+            num_draws=attempt.num_draws,
+            num_held_out=attempt.num_held_out,
+            relative_error=float(path.relative_error[at]),
+            held_out_error=float(curve["held_out_error"][at]),
+            kl=float(curve["kl"][at]),
+            kl_standard_error=float(curve["kl_standard_error"][at]),
             solver=path.solver,
-            converged=bool(path.converged[-1]),
+            converged=bool(path.converged[at]),
             weighting=type(self.weighting).__name__,
             curve=curve,
             seconds=clock.seconds,
             peak_memory=peak_memory(),
         )
-        args, kwargs = likelihood.assemble(likelihood.take(indices))
-        return Coreset(self.model, indices, weights, args, kwargs, report, settings=settings)
+        return self._coreset(likelihood, likelihood.take(indices), indices, weights, report)
 
-    def _whole(
-        self, likelihood: ModelLikelihood, settings: dict[str, Any], clock: "_Clock"
-    ) -> Coreset:
+    def _whole(self, likelihood: ModelLikelihood, clock: "_Clock") -> Coreset:
         """All rows with weight 1, which need neither draws nor a solver and have no error."""
         n = likelihood.num_data
         nothing = dict.fromkeys(
@@ -235,7 +308,7 @@ class CoresetBuilder:
         curve = {"size": np.array([n]), "num_used": np.array([n]), **nothing}
         report = Report(
             num_data=n,
-            size=self.size,
+            size=n if self.size is None else self.size,
             num_used=n,
             num_candidates=n,
             num_draws=0,
@@ -251,13 +324,37 @@ class CoresetBuilder:
             seconds=clock.seconds,
             peak_memory=peak_memory(),
         )
-        args, kwargs = likelihood.assemble(likelihood.data)
         weights = np.ones(n, jnp.zeros(()).dtype)
-        return Coreset(self.model, np.arange(n), weights, args, kwargs, report, settings=settings)
+        return self._coreset(likelihood, likelihood.data, np.arange(n), weights, report)
+
+    def _coreset(
+        self,
+        likelihood: ModelLikelihood,
+        data: tuple,
+        indices: np.ndarray,
+        weights: np.ndarray,
+        report: Report,
+    ) -> Coreset:
+        args, kwargs = likelihood.assemble(data)
+        dims = likelihood.data_dims
+        return Coreset(self.model, indices, weights, args, kwargs, report, data_dims=dims)
 
 
-def _curve(path: Solution, held_out: CoresetProblem) -> dict[str, np.ndarray]:
-    """The errors along a path of solutions, by size, with those on the held-out draws."""
+@dataclass(frozen=True)
+class _Attempt:
+    """Solutions along a path of sizes, and how good each is."""
+
+    sizes: np.ndarray
+    rows: np.ndarray | None
+    path: Solution
+    curve: dict[str, np.ndarray]
+    num_candidates: int
+    num_draws: int
+    num_held_out: int
+
+
+def _errors(path: Solution, held_out: CoresetProblem) -> dict[str, np.ndarray]:
+    """The errors along a path of solutions, on the solver's draws and on the held-out ones."""
 
     @jax.jit
     def measure(indices: Array, weights: Array) -> tuple[Array, Array, Array]:
@@ -291,7 +388,7 @@ class _Clock:
     def stage(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self.seconds[name] = time.perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 def _leading(params: Params) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
-from jaxcoreset.likelihood import model_likelihood, weighted_model
+from jaxcoreset.likelihood import weighted_model
 from jaxcoreset.report import Report
 
 _FORMAT = 1
@@ -46,7 +46,7 @@ class Coreset:
         kwargs: Mapping[str, Any],
         report: Report,
         *,
-        settings: Mapping[str, Any] | None = None,
+        data_dims: Mapping[str, int],
         model_name: str | None = None,
     ):
         self.indices: Int[np.ndarray, " m"] = np.asarray(indices, np.int64)
@@ -55,7 +55,7 @@ class Coreset:
         self.kwargs = dict(kwargs)
         self.report = report
         self._full_model = model
-        self._settings = dict(settings or {})
+        self._data_dims = dict(data_dims)
         self._model_name = model_name or _name_of(model)
         self._model: Callable | None = None
 
@@ -69,8 +69,7 @@ class Coreset:
         """
         if self._model is None:
             model = self._full_model or _import_model(self._model_name)
-            likelihood = model_likelihood(model, self.args, self.kwargs, **self._settings)
-            self._model = weighted_model(likelihood, self.weights)
+            self._model = weighted_model(model, self.weights, self._data_dims)
         return self._model
 
     def __len__(self) -> int:
@@ -101,7 +100,7 @@ class Coreset:
             "args": _encode(list(self.args), arrays, "args"),
             "kwargs": _encode(self.kwargs, arrays, "kwargs"),
             "report": self.report.to_dict(),
-            "settings": _encode(self._settings, arrays, "settings"),
+            "data_dims": self._data_dims,
             "model": self._model_name,
         }
         arrays |= {"indices": self.indices, "weights": self.weights}
@@ -150,7 +149,7 @@ def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:
         tuple(_decode(header["args"], arrays)),
         _decode(header["kwargs"], arrays),
         Report.from_dict(header["report"]),
-        settings=_decode(header["settings"], arrays),
+        data_dims=header["data_dims"],
         model_name=header["model"],
     )
 

@@ -137,7 +137,13 @@ def chunks(data: PyTree, batch_size: int) -> Iterator[tuple[PyTree, int, int]]:
     size = min(batch_size, num_rows)
     for start in range(0, num_rows, size):
         first = min(start, num_rows - size)
-        yield jax.tree.map(lambda x, at=first: x[at : at + size], data), first, start - first
+        yield jax.tree.map(lambda x, at=first: _rows(x, at, size), data), first, start - first
+
+
+def _rows(array: Any, first: int, size: int) -> Any:
+    if isinstance(array, jax.Array):  # with the first row as data, so that all chunks share a slice
+        return jax.lax.dynamic_slice_in_dim(array, first, size)
+    return array[first : first + size]
 
 
 def _centred_block(log_likelihood: LogLikelihood, draws: PyTree, chunk: PyTree) -> tuple:

@@ -844,9 +844,9 @@ def model_likelihood(
         _few_rows=tuple(leaf[:2] for leaf in data),
     )
     random = _generator(jax.random.key(0) if key is None else key)
-    _check_rows_apart(likelihood, _draw(likelihood, random, 1.0), random)
     start = _starting_point(likelihood, random)
-    _check_rows_apart(likelihood, start, random)
+    # Near zero a standardisation hardly shows, so a point farther out is looked at as well.
+    _check_rows_apart(likelihood, (_draw(likelihood, random, 1.0), start), random)
     return dataclasses.replace(likelihood, init_params=start)
 
 
@@ -905,20 +905,18 @@ def _draw(
 
 def _starting_point(likelihood: ModelLikelihood, random: np.random.Generator) -> dict[str, Array]:
     """Unconstrained values at which the log prior and all the log-likelihoods are finite."""
-    log_likelihood = jax.jit(likelihood.log_likelihood)
-    log_prior = jax.jit(likelihood.log_prior)
+
+    @jax.jit
+    def evaluate(params: dict[str, Array], data: tuple) -> tuple[Array, Array]:
+        return likelihood.log_prior(params), likelihood.log_likelihood(params, data)
+
     error = None
     for radius in _START_RADII:
         params = _draw(likelihood, random, radius)
-        if not np.isfinite(log_prior(params)):
-            error = error or ModelError(
-                "the log prior is not finite at a starting point; a finite one is wanted: check "
-                "the parameters of the priors."
-            )
-            continue
         try:
             for start, size in _chunks(likelihood):
-                values = log_likelihood(params, likelihood.rows(start, size))
+                prior, values = evaluate(params, likelihood.rows(start, size))
+                _check_log_prior(prior)
                 rows = range(start, start + size)
                 check_log_likelihood(values, rows, where="at a starting point")
         except ModelError as found:
@@ -927,6 +925,14 @@ def _starting_point(likelihood: ModelLikelihood, random: np.random.Generator) ->
             return params
     assert error is not None
     raise error
+
+
+def _check_log_prior(value: Array) -> None:
+    if not np.isfinite(value):
+        raise ModelError(
+            f"the log prior is {value} at a starting point; a finite one is wanted: check the "
+            "parameters of the priors."
+        )
 
 
 def _chunks(likelihood: ModelLikelihood) -> Iterator[tuple[int, int]]:
@@ -938,21 +944,23 @@ def _chunks(likelihood: ModelLikelihood) -> Iterator[tuple[int, int]]:
 
 
 def _check_rows_apart(
-    likelihood: ModelLikelihood, params: dict[str, Array], random: np.random.Generator
+    likelihood: ModelLikelihood, points: Sequence[dict[str, Array]], random: np.random.Generator
 ) -> None:
     """Evaluates some rows, drops most of them, and wants the same values for those that stay."""
     if likelihood.num_data == 1:
         return
     rows, kept = _probe_rows(likelihood, random)
+    all_rows, fewer_rows = likelihood.take(rows), likelihood.take(rows[kept])
     by_site = jax.jit(
         lambda params, data: likelihood._by_site(likelihood._fill_unconstrained(params), data)
     )
-    before, others_before = by_site(params, likelihood.take(rows))
-    after, others_after = by_site(params, likelihood.take(rows[kept]))
-    for name in others_before:
-        _refuse_changed_prior(name, others_before[name], others_after[name], len(rows), len(kept))
-    for name in before:
-        _refuse_changed_datum(name, np.asarray(before[name])[kept], np.asarray(after[name]))
+    for params in points:
+        before, others = by_site(params, all_rows)
+        after, others_after = by_site(params, fewer_rows)
+        for name in others:
+            _refuse_changed_prior(name, others[name], others_after[name], len(rows), len(kept))
+        for name in before:
+            _refuse_changed_datum(name, np.asarray(before[name])[kept], np.asarray(after[name]))
 
 
 def _probe_rows(

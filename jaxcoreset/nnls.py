@@ -10,30 +10,39 @@ one. And a step that does not lower the objective in the arithmetic at hand is u
 not tried again until another has entered, so the objective falls with every step, nothing cycles,
 and a singular system ends like any other.
 
-The passive set is carried as a matrix T, `ActiveSet.basis`, whose products with the atoms, T A, are
-orthonormal rows that span them. With correlations g = A r of the passive atoms with the *true*
-residual, the way to the least-squares solution is Tᵀ T g, so every step also mends what rounding
-did in the last one. The error of T grows with the condition of A and not, as that of a Gram
-matrix's inverse or Cholesky factor updated in place, with its square, which is what makes float32
-enough. An atom enters by Gram–Schmidt, done twice, and leaves by a reflection.
+The passive set is carried as a matrix T, `ActiveSet.basis`, for which the rows of T A are
+orthonormal and span the passive atoms. An atom enters by Gram–Schmidt, done twice, and leaves by a
+reflection. Then TᵀT is the inverse of the Gram matrix, but the error of T grows with the condition of
+A, where that of an inverse or a Cholesky factor of the Gram matrix grows with its square. Two habits
+make float32 enough: the residual is formed anew from the weights in every step, and its part
+within the span of the passive atoms, which is only the rounding of the weights, is projected out
+before anything is correlated with it.
 """
+
+from typing import Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxcoreset.problem import HIGHEST
+
+# An atom may enter if its distance from the span of the passive ones is more than this many
+# roundings of its norm: T A is orthonormal up to one rounding over that distance.
+_INDEPENDENT = 250
+# After so many refusals in a row the arithmetic has nothing more to give.
+MAX_REFUSALS = 10
 
 
 class NNLSResult(eqx.Module):
     """What `nnls` found; under ``vmap``, arrays with the leading axes of the batch.
 
     Attributes:
-        weights: shape (m,), not negative, 0 for atoms masked out.
+        weights: shape (m,), not negative, 0 for atoms that are masked out.
         objective: ‖target − Σ w_i atoms_i‖².
-        num_pivots: how many times an atom was let in or tried.
+        num_pivots: how many atoms were let in or tried, those of a warm start not counted.
         converged: whether no atom is left that would lower the objective beyond rounding.
     """
 
@@ -44,11 +53,11 @@ class NNLSResult(eqx.Module):
 
 
 class ActiveSet(eqx.Module):
-    """Weights on some of m atoms of norm one, at a feasible point.
+    """A feasible point: non-negative weights on those of m atoms that are passive.
 
     Attributes:
         weights: 0 outside the passive set.
-        passive: which atoms are in the least-squares problem.
+        passive: which atoms take part in the least-squares problem.
         basis: T, zero in the rows and columns of atoms that are not passive.
     """
 
@@ -56,10 +65,10 @@ class ActiveSet(eqx.Module):
     passive: Bool[Array, " m"]
     basis: Float[Array, "m m"]
 
-    @staticmethod
-    def empty(num_atoms: int, dtype: jnp.dtype) -> "ActiveSet":
+    @classmethod
+    def empty(cls, num_atoms: int, dtype: DTypeLike) -> Self:
         """No atom passive."""
-        return ActiveSet(
+        return cls(
             jnp.zeros(num_atoms, dtype),
             jnp.zeros(num_atoms, bool),
             jnp.zeros((num_atoms, num_atoms), dtype),
@@ -70,8 +79,8 @@ class ActiveSet(eqx.Module):
 def any_lane(flag: Bool[Array, ""]) -> Bool[Array, ""]:
     """The flag itself; under ``vmap``, whether it is set in any lane.
 
-    As the condition of a ``while_loop`` it keeps ``vmap`` from copying the whole state of every lane
-    in every iteration. The loop's body must then leave a lane that has stopped as it is.
+    As the condition of a ``while_loop`` it keeps ``vmap`` from copying the state of every lane in
+    every iteration. The body of the loop must then leave a lane that has stopped as it is.
     """
     return flag
 
@@ -82,50 +91,74 @@ def _any_lane_batched(axis_size: int, in_batched: list[bool], flag: Array) -> tu
     return any_lane(jnp.any(flag) if in_batched[0] else flag), False
 
 
-def product(left: Array, right: Array) -> Array:
-    """Matrix or dot product at full precision on every device."""
+def _product(left: Array, right: Array) -> Array:
     return jnp.matmul(left, right, precision=HIGHEST)
 
 
-def first_largest(scores: Float[Array, " n"], slack: Float[Array, ""]) -> Int[Array, ""]:
-    """The lowest index whose score is within `slack`, the rounding of equals, of the largest."""
-    return jnp.argmax(scores >= jnp.max(scores) - slack).astype(jnp.int32)
+def pick(
+    scores: Float[Array, " n"], floor: Float[Array, ""], slack: Float[Array, ""]
+) -> tuple[Int[Array, ""], Bool[Array, ""]]:
+    """The largest score, and the lowest index among equals.
+
+    Args:
+        scores: −inf where an atom may not be picked.
+        floor: a score that is not above this is rounding.
+        slack: scores this near to the largest are equal but for rounding.
+
+    Returns:
+        Its index, and whether there is any above the floor.
+    """
+    largest = jnp.max(scores)
+    candidates = scores >= jnp.maximum(largest - slack, floor)
+    return jnp.argmax(candidates).astype(jnp.int32), largest > floor
+
+
+def rounding(residual_norm: Float[Array, ""], num_draws: int) -> tuple[Array, Array]:
+    """The `floor` and the `slack` of `pick`, for correlations of unit atoms with a residual."""
+    unit = jnp.finfo(residual_norm.dtype).eps * residual_norm
+    return 0.2 * unit / num_draws**0.5, 8 * unit
 
 
 def _orthogonalise(
     atoms: Float[Array, "m s"], basis: Float[Array, "m m"], atom: Float[Array, " s"]
-) -> tuple[Array, Array, Array]:
-    """An atom's projection onto the passive set as coefficients, what is left of it, and its length.
+) -> tuple[Array, Array, Array, Array]:
+    """Split a unit atom into its projection onto the passive atoms and the rest.
 
-    Gram-Schmidt, twice and again for as long as the atom keeps shrinking.
+    Gram–Schmidt twice, and again for as long as the rest keeps shrinking.
+
+    Returns:
+        The projection's coefficients, the rest, the norm of the rest, and whether that is large
+        enough for the atom to count as independent of the others.
     """
     smallest = _INDEPENDENT * jnp.finfo(atom.dtype).eps
 
-    def again(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
-        coefficients, rest, length, shrinking = carry
-        change = product(product(basis, product(atoms, rest)), basis)
-        change = jnp.where(shrinking, change, 0)
-        new_rest = rest - product(change, atoms)
-        new_length = jnp.linalg.norm(new_rest)
-        shrinking = (new_length < 0.5 * length) & (new_length > smallest)
-        return coefficients + change, new_rest, new_length, shrinking
+    def subtract(carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        coefficients, rest, norm, first, going = carry
+        change = _product(_product(basis, _product(atoms, rest)), basis)
+        change = jnp.where(going, change, 0)
+        rest = rest - _product(change, atoms)
+        new_norm = jnp.linalg.norm(rest)
+        going = going & (new_norm > smallest) & (first | (new_norm < 0.5 * norm))
+        return coefficients + change, rest, new_norm, ~going & first, going
 
-    one = jnp.ones((), atom.dtype)
-    start = (jnp.zeros(basis.shape[0], atom.dtype), atom, one, one > 0)
-    coefficients, rest, length, _ = again(start)
-    coefficients, rest, length, _ = jax.lax.while_loop(
-        lambda carry: any_lane(carry[3]), again, (coefficients, rest, length, length > smallest)
+    true, one = jnp.ones((), bool), jnp.ones((), atom.dtype)
+    coefficients, rest, norm, _, _ = jax.lax.while_loop(
+        lambda carry: any_lane(carry[-1]),
+        subtract,
+        (jnp.zeros(basis.shape[0], atom.dtype), atom, one, true, true),
     )
-    return coefficients, rest, length
+    return coefficients, rest, norm, norm > smallest
 
 
 def _let_in(
-    active: ActiveSet, slot: Int[Array, ""], coefficients: Array, distance: Array
+    active: ActiveSet, slot: Int[Array, ""], coefficients: Array, norm: Array, enters: Array
 ) -> ActiveSet:
-    scale = jnp.where(distance > 0, 1 / jnp.where(distance > 0, distance, 1), 0)
-    row = (-scale * coefficients).at[slot].set(scale)
+    """Make an atom passive at weight zero, if `enters`: its rest becomes a row of the basis."""
+    here = jnp.arange(active.passive.shape[0]) == slot
+    scale = 1 / jnp.where(enters, norm, 1)
+    row = jnp.where(enters, scale * (here - coefficients), active.basis[slot])
     return ActiveSet(
-        active.weights, active.passive.at[slot].set(True), active.basis.at[slot].set(row)
+        active.weights, active.passive | (here & enters), active.basis.at[slot].set(row)
     )
 
 
@@ -134,23 +167,23 @@ def _let_out(
 ) -> tuple[ActiveSet, Array]:
     """Take an atom out of the passive set, if `leaves`.
 
-    The reflection v turns the basis so that only its row `slot` needs the atom; that row goes.
-    `ahead` is T g, and turns with it.
+    A reflection turns the basis so that only its row `slot` needs the atom; then that row goes.
+    `ahead` are the residual's coordinates in the basis and turn with it.
     """
     here = jnp.arange(active.passive.shape[0]) == slot
     column = active.basis[:, slot]
-    length = jnp.linalg.norm(column)
-    v = column + jnp.where(here, jnp.where(column[slot] < 0, -length, length), 0)
-    squared = jnp.vdot(v, v)
-    factor = jnp.where(leaves & (squared > 0), 2 / jnp.where(squared > 0, squared, 1), 0)
-    turned = active.basis - (factor * v)[:, None] * product(v, active.basis)[None, :]
+    norm = jnp.linalg.norm(column)
+    normal = column + here * jnp.where(column[slot] < 0, -norm, norm)
+    squared = jnp.vdot(normal, normal)
+    factor = jnp.where(leaves, 2, 0) / jnp.where(squared > 0, squared, 1)
+    turned = active.basis - (factor * normal)[:, None] * _product(normal, active.basis)
     keep = ~(here & leaves)
     kept = ActiveSet(
         jnp.where(keep, active.weights, 0),
         active.passive & keep,
-        jnp.where(keep[:, None] & keep[None, :], turned, 0),
+        jnp.where(keep[:, None] & keep, turned, 0),
     )
-    return kept, jnp.where(keep, ahead - factor * v * jnp.vdot(v, ahead), 0)
+    return kept, jnp.where(keep, ahead - factor * jnp.vdot(normal, ahead) * normal, 0)
 
 
 def _descend(active: ActiveSet, ahead: Float[Array, " m"]) -> ActiveSet:
@@ -158,30 +191,32 @@ def _descend(active: ActiveSet, ahead: Float[Array, " m"]) -> ActiveSet:
 
     Args:
         active: a feasible point.
-        ahead: T g, the residual's coordinates in the basis.
+        ahead: its residual's coordinates in the basis.
     """
 
-    def way(active: ActiveSet, ahead: Array) -> tuple[Array, Array]:
-        direction = product(ahead, active.basis)
-        return direction, active.passive & (active.weights + direction <= 0)
+    def blocking(active: ActiveSet, direction: Array) -> Array:
+        return active.passive & (active.weights + direction <= 0)
 
-    def block(carry: tuple[ActiveSet, Array]) -> tuple[ActiveSet, Array]:
-        active, ahead = carry
-        direction, blocked = way(active, ahead)
-        reach = jnp.where(blocked & (direction < 0), direction, -1)
-        fraction = jnp.where(blocked, jnp.where(direction < 0, -active.weights / reach, 0), 2)
-        slot = jnp.argmin(fraction)
+    def advance(carry: tuple[ActiveSet, Array, Array]) -> tuple[ActiveSet, Array, Array]:
+        active, ahead, direction = carry
+        blocked = blocking(active, direction)
+        tiny = jnp.finfo(direction.dtype).tiny
+        fractions = jnp.where(blocked, active.weights / jnp.maximum(-direction, tiny), jnp.inf)
+        slot = jnp.argmin(fractions)
         leaves = blocked[slot]
-        fraction = jnp.where(leaves, jnp.minimum(fraction[slot], 1), 0)
+        fraction = jnp.where(leaves, jnp.minimum(fractions[slot], 1), 0)
         weights = jnp.maximum(active.weights + fraction * direction, 0)
-        moved = eqx.tree_at(lambda a: a.weights, active, weights)
-        return _let_out(moved, slot, (1 - fraction) * ahead, leaves)
+        moved = ActiveSet(weights, active.passive, active.basis)
+        active, ahead = _let_out(moved, slot, (1 - fraction) * ahead, leaves)
+        return active, ahead, _product(ahead, active.basis)
 
-    active, ahead = jax.lax.while_loop(
-        lambda carry: any_lane(way(*carry)[1].any()), block, (active, ahead)
+    active, _, direction = jax.lax.while_loop(
+        lambda carry: any_lane(blocking(carry[0], carry[2]).any()),
+        advance,
+        (active, ahead, _product(ahead, active.basis)),
     )
-    weights = jnp.maximum(active.weights + way(active, ahead)[0], 0)
-    return eqx.tree_at(lambda a: a.weights, active, weights)
+    weights = jnp.maximum(active.weights + direction, 0)
+    return ActiveSet(weights, active.passive, active.basis)
 
 
 def enter(
@@ -190,22 +225,56 @@ def enter(
     slot: Int[Array, ""],
     residual: Float[Array, " s"],
 ) -> tuple[ActiveSet, Bool[Array, ""]]:
-    coefficients, rest, length = _orthogonalise(atoms, active.basis, atoms[slot])
-    independent = length > _INDEPENDENT * jnp.finfo(atoms.dtype).eps
-    active = _let_in(active, slot, coefficients, length)
-    ahead = jnp.zeros_like(active.weights).at[slot].set(
-        jnp.vdot(rest, residual) / jnp.where(independent, length, 1)
-    )
+    """Let one atom into the passive set and go to the least-squares solution on it.
+
+    Lawson and Hanson's steps 5 to 11. Four products with the atoms, and a few with an m × m matrix
+    for each atom that leaves on the way.
+
+    Args:
+        atoms: rows of norm one; a row that is not passive may hold anything finite.
+        active: the point before, a least-squares solution on its passive set.
+        slot: the row that enters; not passive.
+        residual: of the point before, as `settle` returns it.
+
+    Returns:
+        The point after, and whether the atom was independent enough of the others to enter.
+    """
+    coefficients, rest, norm, independent = _orthogonalise(atoms, active.basis, atoms[slot])
+    active = _let_in(active, slot, coefficients, norm, independent)
+    here = jnp.arange(active.passive.shape[0]) == slot
+    ahead = here * jnp.vdot(rest, residual) / jnp.where(independent, norm, 1)
     return _descend(active, ahead), independent
 
-_INDEPENDENT=250
 
-def project(atoms, active, target):
-    residual = target - product(active.weights, atoms)
-    change = product(product(active.basis, product(atoms, residual)), active.basis)
-    weights = jnp.maximum(active.weights + change, 0)
-    return (eqx.tree_at(lambda a: a.weights, active, weights),
-       residual - product(change, atoms), jnp.vdot(residual, residual))
+def settle(
+    atoms: Float[Array, "m s"], active: ActiveSet, target: Float[Array, " s"]
+) -> tuple[ActiveSet, Float[Array, " s"], Float[Array, ""]]:
+    """Mend the rounding of a least-squares solution by one step of iterative refinement.
+
+    Args:
+        atoms: rows of norm one.
+        active: a least-squares solution on its passive set, but for rounding.
+        target: the vector to be matched.
+
+    Returns:
+        The point with better weights; the residual of the exact solution, orthogonal to the passive
+        atoms; and the objective of the weights as they were.
+    """
+    residual = target - _product(active.weights, atoms)
+    change = _product(_product(active.basis, _product(atoms, residual)), active.basis)
+    better = ActiveSet(jnp.maximum(active.weights + change, 0), active.passive, active.basis)
+    return better, residual - _product(change, atoms), jnp.vdot(residual, residual)
+
+
+class _State(eqx.Module):
+    active: ActiveSet
+    residual: Float[Array, " s"]
+    weights: Float[Array, " m"]
+    objective: Float[Array, ""]
+    refused: Bool[Array, " m"]
+    num_pivots: Int[Array, ""]
+    stopped: Bool[Array, ""]
+    converged: Bool[Array, ""]
 
 
 def nnls(
@@ -218,4 +287,143 @@ def nnls(
     max_pivots: int | None = None,
     tol: float | None = None,
 ) -> NNLSResult:
-    return None
+    """Non-negative weights whose sum of atoms is nearest to a target.
+
+    Works under ``jit`` and ``vmap``; m is static, and `mask` or `count` say which of the m atoms
+    there are. Atoms may repeat, be zero, or outnumber their entries. In float32 the objective is
+    within 1e-3 of its smallest value wherever ‖target − Σ w_i atoms_i‖ is above 3e-5 ‖target‖.
+
+    Args:
+        atoms: shape (m, S), one row per atom.
+        target: shape (S,).
+        warm_start: shape (m,), weights near the solution. Its positive entries are let in at once
+            and without being asked for; the solution is the same, but for rounding.
+        mask: shape (m,), the atoms that may be used; all by default.
+        count: only the first so many atoms may be used; all by default.
+        max_pivots: try at most so many atoms; 3 m + 10 by default.
+        tol: the correlation of an atom of norm one with the residual, as a fraction of the target's
+            norm, up to which the atom is left alone; a few roundings by default.
+
+    Returns:
+        An `NNLSResult`.
+
+    Raises:
+        ValueError: if a shape does not fit.
+    """
+    atoms, target = _checked(atoms, target)
+    num_atoms, num_draws = atoms.shape
+    dtype = atoms.dtype
+    eligible = jnp.ones(num_atoms, bool)
+    if mask is not None:
+        eligible = eligible & _of_shape("mask", mask, (num_atoms,)).astype(bool)
+    if count is not None:
+        eligible = eligible & (jnp.arange(num_atoms) < _of_shape("count", count, ()))
+    limit = 3 * num_atoms + 10 if max_pivots is None else max_pivots
+
+    # In units in which atoms and target have norm one, any scale is as good as any other.
+    norms, target_norm = _norms(atoms), _norms(target[None])[0]
+    eligible = eligible & (norms > 0)
+    atoms = atoms / jnp.where(norms > 0, norms, 1)[:, None]
+    target = target / jnp.where(target_norm > 0, target_norm, 1)
+
+    active = ActiveSet.empty(num_atoms, dtype)
+    if warm_start is not None:
+        warm = _of_shape("warm_start", warm_start, (num_atoms,)).astype(dtype)
+        warm = warm * norms / jnp.where(target_norm > 0, target_norm, 1)
+        active = _warm(atoms, target, jnp.where(eligible & (warm > 0), warm, 0))
+    settled, residual, objective = settle(atoms, active, target)
+    state = _State(
+        active=settled,
+        residual=residual,
+        weights=active.weights,
+        objective=objective,
+        refused=jnp.zeros(num_atoms, bool),
+        num_pivots=jnp.zeros((), jnp.int32),
+        stopped=jnp.zeros((), bool),
+        converged=jnp.zeros((), bool),
+    )
+
+    def pivot(state: _State) -> _State:
+        squared = jnp.vdot(state.residual, state.residual)
+        floor, slack = rounding(jnp.sqrt(squared), num_draws)
+        scores = jnp.where(
+            eligible & ~state.active.passive & ~state.refused,
+            _product(atoms, state.residual),
+            -jnp.inf,
+        )
+        slot, any_left = pick(scores, floor, slack)
+        exhausted = ~any_left | (jnp.sum(state.refused) >= MAX_REFUSALS) | (squared <= (64*jnp.finfo(dtype).eps)**2)
+        stopped = state.stopped | exhausted | (state.num_pivots >= limit)
+
+        after, independent = enter(atoms, state.active, slot, state.residual)
+        settled, residual, objective = settle(atoms, after, target)
+        accepted = ~stopped & independent & (jnp.vdot(residual, residual) < squared*(1-64*jnp.finfo(dtype).eps))
+        new = (settled, residual, after.weights, objective)
+        old = (state.active, state.residual, state.weights, state.objective)
+        active, residual, weights, objective = jax.tree.map(
+            lambda new, old: jnp.where(accepted, new, old), new, old
+        )
+        return _State(
+            active=active,
+            residual=residual,
+            weights=weights,
+            objective=objective,
+            refused=~accepted & (state.refused | (jnp.arange(num_atoms) == slot)),
+            num_pivots=state.num_pivots + ~stopped,
+            stopped=stopped,
+            converged=jnp.where(state.stopped, state.converged, exhausted),
+        )
+
+    state = jax.lax.while_loop(lambda s: any_lane(~s.stopped), pivot, state)
+    weights = state.weights * target_norm / jnp.where(norms > 0, norms, 1)
+    return NNLSResult(
+        weights, state.objective * target_norm**2, state.num_pivots, state.converged
+    )
+
+
+def _warm(
+    atoms: Float[Array, "m s"], target: Float[Array, " s"], weights: Float[Array, " m"]
+) -> ActiveSet:
+    """The least-squares solution on the atoms with a weight, or on fewer if some would go below."""
+
+    def add(carry: tuple[ActiveSet, Array]) -> tuple[ActiveSet, Array]:
+        active, pending = carry
+        slot = jnp.argmax(pending)
+        coefficients, _, norm, independent = _orthogonalise(atoms, active.basis, atoms[slot])
+        active = _let_in(active, slot, coefficients, norm, independent & pending[slot])
+        return active, pending & (jnp.arange(pending.shape[0]) != slot)
+
+    active, _ = jax.lax.while_loop(
+        lambda carry: any_lane(carry[1].any()),
+        add,
+        (ActiveSet.empty(weights.shape[0], weights.dtype), weights > 0),
+    )
+    weights = jnp.where(active.passive, weights, 0)
+    ahead = _product(active.basis, _product(atoms, target - _product(weights, atoms)))
+    return _descend(ActiveSet(weights, active.passive, active.basis), ahead)
+
+
+def _norms(rows: Float[Array, "m s"]) -> Float[Array, " m"]:
+    """Norms that neither overflow nor underflow on the way."""
+    largest = jnp.max(jnp.abs(rows), axis=1)
+    scaled = rows / jnp.where(largest > 0, largest, 1)[:, None]
+    return largest * jnp.linalg.norm(scaled, axis=1)
+
+
+def _checked(atoms: ArrayLike, target: ArrayLike) -> tuple[Array, Array]:
+    atoms = jnp.asarray(atoms)
+    if not jnp.issubdtype(atoms.dtype, jnp.floating):
+        atoms = atoms.astype(float)
+    if atoms.ndim != 2 or 0 in atoms.shape:
+        raise ValueError(
+            f"atoms has shape {atoms.shape}; wanted (m, S), one row per atom and at least one of "
+            "each. For a batch of systems use jax.vmap(nnls)."
+        )
+    return atoms, _of_shape("target", target, atoms.shape[1:]).astype(atoms.dtype)
+
+
+def _of_shape(name: str, value: ArrayLike, shape: tuple[int, ...]) -> Array:
+    array = jnp.asarray(value)
+    if array.shape != shape:
+        raise ValueError(f"{name} has shape {array.shape}; wanted {shape}, to go with atoms.")
+    return array

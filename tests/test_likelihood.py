@@ -629,6 +629,14 @@ def test_rows_are_named_by_their_number_in_all_the_data(monkeypatch):
     refused(normal_model, (X, y), "is NaN in row 37;")
 
 
+def test_prior_that_is_never_finite_is_refused():
+    def model(X, y):
+        normal_model(X, y)
+        numpyro.factor("penalty", jnp.nan)
+
+    refused(model, normal_data(), "the log prior is nan at a starting point")
+
+
 def test_check_log_likelihood_names_rows_and_kinds():
     values = np.zeros((3, 8))
     check_log_likelihood(values)
@@ -673,7 +681,7 @@ def test_weighted_model_runs_under_nuts_and_finds_the_exact_posterior_mean():
     X, y = normal_data(6)
     weights = np.array([1.0, 3.0, 0.0, 0.5, 2.0, 10.0])
     model = weighted_model(model_likelihood(normal_model, (X, y)), weights)
-    mcmc = MCMC(NUTS(model), num_warmup=200, num_samples=1000, progress_bar=False)
+    mcmc = MCMC(NUTS(model), num_warmup=200, num_samples=800, progress_bar=False)
     mcmc.run(jax.random.key(0), X, y)
     precision = 1.0 + weights @ X**2
     draws = np.asarray(mcmc.get_samples()["b"])

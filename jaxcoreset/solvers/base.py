@@ -32,6 +32,13 @@ class Solver(eqx.Module):
         """Whether one run holds the solutions for every k, so that a sweep costs no more."""
         return False
 
+    def check(self, problem: CoresetProblem) -> None:
+        """Raise a ValueError where a hyperparameter does not fit the problem; by default none does.
+
+        Called at the door by `jaxcoreset.solve` and `jaxcoreset.sweep`. Shapes may be looked at;
+        values may be traced.
+        """
+
     @abc.abstractmethod
     def run(
         self, problem: CoresetProblem, k: Int[Array, ""], max_k: int, key: PRNGKeyArray | None

