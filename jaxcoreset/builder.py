@@ -5,6 +5,8 @@ draws into the target, evaluate the candidates' into atoms, solve, and measure t
 that the solver did not see.
 """
 
+import dataclasses
+import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from jaxcoreset.constraints import Constraint
 from jaxcoreset.coreset import Coreset
 from jaxcoreset.embedding import centre, log_likelihood_matrix, log_likelihood_sum
 from jaxcoreset.host import host_generator, peak_memory, progress_bar
@@ -25,6 +28,7 @@ from jaxcoreset.report import Report
 from jaxcoreset.solution import Solution
 from jaxcoreset.solve import default_solver, sweep
 from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.hard_thresholding import AIHT2, HardThresholding
 from jaxcoreset.weighting import DrawSource, Laplace, Params, Weighting
 
 # Up to here every row is a candidate; beyond, a uniform subset of so many, or of so many times the
@@ -32,6 +36,7 @@ from jaxcoreset.weighting import DrawSource, Laplace, Params, Weighting
 _ALL_CANDIDATES = 10_000
 _MIN_CANDIDATES = 2_000
 _CANDIDATES_PER_ROW = 8
+_CANDIDATES_PER_GROUP = 64
 # The draws must be several times the rows, or the solver fits the draws and not the posterior.
 _MIN_DRAWS = 500
 _DRAWS_PER_ROW = 4
@@ -54,6 +59,11 @@ class CoresetBuilder:
         weighting: how the weighting distribution π̂ is found: `Laplace` or `Draws`.
         solver: the solver; the default is that of `solve`.
         num_draws: draws of π̂ for the solver, S; four times the size and at least 500 if left out.
+        constraint: a `Constraint` on the rows and weights over all n rows, such as
+            ``StratifiedTopK(labels, reserved=5)`` for at least five slots of every class; or, with
+            `by`, what makes one of the labels, such as ``partial(StratifiedTopK, reserved=5)``. The
+            solver is then `AIHT2`, or one that takes a constraint.
+        by: the name of the model's argument whose values, one per row, are the labels.
         max_size: with `tol`, the most rows that may be tried.
         num_held_out: further draws, to measure the error on.
         num_candidates: rows to choose from; all where n ≤ 10,000, and else a uniform subset of
@@ -74,6 +84,8 @@ class CoresetBuilder:
         solver: Solver | None = None,
         num_draws: int | None = None,
         *,
+        constraint: Constraint | Callable[[np.ndarray], Constraint] | None = None,
+        by: str | None = None,
         max_size: int = 2000,
         num_held_out: int = 1000,
         num_candidates: int | None = None,
@@ -93,7 +105,11 @@ class CoresetBuilder:
         self.size = None if size is None else _at_least("size", size, 1)
         self.tol = tol
         self.weighting = weighting
-        self.solver = default_solver() if solver is None else solver
+        if solver is None:
+            solver = default_solver() if constraint is None else AIHT2()
+        self.solver = solver
+        self.constraint = constraint
+        self.by = by
         self.num_draws = None if num_draws is None else _at_least("num_draws", num_draws, 2)
         self.max_size = _at_least("max_size", max_size, 1)
         self.num_held_out = _at_least("num_held_out", num_held_out, 2)
@@ -113,6 +129,16 @@ class CoresetBuilder:
                     f"{name} is {value!r}; wanted a {wanted.__name__}, for instance "
                     f"{'Laplace()' if wanted is Weighting else 'MatchingPursuit()'}."
                 )
+        if constraint is not None and not isinstance(self.solver, HardThresholding):
+            raise TypeError(
+                f"solver is {type(self.solver).__name__}, which takes no constraint; wanted one "
+                "that does, for instance AIHT2(), or none."
+            )
+        if by is not None and (constraint is None or isinstance(constraint, Constraint)):
+            raise TypeError(
+                f"by is {by!r}, so constraint is to be made of that argument's values; wanted a "
+                "function of labels, for instance functools.partial(StratifiedTopK, reserved=5)."
+            )
 
     def run(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Coreset:
         """Build a coreset of the data in the model's arguments.
@@ -138,17 +164,45 @@ class CoresetBuilder:
             )
         if self.size is not None and self.size >= likelihood.num_data:
             return self._whole(likelihood, clock)
+        constraint = self._constraint(likelihood.num_data, args, kwargs)
         with clock.stage("weighting"):
             source = self.weighting.fit(likelihood, weighting_key, show_progress=self.progress_bar)
         if self.size is not None:
-            attempt = self._attempt(likelihood, source, keys, self.size, clock)
+            attempt = self._attempt(likelihood, source, constraint, keys, self.size, clock)
             return self._finish(likelihood, clock, attempt, len(attempt.sizes) - 1)
-        return self._within_tolerance(likelihood, source, keys, clock)
+        return self._within_tolerance(likelihood, source, constraint, keys, clock)
+
+    def _constraint(self, n: int, args: tuple, kwargs: dict[str, Any]) -> Constraint | None:
+        """The constraint on all rows, made of the labels in an argument where `by` names one."""
+        constraint = self.constraint
+        if constraint is None or isinstance(constraint, Constraint):
+            if constraint is not None:
+                constraint.check(n)
+            return constraint
+        if self.by is None:
+            raise TypeError(
+                f"constraint is {constraint!r}; wanted a Constraint, or `by` with the name of the "
+                "argument that it is to be made of."
+            )
+        given = inspect.signature(self.model).bind(*args, **kwargs).arguments
+        if self.by not in given:
+            raise ValueError(
+                f"by is {self.by!r}; wanted the name of one of the model's arguments: "
+                f"{', '.join(given)}."
+            )
+        values = np.asarray(given[self.by])
+        if values.shape != (n,):
+            raise ValueError(
+                f"by names {self.by!r}, whose shape is {values.shape}; wanted ({n},), one label "
+                "for each row."
+            )
+        return constraint(np.unique(values, return_inverse=True)[1])
 
     def _within_tolerance(
         self,
         likelihood: ModelLikelihood,
         source: DrawSource,
+        constraint: Constraint | None,
         keys: Sequence[PRNGKeyArray],
         clock: "_Clock",
     ) -> Coreset:
@@ -160,7 +214,7 @@ class CoresetBuilder:
         size = int(np.clip(num_params * (num_params + 3) // 2, _FIRST_SIZE, _LARGEST_FIRST_SIZE))
         while True:
             size = min(size, self.max_size, n)
-            attempt = self._attempt(likelihood, source, keys, size, clock)
+            attempt = self._attempt(likelihood, source, constraint, keys, size, clock)
             upper = attempt.curve["kl"] + 2 * attempt.curve["kl_standard_error"]
             within = np.flatnonzero(upper <= self.tol)
             if within.size:
@@ -179,23 +233,24 @@ class CoresetBuilder:
         self,
         likelihood: ModelLikelihood,
         source: DrawSource,
+        constraint: Constraint | None,
         keys: Sequence[PRNGKeyArray],
         size: int,
         clock: "_Clock",
     ) -> "_Attempt":
         """Embed, solve up to `size`, and measure the error on draws that the solver did not see."""
         draws_key, rows_key, solver_key = keys
-        rows = self._candidates(rows_key, likelihood.num_data, size)
+        rows = self._candidates(rows_key, likelihood.num_data, size, constraint)
+        solver = self.solver
+        if constraint is not None and isinstance(solver, HardThresholding):
+            solver = dataclasses.replace(
+                solver, constraint=constraint if rows is None else constraint.take(rows)
+            )
         with clock.stage("embedding"):
             seen, held_out = self._embed(likelihood, source, draws_key, rows, size)
         with clock.stage("solve"):
             sizes = self._sizes(size)
-            path = sweep(
-                seen,
-                sizes,
-                self.solver,
-                solver_key if self.solver.needs_key else None,
-            )
+            path = sweep(seen, sizes, solver, solver_key if solver.needs_key else None)
             jax.block_until_ready(path)
         with clock.stage("held-out error"):
             curve = {"size": sizes, **_errors(path, held_out)}
@@ -209,7 +264,9 @@ class CoresetBuilder:
             return np.unique(np.geomspace(1, size, _CURVE_POINTS).round().astype(int))
         return np.array([size])
 
-    def _candidates(self, key: PRNGKeyArray, n: int, size: int) -> np.ndarray | None:
+    def _candidates(
+        self, key: PRNGKeyArray, n: int, size: int, constraint: Constraint | None
+    ) -> np.ndarray | None:
         """The candidate rows in increasing order; None stands for all."""
         wanted = self.num_candidates
         if wanted is None:
@@ -222,7 +279,12 @@ class CoresetBuilder:
                 f"num_candidates is {wanted}; wanted at least the size, {size}, better several "
                 "times that."
             )
-        return np.sort(host_generator(key).choice(n, wanted, replace=False))
+        generator = host_generator(key)
+        rows = generator.choice(n, wanted, replace=False)
+        labels = getattr(constraint, "groups", None)
+        if labels is not None:
+            rows = np.union1d(rows, _some_of_each(np.asarray(labels), generator))
+        return np.sort(rows)
 
     def _embed(
         self,
@@ -376,6 +438,13 @@ def _errors(path: Solution, held_out: CoresetProblem) -> dict[str, np.ndarray]:
         "kl": kl,
         "kl_standard_error": standard_error,
     }
+
+
+def _some_of_each(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Random rows of every group, so that a rare one has candidates too."""
+    order = np.lexsort((generator.random(labels.size), labels))
+    first = np.searchsorted(labels[order], labels[order])
+    return order[np.arange(labels.size) - first < _CANDIDATES_PER_GROUP]
 
 
 class _Clock:

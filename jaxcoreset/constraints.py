@@ -18,6 +18,7 @@ is left is to find the allowed support of the largest gain, where row i gains ma
 """
 
 import abc
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
@@ -74,6 +75,13 @@ class Constraint(eqx.Module):
         grown = self.project(jnp.where(support, 0, magnitude), k, max_k)
         return Sparse(grown.indices, (grown.values > 0).astype(magnitude.dtype))
 
+    def tangent(self, gradient: Float[Array, " m"], member: Bool[Array, " m"]) -> Array:
+        """The part of a gradient, on the entries that are a `member`, which the set lets count.
+
+        A line search is to be made along this part, since the projection undoes the rest.
+        """
+        return jnp.where(member, gradient, 0)
+
     def check(self, num_data: int) -> None:
         """Raise a ValueError if the set cannot hold vectors of length `num_data`."""
 
@@ -126,9 +134,9 @@ class StratifiedTopK(Constraint):
 
     def __init__(
         self,
-        groups: ArrayLike,
-        k_per_group: ArrayLike | None = None,
-        reserved: ArrayLike | None = None,
+        groups: ArrayLike | Sequence[int],
+        k_per_group: ArrayLike | Sequence[int] | None = None,
+        reserved: ArrayLike | Sequence[int] | None = None,
     ):
         self.groups, self.num_groups = _read_labels(groups)
         num_rows = self.groups.shape[0]
@@ -199,7 +207,7 @@ class GroupTopK(Constraint):
     num_groups: int = eqx.field(static=True)
     max_groups: int = eqx.field(static=True)
 
-    def __init__(self, groups: ArrayLike, max_groups: int):
+    def __init__(self, groups: ArrayLike | Sequence[int], max_groups: int):
         self.groups, self.num_groups = _read_labels(groups)
         if not isinstance(max_groups, int | np.integer) or isinstance(max_groups, bool):
             raise TypeError(f"max_groups is {max_groups!r}; wanted a whole number.")
@@ -236,7 +244,7 @@ class GroupTopK(Constraint):
             best = jax.lax.top_k(of_group, self.max_groups)[1]
             return jnp.zeros(self.num_groups, bool).at[best].set(True), of_group
 
-        def bisect(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        def bisect(_: Array, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
             low, high = bracket
             middle = (low + high) / 2
             rows = jnp.sum(choose(middle)[0][self.groups] & (gains > middle))
@@ -348,7 +356,9 @@ class SimplexTopK(Constraint):
         total = jnp.asarray(total)
         if total.ndim != 0:
             raise ValueError(f"total has shape {total.shape}; wanted a single number.")
-        self.total = total if jnp.issubdtype(total.dtype, jnp.floating) else total.astype(float)
+        is_float = jnp.issubdtype(total.dtype, jnp.floating)
+        # With a type of its own, so that 3.0, 3 and an array share one compiled program.
+        self.total = jnp.asarray(total, total.dtype if is_float else jnp.result_type(float))
         if is_concrete(self.total) and not (0 < self.total < jnp.inf):
             raise ValueError(
                 f"total is {self.total}; wanted a positive number, what the weights are to sum to, "
@@ -374,6 +384,11 @@ class SimplexTopK(Constraint):
     ) -> Sparse:
         """See `Constraint.expand`; the total does not limit where a step may go."""
         return TopK().expand(magnitude, support, k, max_k)
+
+    def tangent(self, gradient: Float[Array, " m"], member: Bool[Array, " m"]) -> Array:
+        """See `Constraint.tangent`; a step by the same amount everywhere would change the sum."""
+        mean = jnp.sum(gradient, where=member) / jnp.maximum(jnp.sum(member), 1)
+        return jnp.where(member, gradient - mean, 0)
 
 
 def _project_on_simplex(
@@ -406,7 +421,7 @@ def _sort_by_group(
     return order, jnp.searchsorted(groups[order], jnp.arange(num_groups))
 
 
-def _read_labels(groups: ArrayLike) -> tuple[Int[Array, " n"], int]:
+def _read_labels(groups: ArrayLike | Sequence[int]) -> tuple[Int[Array, " n"], int]:
     """The group labels as an array, and how many groups there are."""
     if not is_concrete(groups):
         raise TypeError(
@@ -431,7 +446,7 @@ def _read_labels(groups: ArrayLike) -> tuple[Int[Array, " n"], int]:
     return jnp.asarray(labels, jnp.int32), int(found.size)
 
 
-def _read_counts(name: str, counts: ArrayLike, num_groups: int) -> Int[Array, " m"]:
+def _read_counts(name: str, counts: ArrayLike | Sequence[int], num_groups: int) -> Int[Array, " m"]:
     """One non-negative integer per group, from one for all or one for each."""
     counts = counts if isinstance(counts, jax.Array) else np.asarray(counts)
     if not jnp.issubdtype(counts.dtype, jnp.integer):

@@ -18,6 +18,7 @@ from jaxcoreset.laplace import LaplaceApproximation, laplace_approximation
 from jaxcoreset.likelihood import model_likelihood
 
 Say = Callable[[str], Any]
+_NUM_WARMUP, _NUM_SAMPLES = 1000, 1000
 
 
 def run_demo(
@@ -56,7 +57,7 @@ def run_demo(
     coreset = builder.run(build_key, features, late)
     say(f"{coreset.report}\n")
 
-    say(f"NUTS on the {len(coreset)} rows, 1000 warm-up and 1000 kept ...")
+    say(f"NUTS on the {len(coreset)} rows, {_NUM_WARMUP} warm-up and {_NUM_SAMPLES} kept ...")
     draws, nuts_seconds = _nuts(nuts_key, coreset.model, coreset.args, show_progress)
     say(f"done in {nuts_seconds:.1f} s, compilation included.\n")
 
@@ -95,8 +96,8 @@ def _nuts(key: Any, model: Callable, args: tuple, show_progress: bool) -> tuple[
     start = time.perf_counter()
     mcmc = MCMC(
         NUTS(model),
-        num_warmup=1000,
-        num_samples=1000,
+        num_warmup=_NUM_WARMUP,
+        num_samples=_NUM_SAMPLES,
         progress_bar=show_progress and _on_terminal(),
     )
     mcmc.run(key, *args)

@@ -5,21 +5,19 @@
 by the active-set method of Lawson and Hanson, "Solving Least Squares Problems" (1974), chapter 23:
 let one atom enter the passive set, go towards the least-squares solution on that set, and where a
 weight would become negative stop there, take its atom out, and go on. Two things differ from the
-book. The atom that enters is the one with the largest correlation after all have been scaled to norm
-one. And a step that does not lower the objective in the arithmetic at hand is undone and its atom
-not tried again until another has entered, so the objective falls with every step, nothing cycles,
-and a singular system ends like any other.
+book. The atom that enters is the one with the largest correlation after all have been scaled to
+norm one. And a step that does not lower the objective in the arithmetic at hand is undone and its
+atom not tried again until another has entered, so the objective falls with every step, nothing
+cycles, and a singular system ends like any other.
 
 The passive set is carried as a matrix T, `ActiveSet.basis`, for which the rows of T A are
 orthonormal and span the passive atoms. An atom enters by Gram–Schmidt, done twice, and leaves by a
-reflection. Then TᵀT is the inverse of the Gram matrix, but the error of T grows with the condition of
-A, where that of an inverse or a Cholesky factor of the Gram matrix grows with its square. Two habits
-make float32 enough: the residual is formed anew from the weights in every step, and its part
+reflection. Then TᵀT is the inverse of the Gram matrix, but the error of T grows with the condition
+of A, where that of an inverse or a Cholesky factor of the Gram matrix grows with its square. Two
+habits make float32 enough: the residual is formed anew from the weights in every step, and its part
 within the span of the passive atoms, which is only the rounding of the weights, is projected out
 before anything is correlated with it.
 """
-
-from typing import Self
 
 import equinox as eqx
 import jax
@@ -31,9 +29,7 @@ from jaxcoreset.problem import HIGHEST
 
 # An atom may enter if its distance from the span of the passive ones is more than this many
 # roundings of its norm: T A is orthonormal up to one rounding over that distance.
-_INDEPENDENT = 250
-# After so many refusals in a row the arithmetic has nothing more to give.
-MAX_REFUSALS = 10
+_INDEPENDENT = 100
 
 
 class NNLSResult(eqx.Module):
@@ -43,7 +39,8 @@ class NNLSResult(eqx.Module):
         weights: shape (m,), not negative, 0 for atoms that are masked out.
         objective: ‖target − Σ w_i atoms_i‖².
         num_pivots: how many atoms were let in or tried, those of a warm start not counted.
-        converged: whether no atom is left that would lower the objective beyond rounding.
+        converged: whether it stopped because no atom is left that would lower the objective beyond
+            rounding, or at `tol`, rather than by the limit on pivots.
     """
 
     weights: Float[Array, "*b m"]
@@ -65,14 +62,14 @@ class ActiveSet(eqx.Module):
     passive: Bool[Array, " m"]
     basis: Float[Array, "m m"]
 
-    @classmethod
-    def empty(cls, num_atoms: int, dtype: DTypeLike) -> Self:
-        """No atom passive."""
-        return cls(
-            jnp.zeros(num_atoms, dtype),
-            jnp.zeros(num_atoms, bool),
-            jnp.zeros((num_atoms, num_atoms), dtype),
-        )
+
+def empty_set(num_atoms: int, dtype: DTypeLike) -> ActiveSet:
+    """No atom passive: the point zero."""
+    return ActiveSet(
+        jnp.zeros(num_atoms, dtype),
+        jnp.zeros(num_atoms, bool),
+        jnp.zeros((num_atoms, num_atoms), dtype),
+    )
 
 
 @jax.custom_batching.custom_vmap
@@ -117,6 +114,14 @@ def rounding(residual_norm: Float[Array, ""], num_draws: int) -> tuple[Array, Ar
     """The `floor` and the `slack` of `pick`, for correlations of unit atoms with a residual."""
     unit = jnp.finfo(residual_norm.dtype).eps * residual_norm
     return 0.2 * unit / num_draws**0.5, 8 * unit
+
+
+def resolution(dtype: DTypeLike) -> float:
+    """The relative error at which to stop, and the relative fall of the objective to call a step.
+
+    At 64 roundings, 8e-6 in float32, the residual is as much rounding as it is residual.
+    """
+    return 64 * float(jnp.finfo(dtype).eps)
 
 
 def _orthogonalise(
@@ -291,7 +296,8 @@ def nnls(
 
     Works under ``jit`` and ``vmap``; m is static, and `mask` or `count` say which of the m atoms
     there are. Atoms may repeat, be zero, or outnumber their entries. In float32 the objective is
-    within 1e-3 of its smallest value wherever ‖target − Σ w_i atoms_i‖ is above 3e-5 ‖target‖.
+    within 1e-3 of its smallest value wherever ‖target − Σ w_i atoms_i‖ is above 3e-5 ‖target‖, and
+    within a few times that where atoms of no exact dependence are dependent to float32.
 
     Args:
         atoms: shape (m, S), one row per atom.
@@ -301,8 +307,8 @@ def nnls(
         mask: shape (m,), the atoms that may be used; all by default.
         count: only the first so many atoms may be used; all by default.
         max_pivots: try at most so many atoms; 3 m + 10 by default.
-        tol: the correlation of an atom of norm one with the residual, as a fraction of the target's
-            norm, up to which the atom is left alone; a few roundings by default.
+        tol: the relative error ‖target − Σ w_i atoms_i‖ / ‖target‖ that is good enough to stop at;
+            by default 64 roundings, which is 8e-6 in float32.
 
     Returns:
         An `NNLSResult`.
@@ -319,6 +325,7 @@ def nnls(
     if count is not None:
         eligible = eligible & (jnp.arange(num_atoms) < _of_shape("count", count, ()))
     limit = 3 * num_atoms + 10 if max_pivots is None else max_pivots
+    small = resolution(dtype) if tol is None else tol
 
     # In units in which atoms and target have norm one, any scale is as good as any other.
     norms, target_norm = _norms(atoms), _norms(target[None])[0]
@@ -326,7 +333,7 @@ def nnls(
     atoms = atoms / jnp.where(norms > 0, norms, 1)[:, None]
     target = target / jnp.where(target_norm > 0, target_norm, 1)
 
-    active = ActiveSet.empty(num_atoms, dtype)
+    active = empty_set(num_atoms, dtype)
     if warm_start is not None:
         warm = _of_shape("warm_start", warm_start, (num_atoms,)).astype(dtype)
         warm = warm * norms / jnp.where(target_norm > 0, target_norm, 1)
@@ -352,12 +359,16 @@ def nnls(
             -jnp.inf,
         )
         slot, any_left = pick(scores, floor, slack)
-        exhausted = ~any_left | (jnp.sum(state.refused) >= MAX_REFUSALS) | (squared <= (64*jnp.finfo(dtype).eps)**2)
+        exhausted = ~any_left | (squared <= small**2)
         stopped = state.stopped | exhausted | (state.num_pivots >= limit)
 
         after, independent = enter(atoms, state.active, slot, state.residual)
         settled, residual, objective = settle(atoms, after, target)
-        accepted = ~stopped & independent & (jnp.vdot(residual, residual) < squared*(1-64*jnp.finfo(dtype).eps))
+        accepted = (
+            ~stopped
+            & independent
+            & (jnp.vdot(residual, residual) < (1 - resolution(dtype)) * squared)
+        )
         new = (settled, residual, after.weights, objective)
         old = (state.active, state.residual, state.weights, state.objective)
         active, residual, weights, objective = jax.tree.map(
@@ -376,9 +387,7 @@ def nnls(
 
     state = jax.lax.while_loop(lambda s: any_lane(~s.stopped), pivot, state)
     weights = state.weights * target_norm / jnp.where(norms > 0, norms, 1)
-    return NNLSResult(
-        weights, state.objective * target_norm**2, state.num_pivots, state.converged
-    )
+    return NNLSResult(weights, state.objective * target_norm**2, state.num_pivots, state.converged)
 
 
 def _warm(
@@ -396,7 +405,7 @@ def _warm(
     active, _ = jax.lax.while_loop(
         lambda carry: any_lane(carry[1].any()),
         add,
-        (ActiveSet.empty(weights.shape[0], weights.dtype), weights > 0),
+        (empty_set(weights.shape[0], weights.dtype), weights > 0),
     )
     weights = jnp.where(active.passive, weights, 0)
     ahead = _product(active.basis, _product(atoms, target - _product(weights, atoms)))

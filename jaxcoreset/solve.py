@@ -165,6 +165,7 @@ def _check(problem: Any, solver: Any, key: Any) -> Solver:
     if not isinstance(solver, Solver):
         hint = f"{solver.__name__}()" if isinstance(solver, type) else "MatchingPursuit()"
         raise TypeError(f"solver is {solver!r}; wanted a solver, for instance {hint}.")
+    solver.check(problem)
     if solver.needs_key and key is None:
         raise ValueError(
             f"key is missing; {type(solver).__name__} draws random numbers, so pass "

@@ -1,7 +1,11 @@
 """Solvers of the coreset problem, one file a family."""
 
 from jaxcoreset.solvers.base import Solver as Solver
+from jaxcoreset.solvers.frank_wolfe import FrankWolfe as FrankWolfe
+from jaxcoreset.solvers.giga import GIGA as GIGA
 from jaxcoreset.solvers.hard_thresholding import AIHT as AIHT
 from jaxcoreset.solvers.hard_thresholding import AIHT2 as AIHT2
 from jaxcoreset.solvers.hard_thresholding import IHT as IHT
 from jaxcoreset.solvers.matching_pursuit import MatchingPursuit as MatchingPursuit
+from jaxcoreset.solvers.sampling import ImportanceSampling as ImportanceSampling
+from jaxcoreset.solvers.sampling import UniformSampling as UniformSampling

@@ -18,6 +18,8 @@ from jaxcoreset.solvers.base import Solver
 
 # The image Φw is updated in place, and made anew from the weights so often, against drift.
 _REFRESH_EVERY = 32
+# A residual of so many roundings of the target is nothing but rounding: the target is reached.
+_REACHED = 4
 
 
 class Step(eqx.Module):
@@ -158,8 +160,10 @@ class IncrementalSolver(Solver):
         step = self.step(problem, norms, state.image, state.num_iters == 0)
         residual = problem.target - step.image
         objective = product(residual, residual)
+        floor = _REACHED * jnp.finfo(objective.dtype).eps * jnp.linalg.norm(problem.target)
+        reached = state.objective <= floor**2
         # Also false where the step is not finite, so that nothing of it gets in.
-        taken = step.possible & (objective < state.objective)
+        taken = step.possible & ~reached & (objective < state.objective)
         log, t = state.log, state.num_iters
         # A step not taken stays in the log, beyond the steps that are counted.
         log = _Log(

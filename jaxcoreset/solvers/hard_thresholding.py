@@ -192,7 +192,7 @@ class HardThresholding(Solver):
                 grown.values != 0,
             ]
         )
-        on_support = jnp.where(in_support, gradient[indices], 0)
+        on_support = self.constraint.tangent(gradient[indices], in_support)
         step = self.step_size(problem, indices, on_support)
 
         def move(step: Array) -> Iterate:
@@ -320,7 +320,7 @@ class AIHT2(AIHT):
         """See `HardThresholding.debias`."""
         indices, values = iterate.weights.indices, iterate.weights.values
         correlations = problem.correlate_at(indices, problem.target - iterate.image)
-        gradient = jnp.where(values > 0, correlations, 0)
+        gradient = self.constraint.tangent(correlations, values > 0)
         step = self.step_size(problem, indices, gradient)
         moved = Sparse(indices, values + step * gradient)
         weights = self.constraint.project_on_support(moved, values > 0)

@@ -1,11 +1,11 @@
-"""Non-negative orthogonal matching pursuit: one atom at a time, all weights solved for each time.
+"""Non-negative orthogonal matching pursuit: atoms taken one by one, all weights solved each time.
 
-Pati, Rezaiifar and Krishnaprasad, "Orthogonal matching pursuit" (Asilomar 1993), made non-negative by
-Bruckstein, Elad and Zibulevsky, "On the uniqueness of nonnegative sparse solutions to underdetermined
-systems of equations" (IEEE Trans. Inf. Theory 2008). As in Yaghoobi, Wu and Davies, "Fast non-negative
-orthogonal matching pursuit" (IEEE Signal Process. Lett. 2015), the least-squares problem on the
-support is carried on from step to step and never solved afresh; here by the moves of an active set,
-see `jaxcoreset.nnls`, which are exact.
+Pati, Rezaiifar and Krishnaprasad, "Orthogonal matching pursuit" (Asilomar 1993), made non-negative
+by Bruckstein, Elad and Zibulevsky, "On the uniqueness of nonnegative sparse solutions to
+underdetermined systems of equations" (IEEE Trans. Inf. Theory 2008). As in Yaghoobi, Wu and Davies,
+"Fast non-negative orthogonal matching pursuit" (IEEE Signal Process. Lett. 2015), the least-squares
+problem on the support is carried on from step to step and never solved afresh; here by the moves of
+an active set, see `jaxcoreset.nnls`, which are exact.
 
 The papers keep every atom that was once chosen. Here an atom whose weight the least-squares problem
 drives to zero gives its slot back, so that k counts rows that are used. The pursuit is then Lawson
@@ -18,10 +18,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxcoreset.nnls import MAX_REFUSALS, ActiveSet, any_lane, enter, pick, rounding, settle
+from jaxcoreset.nnls import (
+    ActiveSet,
+    any_lane,
+    empty_set,
+    enter,
+    pick,
+    resolution,
+    rounding,
+    settle,
+)
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solution import Solution, make_solution
 from jaxcoreset.solvers.base import Solver
+
+# After so many atoms in a row that did not lower the objective, the arithmetic has no more to give.
+_MAX_REFUSALS = 10
 
 
 class _Points(eqx.Module):
@@ -49,15 +61,20 @@ class MatchingPursuit(Solver):
     """Non-negative orthogonal matching pursuit, fully corrective.
 
     Takes the atom whose normalised correlation φ_iᵀr/‖φ_i‖ with the residual r = y − Φw is largest
-    (a tie goes to the lower index), solves the non-negative least-squares problem on the support, and
-    goes on until more than k rows would be used or no correlation is positive beyond rounding. A
-    step that lets an atom in may push others out, so there can be more steps than rows; there are
+    (a tie goes to the lower index), solves the non-negative least-squares problem on the support,
+    and goes on until more than k rows would be used or no correlation is positive beyond rounding.
+    A step that lets an atom in may push others out, so there can be more steps than rows; there are
     never more than 5 k + 50, and ``Solution.converged`` is false where that was the end.
 
     One run holds the solution for every k: that for k is the last one before k + 1 rows were used
     for the first time. A step passes once over all atoms, and makes some seven products with the at
     most k + 1 atoms of the support. The papers are named at the head of the module.
     """
+
+    @property
+    def has_path(self) -> bool:
+        """See `Solver.has_path`."""
+        return True
 
     def run(
         self,
@@ -103,7 +120,7 @@ def _pursue(
     )
     state = _State(
         atoms=jnp.zeros((num_slots, problem.num_draws), dtype),
-        active=ActiveSet.empty(num_slots, dtype),
+        active=empty_set(num_slots, dtype),
         residual=problem.target,
         point=nothing,
         path=jax.tree.map(lambda x: jnp.broadcast_to(x, (num_points, *x.shape)), nothing),
@@ -134,7 +151,12 @@ def _step(
     excluded = state.refused.at[jnp.where(active.passive, point.indices, n)].set(True, mode="drop")
     scores = problem.correlate(state.residual) * scale
     chosen, any_left = pick(jnp.where(excluded | (scale == 0), -jnp.inf, scores), floor, slack)
-    exhausted = ~any_left | (jnp.sum(state.refused) >= MAX_REFUSALS) | (jnp.sqrt(squared) <= 64*jnp.finfo(squared.dtype).eps*target_norm)
+    small = resolution(squared.dtype)
+    exhausted = (
+        ~any_left
+        | (jnp.sum(state.refused) >= _MAX_REFUSALS)
+        | (jnp.sqrt(squared) <= small * target_norm)
+    )
     out_of_steps = point.num_steps >= 5 * state.size + 50
 
     slot = jnp.argmin(active.passive)
@@ -146,7 +168,7 @@ def _step(
     settled, residual, objective = settle(atoms, after, problem.target)
     count = jnp.sum(after.passive, dtype=jnp.int32)
 
-    better = independent & (jnp.vdot(residual, residual) < squared*(1-64*jnp.finfo(squared.dtype).eps))
+    better = independent & (jnp.vdot(residual, residual) < (1 - small) * squared)
     done = exhausted | out_of_steps | (better & (count > k))
     stopped = state.stopped | done
     accepted = better & ~stopped

@@ -19,9 +19,6 @@ from jaxcoreset.problem import HIGHEST, CoresetProblem
 from jaxcoreset.solution import Solution, make_solution
 from jaxcoreset.solvers.base import Solver
 
-# Draws made at once; each of them holds √n numbers.
-_DRAWS_AT_ONCE = 1024
-
 
 class _Sampling(Solver):
     """Draws with replacement; see the module's docstring."""
@@ -139,9 +136,9 @@ class UniformSampling(_Sampling):
         """The first `length` rows of the stream; without replacement, zero atoms come last."""
         if self.replace:
             return super().draw(proportions, length, key)
-        lots = jax.random.bits(key, proportions.shape, jnp.uint32)
-        lots = jnp.where(proportions > 0, jnp.maximum(lots, 1), 0)
-        return jax.lax.top_k(lots, length)[1]
+        # The lowest lots win. As floats, which top_k is made for, small ones keep all their digits.
+        lots = jax.random.bits(key, proportions.shape, jnp.uint32).astype(jnp.float32)
+        return jax.lax.top_k(jnp.where(proportions > 0, -lots, -jnp.inf), length)[1]
 
     def num_draws(self, proportions: Float[Array, " n"], k: Int[Array, ""]) -> Int[Array, ""]:
         """How many rows of the stream the solution for k uses."""
@@ -155,19 +152,23 @@ def _draw_with_replacement(
 ) -> Int[Array, " length"]:
     """Rows with probability ∝ `proportions`: first one of √n blocks, then a row of it.
 
-    One draw costs √n, not n; and in float32, whose random numbers have 23 bits, two small choices
+    A draw costs √n, not n; and in float32, whose random numbers have 23 bits, two small choices
     keep the probabilities of a million rows apart, where one cumulative sum would not.
     """
     n = proportions.shape[0]
     width = math.isqrt(n - 1) + 1
     blocks = jnp.pad(proportions, (0, -n % width)).reshape(-1, width)
-    # The logarithm of 0 is −∞, and such an entry never wins.
-    log_rows, log_blocks = jnp.log(blocks), jnp.log(jnp.sum(blocks, axis=1))
+    totals = jnp.sum(blocks, axis=1)
 
     def draw_one(position: Array) -> Array:
-        block_key, row_key = jax.random.split(jax.random.fold_in(key, position))
-        block = jax.random.categorical(block_key, log_blocks)
-        row = jax.random.categorical(row_key, log_rows[block])
-        return (block * width + row).astype(jnp.int32)
+        numbers = jax.random.uniform(jax.random.fold_in(key, position), (2,), proportions.dtype)
+        block = _invert(totals, numbers[0])
+        return (block * width + _invert(blocks[block], numbers[1])).astype(jnp.int32)
 
-    return jax.lax.map(draw_one, jnp.arange(length), batch_size=_DRAWS_AT_ONCE)
+    return jax.vmap(draw_one)(jnp.arange(length))
+
+
+def _invert(proportions: Float[Array, " m"], number: Float[Array, ""]) -> Int[Array, ""]:
+    """The entry that a random number in [0, 1) falls on; never one of proportion zero."""
+    cumulative = jnp.where(proportions > 0, jnp.cumsum(proportions), 0)
+    return jnp.argmax(cumulative >= (1 - number) * jnp.max(cumulative))

@@ -1,0 +1,1 @@
+"""What measures: run a module with ``python -m benchmarks.NAME``."""

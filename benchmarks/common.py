@@ -1,0 +1,154 @@
+"""What the benchmarks share: data and their models, timing, and results as table and JSON."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+import jaxcoreset as jc
+from jaxcoreset.laplace import laplace_approximation
+
+SIX = (
+    "synth_lr_500",
+    "phishing_500",
+    "ds1_500",
+    "synth_poiss_500",
+    "biketrips_500",
+    "airportdelays_500",
+)
+_COUNTS = ("synth_poiss", "biketrips", "airportdelays")
+
+
+def logistic(z: Any, y: Any = None) -> None:
+    """The papers' logistic regression: y ~ Bernoulli(sigmoid(z·θ)), θ ~ N(0, I)."""
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([z.shape[1]]).to_event(1))
+    with numpyro.plate("data", z.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=z @ theta), obs=y)
+
+
+def poisson(z: Any, y: Any = None) -> None:
+    """The papers' Poisson regression: y ~ Poisson(log(1 + exp(z·θ))), θ ~ N(0, I)."""
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([z.shape[1]]).to_event(1))
+    with numpyro.plate("data", z.shape[0]):
+        numpyro.sample("y", dist.Poisson(jax.nn.softplus(z @ theta)), obs=y)
+
+
+def load(name: str, data_dir: Path | None) -> tuple[Callable, np.ndarray, np.ndarray] | None:
+    """The model of a data set and its two arguments, or None, with a message, where it is missing.
+
+    Args:
+        name: a file's name without its ending.
+        data_dir: the folder; that of the environment variable JAXCORESET_DATA if left out.
+    """
+    folder = data_dir or os.environ.get("JAXCORESET_DATA")
+    path = Path(folder) / f"{name}.npz" if folder else None
+    if path is None or not path.is_file():
+        print(f"{name} is skipped: no {name}.npz in --data-dir or JAXCORESET_DATA")
+        return None
+    with np.load(path, allow_pickle=False) as contents:
+        x, y = contents["X"], contents["y"]
+    z = np.hstack([x, np.ones((len(x), 1))]).astype(np.float32)
+    counts = name.startswith(_COUNTS)
+    return (poisson, z, y.astype(np.int32)) if counts else (logistic, z, (y > 0).astype(np.int32))
+
+
+def trials(
+    model: Callable, z: np.ndarray, y: np.ndarray, num_draws: int, num_trials: int
+) -> jc.CoresetProblem:
+    """A batch of problems of one model and data, each with draws of its own."""
+    likelihood = jc.model_likelihood(model, (z, y))
+    approximation = laplace_approximation(likelihood)
+    batch = [
+        jc.embed(likelihood.log_likelihood, approximation.draws(key, num_draws), likelihood.data)
+        for key in jax.random.split(jax.random.key(0), num_trials)
+    ]
+    return jax.tree.map(lambda *parts: jnp.stack(parts), *batch)
+
+
+def problems(
+    name: str, data_dir: Path | None, num_draws: int, num_trials: int
+) -> jc.CoresetProblem | None:
+    """`num_trials` problems of one data set, with other draws of the Laplace approximation each."""
+    found = load(name, data_dir)
+    if found is None:
+        return None
+    model, z, y = found
+    return trials(model, z, y, num_draws, num_trials)
+
+
+def synthetic_problems(n: int, num_draws: int, num_trials: int) -> jc.CoresetProblem:
+    """Logistic regression on Gaussian data with eleven parameters, for want of real data."""
+    rng = np.random.default_rng(0)
+    z = np.hstack([rng.normal(size=(n, 10)), np.ones((n, 1))]).astype(np.float32)
+    y = (rng.random(n) < 1 / (1 + np.exp(-z @ rng.normal(size=11)))).astype(np.int32)
+    return trials(logistic, z, y, num_draws, num_trials)
+
+
+def seconds(function: Callable[[], Any], repeats: int) -> tuple[float, float, Any]:
+    """Wall time of the first call, median of the further ones, and what the last one returned."""
+    start = time.perf_counter()
+    result = jax.block_until_ready(function())
+    cold = time.perf_counter() - start
+    warm = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        result = jax.block_until_ready(function())
+        warm.append(time.perf_counter() - start)
+    return cold, statistics.median(warm) if warm else cold, result
+
+
+def environment() -> dict[str, Any]:
+    """Date, versions and device, for the head of a result."""
+    packages = ("jaxcoreset", "jax", "jaxlib", "numpyro", "numpy", "scipy")
+    device = jax.devices()[0]
+    return {
+        "date": datetime.date.today().isoformat(),
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "device": f"{device.platform}: {device.device_kind}, {len(jax.devices())} of them",
+        "cores": os.cpu_count(),
+        "float": str(jnp.zeros(()).dtype),
+    }
+
+
+def table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
+    """Rows of values as aligned text."""
+    text = [[_cell(row.get(column)) for column in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *text, strict=True)]
+    lines = [columns, ["-" * width for width in widths], *text]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def write(path: Path | None, result: dict[str, Any]) -> None:
+    """Write a result as JSON, whole or not at all."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    temporary.replace(path)
+    print(f"\nwrote {path}")

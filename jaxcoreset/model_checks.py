@@ -1,0 +1,105 @@
+"""What the values of a model must satisfy: finite, and for each datum the same without the others.
+
+Everything here is NumPy on values that were computed elsewhere.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import ArrayLike, Float, Int
+
+from jaxcoreset.model_arguments import ModelError
+
+# Rows that are kept where all others are dropped: few of them, so that evaluating them is cheap.
+_KEPT_ROWS = 13
+
+
+def check_log_likelihood(values: Float[ArrayLike, " m"], rows: Int[ArrayLike, " m"]) -> None:
+    """Raises an error that names the rows where the log-likelihood is NaN or infinite.
+
+    Args:
+        values: the log-likelihood of each datum; not traced.
+        rows: their row numbers, for the message.
+
+    Raises:
+        ModelError: an entry is not finite.
+    """
+    values, rows = np.asarray(values), np.asarray(rows)
+    kinds = {"NaN": np.isnan, "+inf": np.isposinf, "-inf": np.isneginf}
+    found = [
+        f"{kind} in {_list_rows(rows[bad])}"
+        for kind, is_kind in kinds.items()
+        if (bad := is_kind(values)).any()
+    ]
+    if found:
+        raise ModelError(
+            f"the log-likelihood at a starting point is {', '.join(found)}; a finite one is wanted "
+            "for every row: mend or drop these rows, or keep the model's parameters where it is "
+            "finite."
+        )
+
+
+def _list_rows(rows: np.ndarray) -> str:
+    listed = ", ".join(str(row) for row in rows[:5])
+    more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+    return f"row{'s' if len(rows) > 1 else ''} {listed}{more}"
+
+
+def check_log_prior(value: float) -> None:
+    """Raises an error if the log prior at a starting point is not finite."""
+    if not np.isfinite(value):
+        raise ModelError(
+            f"the log prior is {value} at a starting point; a finite one is wanted: check the "
+            "parameters of the priors."
+        )
+
+
+def disjoint_subsets(num_rows: int) -> Iterator[np.ndarray]:
+    """Two disjoint sets of positions among `num_rows` ≥ 2 rows, both of one size.
+
+    A row that alone makes a maximum or a range is missing from at least one of them. Their size has
+    no factor in common with `num_rows`, so the mean of a column of zeros and ones, unless it is 0
+    or 1, is another one in the subset.
+    """
+    largest = min(_KEPT_ROWS, num_rows // 2)
+    size = next(k for k in range(largest, 0, -1) if math.gcd(k, num_rows) == 1)
+    yield np.arange(size)
+    yield np.arange(size, 2 * size)
+
+
+def refuse_changed_prior(
+    name: str, before: ArrayLike, after: ArrayLike, num_before: int, num_after: int
+) -> None:
+    """Raises an error if the log-probability of a site that is not data depends on the rows."""
+    before, after = np.asarray(before), np.asarray(after)
+    tolerance = 100 * np.finfo(before.dtype).eps
+    if np.isfinite(before) and not abs(before - after) <= tolerance * (1 + abs(before)):
+        raise ModelError(
+            f"the log-probability of site {name!r}, which is outside the data axis, changes when "
+            f"rows are dropped ({before:.6g} with {num_before} rows, {after:.6g} with {num_after} "
+            "of them at the same parameters); one that does not depend on the data is wanted: "
+            "compute what it uses (a mean, a scale, a number of rows) beforehand and pass it as "
+            "an argument."
+        )
+
+
+def refuse_changed_datum(name: str, before: ArrayLike, after: ArrayLike) -> None:
+    """Raises an error if the log-likelihood of a datum depends on the other rows."""
+    before, after = np.asarray(before), np.asarray(after)
+    finite = np.isfinite(before) & np.isfinite(after)
+    before, after = before[finite], after[finite]
+    if before.size == 0:
+        return
+    # Sums in another order differ by a few rounding errors of the largest terms; data that see one
+    # another differ by far more than a thousand of them.
+    tolerance = 1e3 * float(np.finfo(before.dtype).eps)
+    excess = abs(before - after) - tolerance * (1 + abs(before) + 0.1 * abs(before).max())
+    worst = np.argmax(excess)
+    if excess[worst] > 0:
+        raise ModelError(
+            f"the log-likelihood of a datum at site {name!r} changes when other rows are dropped "
+            f"({before[worst]:.6g} before, {after[worst]:.6g} after, at the same parameters); data "
+            "that are conditionally independent given the parameters are wanted: standardise or "
+            "scale by numbers computed beforehand, and use no time series or running sums."
+        )

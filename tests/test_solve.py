@@ -1,0 +1,163 @@
+"""`CoresetProblem`, `Solution`, `solve` and `sweep`: shapes, batching, and bad input."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcoreset as jc
+from jaxcoreset.solve import _sweep
+from tests.problems import correlated_atoms
+
+SOLVERS = [jc.AIHT2(max_iters=30), jc.MatchingPursuit()]
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return jc.CoresetProblem(correlated_atoms())
+
+
+def test_target_is_the_sum_of_the_atoms(problem):
+    np.testing.assert_allclose(problem.target, correlated_atoms().sum(0), rtol=1e-4)
+    assert problem.atoms.dtype == jnp.zeros(()).dtype
+
+
+@pytest.mark.parametrize("num_rows", [3, 100])
+def test_problem_operations_agree_with_numpy_by_gather_and_by_pass(problem, num_rows):
+    rng = np.random.default_rng(0)
+    indices, weights = (
+        jnp.asarray(rng.integers(0, 120, num_rows)),
+        jnp.asarray(rng.random(num_rows)),
+    )
+    vector = jnp.asarray(rng.normal(size=60))
+    atoms = np.asarray(problem.atoms)
+    np.testing.assert_allclose(
+        problem.combine(indices, weights), weights @ atoms[indices], rtol=1e-4, atol=1e-4
+    )
+    np.testing.assert_allclose(
+        problem.correlate_at(indices, vector), atoms[indices] @ vector, rtol=1e-4, atol=1e-4
+    )
+    np.testing.assert_allclose(problem.squared_norms(), (atoms**2).sum(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("k", [1, 5, 17])
+def test_solution_is_canonical(problem, solver, k):
+    solution = jc.solve(problem, k, solver)
+    indices, weights = np.asarray(solution.indices), np.asarray(solution.weights)
+    used = weights > 0
+    assert indices.shape == weights.shape == (k,)
+    assert np.all(weights >= 0)
+    assert np.all(np.diff(indices[used]) > 0)
+    assert np.all(indices[~used] == 0)
+    assert int(solution.size) == used.sum()
+    residual = np.asarray(problem.target) - weights @ np.asarray(problem.atoms)[indices]
+    np.testing.assert_allclose(solution.objective, residual @ residual, rtol=1e-3)
+    norm = np.linalg.norm(problem.target)
+    np.testing.assert_allclose(solution.relative_error, np.linalg.norm(residual) / norm, rtol=1e-3)
+    dense = np.asarray(solution.dense(120))
+    assert dense.shape == (120,)
+    np.testing.assert_array_equal(dense[indices[used]], weights[used])
+    assert solution.solver == type(solver).__name__
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_sweep_equals_solve_for_each_k(solver):
+    with jax.enable_x64(True):
+        problem = jc.CoresetProblem(correlated_atoms())
+        ks = [7, 1, 12]
+        path = jc.sweep(problem, jnp.array(ks), solver)
+        assert path.weights.shape == (3, 12)
+        assert path.dense(120).shape == (3, 120)
+        for i, k in enumerate(ks):
+            single = jc.solve(problem, k, solver)
+            np.testing.assert_array_equal(path.indices[i, :k], single.indices)
+            np.testing.assert_allclose(path.weights[i, :k], single.weights, rtol=1e-7)
+            np.testing.assert_allclose(path.objective[i], single.objective, rtol=1e-7)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_solve_works_under_jit_and_vmap_over_k(problem, solver):
+    traced = jax.jit(lambda p, k: jc.solve(p, k, solver, max_k=16))(problem, 9)
+    single = jc.solve(problem, 9, solver, max_k=16)
+    np.testing.assert_array_equal(traced.indices, single.indices)
+    many = jax.vmap(lambda k: jc.solve(problem, k, solver))(jnp.arange(1, 5))
+    assert many.weights.shape == (4, problem.num_data)
+    assert np.asarray(many.size).tolist() == [1, 2, 3, 4]
+
+
+def test_batched_problems_are_solved_under_vmap():
+    batch = np.stack([correlated_atoms(seed=seed) for seed in range(3)])
+    problems = jax.vmap(jc.CoresetProblem)(batch)
+    together = jax.vmap(lambda p: jc.solve(p, 6))(problems)
+    for i in range(3):
+        alone = jc.solve(jc.CoresetProblem(batch[i]), 6)
+        np.testing.assert_array_equal(together.indices[i], alone.indices)
+        np.testing.assert_allclose(together.weights[i], alone.weights, rtol=1e-4)
+
+
+def test_traced_k_out_of_range_is_flagged(problem):
+    solve = jax.jit(lambda k: jc.solve(problem, k, max_k=4))
+    assert bool(solve(3).converged)
+    assert not bool(solve(9).converged)
+    assert not bool(solve(0).converged)
+    assert np.all(np.isfinite(solve(0).weights))
+
+
+def test_loop_over_k_and_sweep_compile_once(problem):
+    solver = jc.AIHT2(max_iters=7)
+    before = _sweep._cached._cache_size()
+    jc.sweep(problem, jnp.arange(1, 31), solver)
+    jc.sweep(problem, jnp.arange(30, 0, -1), solver)
+    assert _sweep._cached._cache_size() == before + 1
+
+
+def test_float64_results_follow_float64_atoms():
+    with jax.enable_x64(True):
+        solution = jc.solve(jc.CoresetProblem(correlated_atoms()), 3)
+    assert solution.weights.dtype == solution.objective.dtype == np.float64
+
+
+def test_zero_target_gives_no_rows_and_no_nan():
+    problem = jc.CoresetProblem(np.eye(4), np.zeros(4))
+    for solver in SOLVERS:
+        solution = jc.solve(problem, 2, solver)
+        assert float(solution.objective) == float(solution.relative_error) == 0
+        assert np.all(np.asarray(solution.weights) == 0)
+
+
+@pytest.mark.parametrize(
+    ("atoms", "target", "message"),
+    [
+        (np.ones(3), None, r"wanted \(n, S\)"),
+        (np.ones((2, 3, 4)), None, "jax.vmap"),
+        (np.ones((0, 3)), None, "at least one"),
+        (np.ones((2, 3)), np.ones(2), r"target has shape \(2,\); wanted \(3,\)"),
+        (np.array([[1.0, 2.0], [np.nan, 1.0]]), None, r"1 of 2 rows, the first at \[1\]"),
+        (np.zeros((2, 3)), None, "every atom is zero"),
+        (np.ones((2, 2)), np.array([np.inf, 1]), "target has entries"),
+    ],
+)
+def test_bad_problem_is_refused(atoms, target, message):
+    with pytest.raises(ValueError, match=message):
+        jc.CoresetProblem(atoms, target)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda p: jc.solve(p, 0), ValueError, "k is 0; wanted 1 ≤ k ≤ n = 120"),
+        (lambda p: jc.solve(p, 121), ValueError, "k is 121"),
+        (lambda p: jc.solve(p, 2.5), TypeError, "whole number"),
+        (lambda p: jc.solve(p, 5, max_k=4), ValueError, "max_k is 4"),
+        (lambda p: jc.solve(p.atoms, 5), TypeError, "CoresetProblem"),
+        (lambda p: jc.solve(p, 5, jc.AIHT2), TypeError, r"AIHT2\(\)"),
+        (lambda p: jc.sweep(p, [0, 3]), ValueError, "k is 0"),
+        (lambda p: jc.sweep(p, []), TypeError, "ks has shape"),
+        (lambda p: jc.sweep(p, [1.5]), TypeError, "integers"),
+        (lambda p: jc.sweep(p, 5), TypeError, "one-dimensional"),
+    ],
+)
+def test_bad_arguments_are_refused(problem, call, error, message):
+    with pytest.raises(error, match=message):
+        call(problem)
