@@ -85,6 +85,14 @@ class Constraint(eqx.Module):
     def check(self, num_data: int) -> None:
         """Raise a ValueError if the set cannot hold vectors of length `num_data`."""
 
+    def take(self, rows: Int[np.ndarray, " c"]) -> "Constraint":
+        """The same set for vectors that hold these rows only, as candidates are.
+
+        Args:
+            rows: row numbers; rows of every group must be among them.
+        """
+        return self
+
 
 class TopK(Constraint):
     """At most k entries, none negative: {w ≥ 0, ‖w‖₀ ≤ k}.
@@ -177,6 +185,10 @@ class StratifiedTopK(Constraint):
         """See `Constraint.check`."""
         _check_length(self.groups, num_data)
 
+    def take(self, rows: Int[np.ndarray, " c"]) -> "StratifiedTopK":
+        """See `Constraint.take`."""
+        return StratifiedTopK(np.asarray(self.groups)[rows], self.k_per_group, self.reserved)
+
 
 class GroupTopK(Constraint):
     """At most k rows, all from at most `max_groups` groups: for data that are costly to reach.
@@ -228,6 +240,10 @@ class GroupTopK(Constraint):
     def check(self, num_data: int) -> None:
         """See `Constraint.check`."""
         _check_length(self.groups, num_data)
+
+    def take(self, rows: Int[np.ndarray, " c"]) -> "GroupTopK":
+        """See `Constraint.take`."""
+        return GroupTopK(np.asarray(self.groups)[rows], self.max_groups)
 
     def _choose_groups(
         self, vector: Float[Array, " n"], k: Int[Array, ""], max_k: int

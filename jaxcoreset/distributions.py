@@ -31,8 +31,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from jaxcoreset.nnls import nnls
 from jaxcoreset.problem import HIGHEST, is_concrete
 
-# Step sizes are doubled so often at most: by a factor of 1e12, which float32 can hold.
-_MAX_DOUBLINGS = 40
+# Step sizes are doubled so often at most: with the first step near 0.01/β, to some 1000/β. A longer
+# step would, in float32, be led by the rounding of the gradient.
+_MAX_DOUBLINGS = 16
 # Two scores nearer than so many roundings are a tie, which goes to the lower index.
 _TIE = 32
 
@@ -401,7 +402,7 @@ class DistributionIHT(DistributionSolver):
     Algorithm 1 of Zhang et al. (2019) with Algorithm 2 for Π. As in their section 4, the step is
     doubled while the iterate is stuck and falls back to its first size once it moves, and the best
     distribution on the way is returned. What "stuck" means is not printed; here it is
-    ‖p_{t+1} − p_t‖ ≤ stuck_tol · ‖p_t‖. If not even a step of 2⁴⁰ times the first size moves the
+    ‖p_{t+1} − p_t‖ ≤ stuck_tol · ‖p_t‖. If not even a step of 2¹⁶ times the first size moves the
     iterate, the solver stops.
 
     Args:
@@ -507,8 +508,7 @@ class DistributionIHT(DistributionSolver):
         self, objective: DistributionObjective, table: Array, support: Array, max_k: int
     ) -> _Point:
         if self.refit:
-            points, allowed = _points(_slots(support, max_k), objective.lattice)
-            table = _scatter(points, objective.best_on(points, allowed)[0], objective.lattice)
+            table = _best_table(objective, _slots(support, max_k))
         return _Point(table, support, objective(table))
 
     def _descend(
@@ -596,11 +596,7 @@ class DistributionExchange(DistributionSolver):
     def _descend(
         self, objective: DistributionObjective, slots: Array, max_k: int
     ) -> DistributionSolution:
-        lattice = objective.lattice
-        n = len(lattice)
-
-        def score(slots: Array) -> Array:
-            return objective.best_on(*_points(slots, lattice))[1]
+        n = len(objective.lattice)
 
         def exchange(state: _Exchange) -> _Exchange:
             replaced = jnp.eye(max_k, dtype=bool)[:, None, :]
@@ -608,7 +604,11 @@ class DistributionExchange(DistributionSolver):
             rivals = rivals.reshape(max_k * n, max_k)
             out = (state.slots < n)[:, None]
             into = ~jnp.isin(jnp.arange(n), state.slots)[None, :]
-            scores = jnp.where((out & into).ravel(), jax.vmap(score)(rivals), jnp.inf)
+            scores = jnp.where(
+                (out & into).ravel(),
+                jax.vmap(lambda slots: _score(objective, slots))(rivals),
+                jnp.inf,
+            )
             best = _lowest(scores)
             slack = _TIE * jnp.finfo(scores.dtype).eps * jnp.abs(state.score)
             better = scores[best] < state.score - slack
@@ -623,10 +623,11 @@ class DistributionExchange(DistributionSolver):
         state = jax.lax.while_loop(
             lambda s: ~s.stopped & (s.num_iters < self.max_iters),
             exchange,
-            _Exchange(slots, score(slots), jnp.zeros((), jnp.int32), jnp.zeros((), bool)),
+            _Exchange(
+                slots, _score(objective, slots), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+            ),
         )
-        points, allowed = _points(state.slots, lattice)
-        table = _scatter(points, objective.best_on(points, allowed)[0], lattice)
+        table = _best_table(objective, state.slots)
         return DistributionSolution(
             table=table,
             support=jnp.isin(jnp.arange(n), state.slots),
@@ -797,26 +798,28 @@ def _strides(lattice: tuple[int, ...]) -> Int[Array, " n"]:
 def _grow(
     objective: DistributionObjective, k: Int[Array, ""], max_k: int
 ) -> tuple[Float[Array, "*lattice"], Bool[Array, " n"]]:
-    """Algorithm 3; with the squared distance as F, Algorithm 2. The table and its support.
+    """Algorithm 3; with the squared distance as F, Algorithm 2. The table and its support."""
+    coordinates = jnp.arange(len(objective.lattice), dtype=jnp.int32)
+    n = coordinates.shape[0]
 
-    The loop is unrolled, since its tables are m times longer in each round. Rounds from k on add
-    nothing.
-    """
-    lattice = objective.lattice
-    n, m = len(lattice), lattice[0]
-    strides, digits = _strides(lattice), jnp.arange(m, dtype=jnp.int32)
-    points, allowed = jnp.zeros(1, jnp.int32), jnp.ones(1, bool)
-    support = jnp.zeros(n, bool)
-    values, _ = objective.best_on(points, allowed)
-    for size in range(max_k):
-        grows = size < k
-        grown = (points[None, :, None] + strides[:, None, None] * digits).reshape(n, -1)
-        allowed = (allowed[:, None] & ((digits == 0) | grows)).reshape(-1)
-        all_values, scores = jax.vmap(objective.best_on, in_axes=(0, None))(grown, allowed)
-        best = _lowest(jnp.where(support, jnp.inf, scores))
-        points, values = grown[best], all_values[best]
-        support = support.at[best].set(support[best] | grows)
-    return _scatter(points, values, lattice), support
+    def add(size: Array, slots: Array) -> Array:
+        rivals = jnp.where(jnp.arange(max_k) == size, coordinates[:, None], slots)
+        scores = jax.vmap(lambda slots: _score(objective, slots))(rivals)
+        return rivals[_lowest(jnp.where(jnp.isin(coordinates, slots), jnp.inf, scores))]
+
+    slots = jax.lax.fori_loop(0, k, add, jnp.full(max_k, n, jnp.int32))
+    return _best_table(objective, slots), jnp.isin(coordinates, slots)
+
+
+def _score(objective: DistributionObjective, slots: Int[Array, " k"]) -> Float[Array, ""]:
+    return objective.best_on(*_points(slots, objective.lattice))[1]
+
+
+def _best_table(
+    objective: DistributionObjective, slots: Int[Array, " k"]
+) -> Float[Array, "*lattice"]:
+    points, allowed = _points(slots, objective.lattice)
+    return _scatter(points, objective.best_on(points, allowed)[0], objective.lattice)
 
 
 def _slots(support: Bool[Array, " n"], max_k: int) -> Int[Array, " k"]:

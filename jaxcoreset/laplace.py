@@ -76,6 +76,55 @@ class LaplaceApproximation:
         return jax.vmap(self._unravel)(jnp.asarray(flat, _default_float()))
 
 
+class LaplaceFitter:
+    """Laplace approximations of one model's posterior, compiled once for any weights of its rows.
+
+    Args:
+        likelihood: the model's likelihood and data.
+    """
+
+    def __init__(self, likelihood: ModelLikelihood):
+        _, self._unravel = ravel_pytree(likelihood.init_params)
+        self._terms = _compile_terms(likelihood, self._unravel)
+        self.likelihood = likelihood
+        self.names = parameter_names(likelihood.init_params)
+
+    def __call__(
+        self,
+        *,
+        weights: ArrayLike | None = None,
+        start: Params | None = None,
+        key: PRNGKeyArray | None = None,
+        max_iters: int = 50,
+        on_pass: Callable[[], Any] = lambda: None,
+    ) -> LaplaceApproximation:
+        """Fit; arguments and errors as in `laplace_approximation`."""
+        likelihood, names = self.likelihood, self.names
+        flat, _ = ravel_pytree(likelihood.init_params if start is None else start)
+        position = np.asarray(flat, np.float64)
+        n = likelihood.num_data
+        if start is None and weights is None and key is not None and n > 2 * _WARM_START_ROWS:
+            rows = np.sort(host_generator(key).choice(n, _WARM_START_ROWS, replace=False))
+            counts = np.full(_WARM_START_ROWS, n / _WARM_START_ROWS)
+            part = _LogPosterior(self._terms, likelihood.take(rows), counts)
+            position = _newton(part, position, _WARM_START_DECREMENT, max_iters)
+        counts = np.ones(n, np.float32) if weights is None else np.asarray(weights)
+        full = _LogPosterior(self._terms, likelihood.data, counts, on_pass)
+        position = _newton(full, position, _DECREMENT, max_iters)
+        _, gradient, hessian = full(position)
+        covariance = _inverse_hessian(hessian, names)
+        decrement = gradient @ covariance @ gradient
+        if not decrement <= _ACCEPTED_DECREMENT:
+            worst = np.argsort(-np.abs(covariance @ gradient) / np.sqrt(np.diag(covariance)))[:3]
+            raise ValueError(
+                f"the posterior's mode was not reached in {full.num_passes} passes: a Newton step "
+                f"would still gain {decrement / 2:.3g} nats, mostly along "
+                f"{', '.join(names[i] for i in worst)}. Rescale these parameters, give a tighter "
+                "prior, or bring draws of your own: weighting=Draws(samples)."
+            )
+        return LaplaceApproximation(position, covariance, names, self._unravel, full.num_passes)
+
+
 def laplace_approximation(
     likelihood: ModelLikelihood,
     *,
@@ -100,31 +149,9 @@ def laplace_approximation(
         ValueError: if the mode is not reached or the Hessian there is not positive definite; the
             message names the directions.
     """
-    flat, unravel = ravel_pytree(likelihood.init_params if start is None else start)
-    position = np.asarray(flat, np.float64)
-    names = parameter_names(likelihood.init_params)
-    terms = _compile_terms(likelihood, unravel)
-    n = likelihood.num_data
-    if start is None and weights is None and key is not None and n > 2 * _WARM_START_ROWS:
-        rows = np.sort(host_generator(key).choice(n, _WARM_START_ROWS, replace=False))
-        counts = np.full(_WARM_START_ROWS, n / _WARM_START_ROWS)
-        part = _LogPosterior(terms, likelihood.take(rows), counts)
-        position = _newton(part, position, _WARM_START_DECREMENT, max_iters)
-    counts = np.ones(n, np.float32) if weights is None else np.asarray(weights)
-    full = _LogPosterior(terms, likelihood.data, counts, on_pass)
-    position = _newton(full, position, _DECREMENT, max_iters)
-    _, gradient, hessian = full(position)
-    covariance = _inverse_hessian(hessian, names)
-    decrement = gradient @ covariance @ gradient
-    if not decrement <= _ACCEPTED_DECREMENT:
-        worst = np.argsort(-np.abs(covariance @ gradient) / np.sqrt(np.diag(covariance)))[:3]
-        raise ValueError(
-            f"the posterior's mode was not reached in {full.num_passes} passes: a Newton step "
-            f"would still gain {decrement / 2:.3g} nats, mostly along "
-            f"{', '.join(names[i] for i in worst)}. Rescale these parameters, give a tighter "
-            "prior, or bring draws of your own: weighting=Draws(samples)."
-        )
-    return LaplaceApproximation(position, covariance, names, unravel, full.num_passes)
+    return LaplaceFitter(likelihood)(
+        weights=weights, start=start, key=key, max_iters=max_iters, on_pass=on_pass
+    )
 
 
 def parameter_names(params: Mapping[str, Any]) -> list[str]:

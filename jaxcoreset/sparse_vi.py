@@ -550,7 +550,7 @@ class _Growth(eqx.Module):
             atoms = evaluate(data)
             embedding = _Embedding(rows, atoms, atoms[state.indices], jnp.sum(atoms, axis=0))
         else:
-            rows = jax.random.choice(rows_key, n, (num_rows,), replace=False)
+            rows = jax.random.randint(rows_key, (num_rows,), 0, n)
             atoms = evaluate(_take(data, rows))
             target = (n / num_rows) * jnp.sum(atoms, axis=0)
             embedding = _Embedding(rows, atoms, evaluate(kept), target)

@@ -1,5 +1,7 @@
 """`CoresetBuilder`: from a model and data to a coreset whose posterior is the full posterior."""
 
+import functools
+
 import jax
 import numpy as np
 import numpyro
@@ -169,6 +171,7 @@ def test_report_prints_what_matters(coreset):
         ({"size": 5, "weighting": None}, TypeError, r"Laplace\(\)"),
     ],
 )
+@pytest.mark.usefixtures("untyped")
 def test_bad_settings_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         jc.CoresetBuilder(logistic, **arguments)
@@ -178,3 +181,54 @@ def test_fewer_candidates_than_rows_wanted_are_refused(data):
     builder = jc.CoresetBuilder(logistic, size=20, num_candidates=10)
     with pytest.raises(ValueError, match="num_candidates is 10"):
         builder.run(jax.random.key(0), *data)
+
+
+def sites_of(data):
+    """A rare class of rows: one in sixty."""
+    return np.where(np.arange(len(data[1])) % 60 == 0, 7, 3)
+
+
+def logistic_with_site(x, site, y=None):
+    logistic(x, y)
+
+
+@pytest.mark.parametrize("num_candidates", [None, 200])
+def test_every_class_of_an_argument_gets_rows(data, num_candidates):
+    x, y = data
+    site = sites_of(data)
+    builder = jc.CoresetBuilder(
+        logistic_with_site,
+        size=20,
+        constraint=functools.partial(jc.StratifiedTopK, reserved=4),
+        by="site",
+        num_candidates=num_candidates,
+        num_draws=200,
+    )
+    coreset = builder.run(jax.random.key(0), x, site, y)
+    assert len(coreset) <= 20
+    assert np.sum(coreset.args[1] == 7) >= 3
+    assert coreset.report.solver == "AIHT2"
+
+
+def test_constraint_on_all_rows_can_be_given(data):
+    builder = jc.CoresetBuilder(
+        logistic, size=15, constraint=jc.SimplexTopK(len(data[1])), num_draws=200
+    )
+    coreset = builder.run(jax.random.key(0), *data)
+    np.testing.assert_allclose(coreset.weights.sum(), len(data[1]), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"constraint": jc.TopK(), "solver": jc.MatchingPursuit()}, TypeError, "no constraint"),
+        ({"constraint": jc.TopK(), "by": "y"}, TypeError, "by is 'y'"),
+        ({"constraint": jc.StratifiedTopK, "by": "site"}, ValueError, "by is 'site'; wanted"),
+        ({"constraint": jc.StratifiedTopK, "by": "x"}, ValueError, "wanted \\(3000,\\)"),
+        ({"constraint": jc.StratifiedTopK}, TypeError, "wanted a Constraint"),
+        ({"constraint": jc.StratifiedTopK([0, 1])}, ValueError, "groups"),
+    ],
+)
+def test_constraint_that_does_not_fit_is_refused(data, settings, error, message):
+    with pytest.raises(error, match=message):
+        jc.CoresetBuilder(logistic, size=5, **settings).run(jax.random.key(0), *data)

@@ -10,7 +10,7 @@ from jaxcoreset.compression import CompressedProblem, compress, project, project
 from tests.datasets import atoms_of
 
 
-def low_rank(n=150, s=120, rank=7, seed=0):
+def low_rank(n, s, rank=7, seed=0):
     rng = np.random.default_rng(seed)
     return (
         rng.normal(size=(n, rank))
@@ -34,13 +34,11 @@ def objectives(problem, weights):
 
 
 CASES = {
-    "low rank, sampled": low_rank(400, 300),
-    "low rank, factorised": low_rank(),
-    "more rows than a chunk": low_rank(1000, 60),
+    "low rank, sampled": low_rank(300, 200),
+    "low rank, factorised in chunks": low_rank(400, 60),
     "fewer rows than draws": np.random.default_rng(2).normal(size=(20, 90)),
     "half the rank": np.random.default_rng(3).normal(size=(300, 100)) @ low_rank(100, 200, 100),
     "full rank": np.random.default_rng(4).normal(size=(80, 40)),
-    "one row": np.random.default_rng(5).normal(size=(1, 9)),
 }
 
 
@@ -64,7 +62,7 @@ def test_compression_leaves_every_objective_unchanged(case, candidates_only):
     np.testing.assert_allclose(objectives(shorter, weights), objectives(exact, weights), rtol=1e-10)
 
 
-@pytest.mark.parametrize(("n", "s", "rank"), [(400, 300, 7), (150, 120, 5), (60, 200, 1)])
+@pytest.mark.parametrize(("n", "s", "rank"), [(300, 200, 7), (60, 50, 5), (1, 9, 1)])
 def test_the_rank_is_found_and_atoms_have_one_coordinate_more(n, s, rank):
     shorter = compress(jc.CoresetProblem(np.float32(low_rank(n, s, rank))))
     assert shorter.rank == rank
@@ -85,14 +83,14 @@ def test_atoms_that_cannot_be_shortened_stay_as_they_are(s):
 
 
 def test_the_part_of_the_target_outside_the_atoms_is_kept():
-    atoms = low_rank(400, 300)
-    outside = np.random.default_rng(1).normal(size=300)
+    atoms = low_rank(300, 200)
+    outside = np.random.default_rng(1).normal(size=200)
     outside -= np.linalg.pinv(atoms) @ (atoms @ outside)
     problem = jc.CoresetProblem(np.float32(atoms), np.float32(atoms.sum(0) + outside))
     shorter = compress(problem)
     assert float(shorter.target[-1]) == pytest.approx(np.linalg.norm(outside), rel=1e-4)
     # The best weights of all leave exactly that.
-    everything = np.ones((1, 400))
+    everything = np.ones((1, 300))
     assert objectives(shorter, everything)[0] == pytest.approx(outside @ outside, rel=1e-4)
 
 
@@ -101,8 +99,8 @@ def test_what_a_large_tolerance_leaves_out_is_bounded_as_stated():
     problem = jc.CoresetProblem(np.float32(atoms))
     shorter = compress(problem, tol=3e-2)
     assert shorter.rank < 100
-    solution = jc.sweep(shorter, jnp.array([5, 20, 60]))
-    dense = np.asarray(solution.dense(500), float)
+    solution = jc.solve(shorter, 20)
+    dense = np.asarray(solution.dense(500), float)[None]
     change = np.abs(np.sqrt(objectives(shorter, dense)) - np.sqrt(objectives(problem, dense)))
     bound = np.asarray(shorter.error_bound(solution.indices, solution.weights))
     largest = np.linalg.norm(atoms, 2)
@@ -111,10 +109,9 @@ def test_what_a_large_tolerance_leaves_out_is_bounded_as_stated():
     assert (change <= 1.5 * 3e-2 * largest * np.linalg.norm(dense, axis=1)).all()
 
 
-@pytest.mark.parametrize("name", ["biketrips_500", "phishing_500"])
-def test_solvers_find_as_good_a_solution(name):
+def test_solvers_find_as_good_a_solution():
     """Ties and rounding may lead to other atoms, so only the error of what is found is compared."""
-    problem = jc.CoresetProblem(jnp.asarray(atoms_of(name, 300), jnp.float32))
+    problem = jc.CoresetProblem(jnp.asarray(atoms_of("biketrips_500", 300), jnp.float32))
     shorter = compress(problem)
     full, short = jc.solve(problem, 20), jc.solve(shorter, 20)
     found = objectives(problem, np.asarray(short.dense(500), float)[None])[0]
@@ -133,8 +130,6 @@ def test_a_given_rank_works_under_jit_and_vmap():
         weights = sparse_weights(60)
         lane = jax.tree.map(lambda x, i=i: x[i], shorter)
         np.testing.assert_allclose(objectives(lane, weights), objectives(one, weights), rtol=1e-5)
-    solutions = jax.vmap(lambda p: jc.solve(p, 3))(shorter)
-    assert solutions.indices.shape == (3, 3)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "sign"])

@@ -158,6 +158,7 @@ def test_bad_problem_is_refused(atoms, target, message):
         (lambda p: jc.sweep(p, 5), TypeError, "one-dimensional"),
     ],
 )
+@pytest.mark.usefixtures("untyped")
 def test_bad_arguments_are_refused(problem, call, error, message):
     with pytest.raises(error, match=message):
         call(problem)

@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from numpyro.infer.util import log_density
 
 import jaxcoreset as jc
 from jaxcoreset.laplace import laplace_approximation
@@ -82,7 +83,6 @@ def exact_kls(x, path):
 @pytest.mark.parametrize(
     ("arguments", "descend", "rate"),
     [
-        ({}, reference.adam, lambda t: 1 / t),
         ({"learning_rate": lambda t: 0.5 / t}, reference.adam, lambda t: 0.5 / t),
         ({"optimizer": optax.sgd(0.05)}, reference.sgd, lambda t: 0.05),
     ],
@@ -187,11 +187,18 @@ def regression():
     return x, y
 
 
-def symmetrised_kl(regression, weights):
+@pytest.fixture(scope="module")
+def symmetrised_kl(regression):
+    """Laplace to Laplace, between the posterior of weighted rows and the full one."""
     likelihood = jc.model_likelihood(logistic, regression)
-    full, small = (laplace_approximation(likelihood, weights=w) for w in (None, weights))
-    one, other = (full.mode, full.covariance), (small.mode, small.covariance)
-    return reference.kl(*one, *other) + reference.kl(*other, *one)
+    full = laplace_approximation(likelihood)
+
+    def divergence(weights):
+        small = laplace_approximation(likelihood, weights=weights, start=full.params())
+        one, other = (full.mode, full.covariance), (small.mode, small.covariance)
+        return reference.kl(*one, *other) + reference.kl(*other, *one)
+
+    return divergence
 
 
 @pytest.fixture(scope="module")
@@ -200,15 +207,17 @@ def coreset(regression):
     return SparseVI(logistic, 20, **settings(num_held_out=1000)).run(jax.random.key(0), x, y=y)
 
 
-def test_coreset_posterior_is_nearer_than_that_of_uniform_subsamples(regression, coreset):
+def test_coreset_posterior_is_nearer_than_that_of_uniform_subsamples(
+    regression, coreset, symmetrised_kl
+):
     n = len(regression[0])
     rng = np.random.default_rng(1)
     uniform = []
-    for _ in range(5):
+    for _ in range(3):
         weights = np.zeros(n)
         weights[rng.choice(n, 20, replace=False)] = n / 20
-        uniform.append(symmetrised_kl(regression, weights))
-    divergence = symmetrised_kl(regression, dense(coreset, n))
+        uniform.append(symmetrised_kl(weights))
+    divergence = symmetrised_kl(dense(coreset, n))
     assert divergence < 0.2 * min(uniform)
     assert 0.5 < coreset.report.kl / divergence < 2
 
@@ -216,16 +225,21 @@ def test_coreset_posterior_is_nearer_than_that_of_uniform_subsamples(regression,
 def test_coreset_has_its_rows_and_its_model(regression, coreset):
     assert 0 < len(coreset) <= 20
     np.testing.assert_array_equal(coreset.kwargs["y"], regression[1][coreset.indices])
-    likelihood = jc.model_likelihood(logistic, regression)
-    assert laplace_approximation(likelihood, weights=dense(coreset, 300)).mode.shape == (3,)
+    beta = {"beta": np.array([0.3, -0.2, 0.1])}
+    value, _ = log_density(coreset.model, coreset.args, coreset.kwargs, beta)
+    x, y = coreset.args[0], coreset.kwargs["y"]
+    terms = -np.logaddexp(0, -(2 * y - 1) * (x @ beta["beta"]))
+    prior = -0.5 * np.sum(beta["beta"] ** 2) - 1.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(value, coreset.weights @ terms + prior, rtol=1e-5)
     assert coreset.report.weighting == "Laplace"
 
 
-def test_the_same_key_gives_the_same_coreset(regression):
-    vi = SparseVI(logistic, 4, num_iters=10, **settings())
-    first, again = (vi.run(jax.random.key(0), *regression) for _ in range(2))
-    np.testing.assert_array_equal(first.indices, again.indices)
-    np.testing.assert_array_equal(first.weights, again.weights)
+def test_the_same_key_gives_the_same_path(gaussian_path):
+    vi = SparseVI(gaussian, 12, sampler=closed_form(), **settings())
+    again = vi.run_path(jax.random.key(0), gaussian_data())
+    for k, coreset in gaussian_path.items():
+        np.testing.assert_array_equal(coreset.indices, again[k].indices)
+        np.testing.assert_array_equal(coreset.weights, again[k].weights)
 
 
 def test_draws_can_be_used_for_several_steps():
@@ -234,38 +248,24 @@ def test_draws_can_be_used_for_several_steps():
     assert exact_kls(x, vi.run_path(jax.random.key(0), x))[-1] < 0.05
 
 
-def test_reweighted_draws_change_nothing_where_the_weights_have_not_moved():
-    x, points = gaussian_data(), icosahedron()
-    weights = []
-    for redraw_every in (1, 2):
-        vi = SparseVI(
-            gaussian,
-            3,
-            num_draws=len(points),
-            num_iters=2,
-            optimizer=optax.sgd(lambda t: 0.01 * (t == 0)),
-            redraw_every=redraw_every,
-            sampler=closed_form(points),
-            **settings(),
-        )
-        weights.append(dense(vi.run(jax.random.key(0), x), len(x)))
-    np.testing.assert_allclose(*weights, rtol=1e-5)
-
-
-def test_rows_drawn_anew_stand_for_the_data(regression):
+def test_rows_drawn_anew_stand_for_the_data():
+    x = gaussian_data()
     vi = SparseVI(
-        logistic,
-        10,
-        num_candidates=100,
-        num_gradient_rows=150,
+        gaussian,
+        12,
+        num_candidates=15,
+        num_gradient_rows=20,
         weighting=None,
+        sampler=closed_form(),
         **settings(num_held_out=300),
     )
-    coreset = vi.run(jax.random.key(0), *regression)
-    report = coreset.report
-    assert (report.num_candidates, report.num_held_out) == (100, 300)
+    path = vi.run_path(jax.random.key(0), x)
+    report = path[12].report
+    assert (report.num_candidates, report.num_held_out) == (15, 300)
     assert report.weighting == "its own"
-    assert symmetrised_kl(regression, dense(coreset, 300)) < 2
+    # Half the rows as often leave noise in the gradient, which 1/t does not average out.
+    kls = exact_kls(x, path)
+    assert kls[-1] < 0.5 < kls[0]
 
 
 def test_as_many_rows_as_there_are_come_back_whole(regression):
@@ -294,21 +294,34 @@ def test_steps_that_leave_no_weight_are_refused():
     ("arguments", "error", "message"),
     [
         ({"size": 0}, ValueError, "size is 0"),
-        ({"size": 2.0}, ValueError, "whole number"),
+        ({"size": True}, ValueError, "whole number"),
         ({"num_draws": 1}, ValueError, "num_draws is 1"),
         ({"num_iters": 0}, ValueError, "num_iters is 0"),
         ({"redraw_every": 7}, ValueError, "divisor of num_iters"),
         ({"num_candidates": 0}, ValueError, "num_candidates is 0"),
         ({"num_gradient_rows": -1}, ValueError, "num_gradient_rows is -1"),
-        ({"learning_rate": 0.1}, TypeError, "lambda t: 1 / t"),
-        ({"optimizer": "adam"}, TypeError, "optax transformation"),
         ({"optimizer": optax.sgd(1.0), "learning_rate": lambda t: 1}, ValueError, "one of them"),
-        ({"sampler": None}, TypeError, "LaplaceSampler"),
-        ({"sampler": LaplaceSampler}, TypeError, "LaplaceSampler"),
-        ({"weighting": "laplace"}, TypeError, "wanted a Weighting"),
         ({"num_held_out": 1}, ValueError, "num_held_out is 1"),
     ],
 )
-def test_bad_settings_are_refused(arguments, error, message):
+def test_numbers_out_of_range_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
+        SparseVI(logistic, **{"size": 5, **arguments})
+
+
+# The checker of annotations, which is on in the tests, may be the first to refuse these.
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"size": 2.0},
+        {"learning_rate": 0.1},
+        {"optimizer": "adam"},
+        {"sampler": None},
+        {"sampler": LaplaceSampler},
+        {"weighting": "laplace"},
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_refused_by_name(arguments):
+    (name,) = arguments
+    with pytest.raises((TypeError, ValueError), match=name):
         SparseVI(logistic, **{"size": 5, **arguments})

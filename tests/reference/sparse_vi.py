@@ -55,10 +55,9 @@ def sparse_vi(covariance, n, size, num_iters, learning_rate, descend=adam):
         scores = np.where(w > 0, np.abs(correlations), correlations)
         taken[np.argmax(scores)] = True
 
-        def gradient(w, taken=taken.copy()):
-            return np.where(taken, -covariance(w) @ (1 - w), 0)
-
-        w = descend(gradient, w, num_iters, learning_rate)
+        w = descend(
+            lambda w: np.where(taken, -covariance(w) @ (1 - w), 0), w, num_iters, learning_rate
+        )
         path.append(w)
     return np.array(path)
 
