@@ -1,8 +1,12 @@
 """Bayesian coresets on accelerators: a few weighted rows whose posterior is the full posterior."""
 
+from importlib import import_module as _import_module
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from jaxcoreset.builder import CoresetBuilder as CoresetBuilder
+from jaxcoreset.constraints import Constraint as Constraint
 from jaxcoreset.constraints import GroupTopK as GroupTopK
 from jaxcoreset.constraints import SimplexTopK as SimplexTopK
 from jaxcoreset.constraints import StratifiedTopK as StratifiedTopK
@@ -28,8 +32,38 @@ from jaxcoreset.solvers import IHT as IHT
 from jaxcoreset.solvers import FrankWolfe as FrankWolfe
 from jaxcoreset.solvers import ImportanceSampling as ImportanceSampling
 from jaxcoreset.solvers import MatchingPursuit as MatchingPursuit
+from jaxcoreset.solvers import Solver as Solver
 from jaxcoreset.solvers import UniformSampling as UniformSampling
 from jaxcoreset.weighting import Draws as Draws
 from jaxcoreset.weighting import Laplace as Laplace
 
+if _TYPE_CHECKING:
+    from jaxcoreset.solvers.stochastic import SVRGIHT as SVRGIHT
+    from jaxcoreset.solvers.stochastic import ProjectedOptax as ProjectedOptax
+    from jaxcoreset.solvers.stochastic import StochasticAIHT as StochasticAIHT
+    from jaxcoreset.sparse_vi import SparseVI as SparseVI
+
 __version__ = _version("jaxcoreset")
+
+# What brings optax with it, or is rarely wanted, is imported when it is asked for.
+_LATER = {
+    "ProjectedOptax": "jaxcoreset.solvers.stochastic",
+    "SVRGIHT": "jaxcoreset.solvers.stochastic",
+    "SparseVI": "jaxcoreset.sparse_vi",
+    "StochasticAIHT": "jaxcoreset.solvers.stochastic",
+    "diagnostics": "jaxcoreset",
+    "distributions": "jaxcoreset",
+    "plotting": "jaxcoreset",
+}
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _LATER[name] == __name__:
+        return _import_module(f"{__name__}.{name}")
+    return getattr(_import_module(_LATER[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

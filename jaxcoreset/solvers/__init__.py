@@ -1,4 +1,7 @@
-"""Solvers of the coreset problem, one file a family."""
+"""Solvers of the coreset problem, one file a family.
+
+Those of `stochastic` are imported when they are asked for, since they bring optax with them.
+"""
 
 from jaxcoreset.solvers.base import Solver as Solver
 from jaxcoreset.solvers.frank_wolfe import FrankWolfe as FrankWolfe

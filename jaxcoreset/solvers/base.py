@@ -10,7 +10,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solution import Solution
 
-# What the lanes of one batch of a sweep may hold between them, in array entries (256 MB in float32).
+# Array entries that the lanes of one batch of a sweep may hold between them: 256 MB in float32.
 _LANE_BUDGET = 64_000_000
 
 
