@@ -61,6 +61,7 @@ def compare(
     n, s = problem.atoms.shape
     _, spent, shorter = common.seconds(lambda: compress(problem, tol), repeats)
     print(f"  {name}: n = {n}, S = {s}, rank {shorter.rank} after {spent:.3g} s", flush=True)
+    same = shorter.atoms.shape == problem.atoms.shape  # then any difference in time is chance
     rows = []
     for work, call in works(max_k).items():
         _, plain, expected = common.seconds(lambda call=call: call(problem), repeats)
@@ -77,7 +78,9 @@ def compare(
                 "compressed": compressed,
                 "speedup": plain / compressed,
                 "pays after": (
-                    int(np.ceil(spent / (plain - compressed))) if compressed < plain else None
+                    None
+                    if same or compressed >= plain
+                    else int(np.ceil(spent / (plain - compressed)))
                 ),
                 **differences(problem, shorter, expected, found),
             }

@@ -83,9 +83,9 @@ def compress(
     (Vᵀy, ‖y − V Vᵀy‖). The directions are the leading right singular vectors of the atoms.
 
     They are first looked for by sampling, which ends when what is left of the atoms has a small
-    enough norm, by power iteration (Martinsson and Voronin, "A randomized blocked algorithm for efficiently
-    computing rank-revealing factorizations of matrices", SIAM J. Sci. Comput. 2016, Figure 4). The
-    samples have a fixed key, and affect the result by less than `tol`. Where a third of all
+    enough norm, by power iteration (after Martinsson and Voronin, "A randomized blocked algorithm
+    for efficiently computing rank-revealing factorizations of matrices", SIAM J. Sci. Comput.
+    2016). The samples have a fixed key, and affect the result by about `tol`. Where a third of all
     directions is not enough, a QR decomposition is made chunk by chunk (Demmel, Grigori, Hoemmen
     and Langou, "Communication-optimal parallel and sequential QR and LU factorizations", SIAM J.
     Sci. Comput. 2012) and then an SVD of its triangular factor. A Gram matrix of the atoms would
@@ -154,7 +154,7 @@ def _directions_above(atoms: Float[Array, "n s"], tol: float) -> tuple[Array, Ar
 def _sampled_range(
     atoms: Float[Array, "n s"], tol: Float[Array, ""], max_blocks: int
 ) -> tuple[Array, Array, Array]:
-    """An orthonormal basis outside which the atoms have a largest singular value of tol·σ_1 or less.
+    """An orthonormal basis outside which no singular value of the atoms is above tol·σ_1.
 
     Returns:
         The basis, (S, max_blocks·_BLOCK) with zeros in columns not needed, the number of blocks of
