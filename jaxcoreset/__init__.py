@@ -38,6 +38,11 @@ from jaxcoreset.weighting import Draws as Draws
 from jaxcoreset.weighting import Laplace as Laplace
 
 if _TYPE_CHECKING:
+    from jaxcoreset.compression import CompressedProblem as CompressedProblem
+    from jaxcoreset.compression import compress as compress
+    from jaxcoreset.compression import project as project
+    from jaxcoreset.kernel import kernel_problem as kernel_problem
+    from jaxcoreset.kernel import select_prototypes as select_prototypes
     from jaxcoreset.solvers.stochastic import SVRGIHT as SVRGIHT
     from jaxcoreset.solvers.stochastic import ProjectedOptax as ProjectedOptax
     from jaxcoreset.solvers.stochastic import StochasticAIHT as StochasticAIHT
@@ -47,10 +52,15 @@ __version__ = _version("jaxcoreset")
 
 # What brings optax with it, or is rarely wanted, is imported when it is asked for.
 _LATER = {
+    "CompressedProblem": "jaxcoreset.compression",
     "ProjectedOptax": "jaxcoreset.solvers.stochastic",
     "SVRGIHT": "jaxcoreset.solvers.stochastic",
     "SparseVI": "jaxcoreset.sparse_vi",
     "StochasticAIHT": "jaxcoreset.solvers.stochastic",
+    "compress": "jaxcoreset.compression",
+    "kernel_problem": "jaxcoreset.kernel",
+    "project": "jaxcoreset.compression",
+    "select_prototypes": "jaxcoreset.kernel",
     "diagnostics": "jaxcoreset",
     "distributions": "jaxcoreset",
     "plotting": "jaxcoreset",

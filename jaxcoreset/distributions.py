@@ -602,15 +602,13 @@ class DistributionExchange(DistributionSolver):
             replaced = jnp.eye(max_k, dtype=bool)[:, None, :]
             rivals = jnp.where(replaced, jnp.arange(n)[None, :, None], state.slots)
             rivals = rivals.reshape(max_k * n, max_k)
-            out = (state.slots < n)[:, None]
-            into = ~jnp.isin(jnp.arange(n), state.slots)[None, :]
-            scores = jnp.where(
-                (out & into).ravel(),
-                jax.vmap(lambda slots: _score(objective, slots))(rivals),
-                jnp.inf,
-            )
+            out, into = state.slots[:, None], jnp.arange(n)[None, :]
+            # A coordinate put in for itself leaves S as it is, and so gives S its own score.
+            valid = (out < n) & ((into == out) | ~jnp.isin(into, state.slots))
+            scores = jax.vmap(lambda slots: _score(objective, slots))(rivals)
+            scores = jnp.where(valid.ravel(), scores, jnp.inf)
             best = _lowest(scores)
-            slack = _TIE * jnp.finfo(scores.dtype).eps * jnp.abs(state.score)
+            slack = _TIE * jnp.finfo(dtype).eps * jnp.abs(scores[best])
             better = scores[best] < state.score - slack
             return _Exchange(
                 slots=jnp.where(better, rivals[best], state.slots),
@@ -619,13 +617,12 @@ class DistributionExchange(DistributionSolver):
                 stopped=~better,
             )
 
-        slots = slots.astype(jnp.int32)
+        slots, dtype = slots.astype(jnp.int32), objective.scale(1).dtype
+        unscored = jnp.full((), jnp.inf, dtype)
         state = jax.lax.while_loop(
             lambda s: ~s.stopped & (s.num_iters < self.max_iters),
             exchange,
-            _Exchange(
-                slots, _score(objective, slots), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-            ),
+            _Exchange(slots, unscored, jnp.zeros((), jnp.int32), jnp.zeros((), bool)),
         )
         table = _best_table(objective, state.slots)
         return DistributionSolution(
@@ -762,7 +759,8 @@ def random_sparse_distribution(
     """
     lattice = _checked_lattice("lattice", tuple(lattice))
     max_k = _checked_max_k(k, max_k, len(lattice))
-    return _draw(key, lattice, jnp.clip(jnp.asarray(k, jnp.int32), 1, max_k), max_k)[0]
+    allowed = jnp.clip(jnp.asarray(k, jnp.int32), 1, max_k)
+    return eqx.filter_jit(_draw)(key, lattice, allowed, max_k)[0]
 
 
 @eqx.filter_jit

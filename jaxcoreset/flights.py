@@ -54,7 +54,7 @@ def load_flights() -> tuple[Float[np.ndarray, "n 20"], Int[np.ndarray, " n"], li
 
     clock = 2 * np.pi * (table["hour"] + table["minute"] / 60) / 24
     season = 2 * np.pi * (table["month"] - 1 + table["day"] / 31) / 12
-    weekday = pd.to_datetime(table[["year", "month", "day"]]).dt.dayofweek
+    weekday = pd.to_datetime(table[["year", "month", "day"]]).dt.day_of_week
     columns: dict[str, Any] = {
         "intercept": np.ones(len(table)),
         "clock (sin)": np.sin(clock),

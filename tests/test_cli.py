@@ -34,8 +34,8 @@ def test_flights_are_those_with_known_arrival_and_weather():
     assert late.shape == (325_724,)
     assert len(set(names)) == 20
     assert 0.2 < late.mean() < 0.3
-    np.testing.assert_allclose(features[:, 1:].mean(0), 0, atol=1e-4)
-    np.testing.assert_allclose(features[:, 1:].std(0), 1, atol=1e-4)
+    np.testing.assert_allclose(features[:, 1:].mean(0, dtype=np.float64), 0, atol=1e-4)
+    np.testing.assert_allclose(features[:, 1:].std(0, dtype=np.float64), 1, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -71,3 +71,10 @@ def test_import_loads_nothing_heavy():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
     )
     assert found.stdout.strip() == "[]"
+
+
+def test_every_public_name_is_there():
+    for name in dir(jc):
+        assert getattr(jc, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = jc.nothing

@@ -1,5 +1,7 @@
 """The hard-thresholding solvers against plain NumPy versions of Algorithms 1 to 3."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,7 @@ def final_weights(solver, atoms, k):
 
 
 @pytest.mark.parametrize("algorithm", SOLVERS)
-@pytest.mark.parametrize("num_iters", [1, 2, 3, 10, 50])
+@pytest.mark.parametrize("num_iters", [2, 50])
 def test_fifty_iterates_equal_the_reference(algorithm, num_iters):
     atoms, k = independent_atoms(), 15
     iterates = reference.hard_thresholding(
@@ -52,23 +54,24 @@ def test_each_iterate_on_real_data_equals_the_reference(algorithm, name, k):
     )
     iterates = np.stack([np.zeros(n), np.zeros(n), *iterates])
     with jax.enable_x64(True):
-        step = device_step(SOLVERS[algorithm](tol=0.0), jc.CoresetProblem(atoms), k)
-        found = np.asarray(jax.lax.map(lambda pair: step(*pair), (iterates[1:-1], iterates[:-2])))
+        found = np.asarray(device_steps(algorithm, jc.CoresetProblem(atoms), iterates, k))
     expected = iterates[2:]
     np.testing.assert_array_equal(found > 0, expected > 0)
     np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8 * expected.max())
 
 
-def device_step(solver, problem, k):
-    """The solver's own iteration, from two dense vectors w_t and w_{t-1} to w_{t+1}."""
-    n = problem.num_data
+@functools.partial(jax.jit, static_argnums=0)
+def device_steps(algorithm, problem, iterates, k):
+    """The solver's own iteration from each pair of w_{t-1} and w_t to w_{t+1}, all dense."""
+    solver, max_k = SOLVERS[algorithm](tol=0.0), 50
+    usable = problem.squared_norms() > 0
 
     def iterate_of(w):
-        values, indices = jax.lax.top_k(w, k)
+        values, indices = jax.lax.top_k(w, max_k)
         return Iterate(Sparse(indices, values), problem.combine(indices, values))
 
-    def step(w, w_before):
-        current, previous = iterate_of(w), iterate_of(w_before)
+    def step(pair):
+        previous, current = iterate_of(pair[0]), iterate_of(pair[1])
         state = _State(
             current,
             previous,
@@ -77,11 +80,10 @@ def device_step(solver, problem, k):
             jnp.zeros((), bool),
             jnp.zeros(0),
         )
-        usable = problem.squared_norms() > 0
-        new = solver._iterate(problem, usable, jnp.asarray(k), k, state).current.weights
-        return jnp.zeros(n).at[new.indices].add(new.values)
+        new = solver._iterate(problem, usable, k, max_k, state).current.weights
+        return jnp.zeros(problem.num_data).at[new.indices].add(new.values)
 
-    return step
+    return jax.lax.map(step, (iterates[:-2], iterates[1:-1]))
 
 
 @pytest.mark.parametrize(

