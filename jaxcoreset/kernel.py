@@ -337,7 +337,7 @@ def _factor(kernel: Kernel, points: Array, diagonal: Array, limit: int, tol: flo
             "kernel, such as GaussianKernel(median_bandwidth(points))."
         )
     factor = _no_columns(diagonal)
-    columns = 0
+    size = columns = 0
     while columns < limit:
         columns = min(limit, max(_FIRST_COLUMNS, _GROWTH * columns))
         factor = _compiled_more_columns(kernel, points, factor, columns, jnp.asarray(tol))
@@ -353,7 +353,13 @@ def _factor(kernel: Kernel, points: Array, diagonal: Array, limit: int, tol: flo
             f"out where tol is {tol:.2g}. Pass a larger rank, tol={error:.2g}, or a kernel with a "
             "larger bandwidth."
         )
-    return eqx.tree_at(lambda f: f.factor, factor, factor.factor[:, : max(1, int(factor.size))])
+    return eqx.tree_at(lambda f: f.factor, factor, factor.factor[:, : _round_up(size, limit)])
+
+
+def _round_up(size: int, limit: int) -> int:
+    """A few sizes, so that kernels and data of nearly one rank share their compiled solvers."""
+    step = max(8, 1 << max(0, size.bit_length() - 3))
+    return min(limit, -(-max(1, size) // step) * step)
 
 
 def _checked_points(points: ArrayLike) -> Array:

@@ -93,7 +93,8 @@ def test_full_rank_factor_is_the_kernel_matrix_in_float64():
 def test_a_kernel_of_low_rank_gives_short_atoms():
     points = clusters(50)
     problem = kernel_problem(lambda x, y: 1 + jnp.vdot(x, y), points)
-    assert problem.num_draws == 4
+    assert problem.num_draws == 8
+    assert not np.asarray(problem.atoms)[:, 4:].any()
 
 
 def test_median_bandwidth_is_the_median_distance():
@@ -200,12 +201,12 @@ def test_prototypes_of_digits_classify_better_than_random_ones():
         squared = ((features[test][:, None] - chosen[None]) ** 2).sum(axis=-1)
         return np.mean(labels[train][rows][squared.argmin(axis=1)] == labels[test])
 
-    # Rough, for speed: the accuracy is the same with a tolerance of 1e-3.
-    solution = select_prototypes(features[train], 50, tol=0.05)
+    solution = select_prototypes(features[train], 100, tol=1e-2)
     rows = np.asarray(solution.indices)[np.asarray(solution.weights) > 0]
     rng = np.random.default_rng(0)
-    random = [accuracy(rng.choice(len(train), 50, replace=False)) for _ in range(20)]
-    assert accuracy(rows) > max(random) > 0.8
+    random = [accuracy(rng.choice(len(train), 100, replace=False)) for _ in range(20)]
+    # 0.96 against 0.90 with a standard deviation of 0.014. With 50 prototypes the two are nearer.
+    assert accuracy(rows) > np.mean(random) + 2 * np.std(random)
 
 
 # Bad input
