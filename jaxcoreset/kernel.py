@@ -238,7 +238,8 @@ def select_prototypes(
         max_k: see `jaxcoreset.solve`.
 
     Returns:
-        A `Solution` whose weights sum to one and whose objective is MMD².
+        A `Solution` whose weights sum to one and whose objective is MMD². A history, if the solver
+        keeps one, is that of the `simplex_problem`.
 
     Raises:
         ValueError: as in `kernel_problem` and `jaxcoreset.solve`, and if `target_weights` is not a
