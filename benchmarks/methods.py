@@ -93,7 +93,11 @@ def run_one(
                 note(method, k, weights, float(solution.relative_error), spent)
         rival = jc.SparseVI(model, max(ks), progress_bar=False)
         start = time.perf_counter()
-        path = rival.run_path(jax.random.key(trial), z, y)
+        try:
+            path = rival.run_path(jax.random.key(trial), z, y)
+        except ValueError as error:
+            print(f"{name}: SparseVI has no result: {error}")
+            continue
         spent = time.perf_counter() - start
         for k in ks:
             weights = np.zeros(problem.num_data, np.float32)
