@@ -111,12 +111,15 @@ def seconds(function: Callable[[], Any], repeats: int) -> tuple[float, float, An
 
 def environment() -> dict[str, Any]:
     """Date, versions and device, for the head of a result."""
-    packages = ("jaxcoreset", "jax", "jaxlib", "numpyro", "numpy", "scipy")
+    packages = ("jax", "jaxlib", "numpyro", "numpy", "scipy")
     device = jax.devices()[0]
     return {
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "versions": {
+            "jaxcoreset": jc.__version__,
+            **{name: importlib.metadata.version(name) for name in packages},
+        },
         "device": f"{device.platform}: {device.device_kind}, {len(jax.devices())} of them",
         "cores": os.cpu_count(),
         "float": str(jnp.zeros(()).dtype),

@@ -1,7 +1,6 @@
 """Bayesian coresets on accelerators: a few weighted rows whose posterior is the full posterior."""
 
 from importlib import import_module as _import_module
-from importlib.metadata import version as _version
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
@@ -48,7 +47,7 @@ if _TYPE_CHECKING:
     from jaxcoreset.solvers.stochastic import StochasticAIHT as StochasticAIHT
     from jaxcoreset.sparse_vi import SparseVI as SparseVI
 
-__version__ = _version("jaxcoreset")
+__version__ = "0.1.0"
 
 # What brings optax with it, or is rarely wanted, is imported when it is asked for.
 _LATER = {

@@ -3,8 +3,9 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
+
+from jaxcoreset import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="jaxcoreset",
         description="Bayesian coresets: a few hundred weighted rows with the full posterior.",
     )
-    parser.add_argument("--version", action="version", version=f"jaxcoreset {_version()}")
+    parser.add_argument("--version", action="version", version=f"jaxcoreset {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
     demo = commands.add_parser(
         "demo",
@@ -79,10 +80,6 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
     return number
-
-
-def _version() -> str:
-    return version("jaxcoreset")
 
 
 if __name__ == "__main__":
