@@ -69,7 +69,8 @@ class CoresetProblem(eqx.Module):
                 "column of atoms."
             )
         if is_concrete(atoms, self.target):
-            _check_values(atoms, self.target)
+            with jax.ensure_compile_time_eval():  # also where known values meet somebody's jit
+                _check_values(atoms, self.target)
 
     @property
     def num_data(self) -> int:

@@ -99,7 +99,8 @@ def sweep(
             "integers, for instance jnp.arange(1, 101)."
         )
     if is_concrete(ks):
-        lowest, highest = int(ks.min()), int(ks.max())
+        # By NumPy: under somebody's jit, an operation of JAX on known values is traced too.
+        lowest, highest = int(np.asarray(ks).min()), int(np.asarray(ks).max())
         _check_range(lowest, n)
         _check_range(highest, n)
         length = highest if max_k is None else _check_max_k(max_k, n, highest)

@@ -86,6 +86,14 @@ def test_solve_works_under_jit_and_vmap_over_k(problem, solver):
     assert np.asarray(many.size).tolist() == [1, 2, 3, 4]
 
 
+def test_known_values_may_meet_a_users_jit(problem):
+    ks, atoms = jnp.arange(1, 5), jnp.asarray(correlated_atoms())
+    path = jax.jit(lambda p: jc.sweep(p, ks))(problem)
+    assert path.weights.shape == (4, 4)
+    made = jax.jit(lambda scale: jc.solve(jc.CoresetProblem(atoms), 3).objective * scale)(1.0)
+    np.testing.assert_allclose(made, jc.solve(problem, 3).objective, rtol=1e-5)
+
+
 def test_batched_problems_are_solved_under_vmap():
     batch = np.stack([correlated_atoms(seed=seed) for seed in range(3)])
     problems = jax.vmap(jc.CoresetProblem)(batch)
