@@ -7,9 +7,7 @@ that the solver did not see.
 
 import dataclasses
 import inspect
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +19,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from jaxcoreset.constraints import Constraint
 from jaxcoreset.coreset import Coreset
 from jaxcoreset.embedding import centre, log_likelihood_matrix, log_likelihood_sum
-from jaxcoreset.host import host_generator, peak_memory, progress_bar
+from jaxcoreset.host import Clock, at_least, host_generator, peak_memory, progress_bar
 from jaxcoreset.likelihood import ModelLikelihood, model_likelihood
 from jaxcoreset.problem import HIGHEST, CoresetProblem
 from jaxcoreset.report import Report
@@ -102,7 +100,7 @@ class CoresetBuilder:
             )
         if tol is not None and not tol > 0:
             raise ValueError(f"tol is {tol!r}; wanted a positive number of nats, such as 0.01.")
-        self.size = None if size is None else _at_least("size", size, 1)
+        self.size = None if size is None else at_least("size", size, 1)
         self.tol = tol
         self.weighting = weighting
         if solver is None:
@@ -110,15 +108,15 @@ class CoresetBuilder:
         self.solver = solver
         self.constraint = constraint
         self.by = by
-        self.num_draws = None if num_draws is None else _at_least("num_draws", num_draws, 2)
-        self.max_size = _at_least("max_size", max_size, 1)
-        self.num_held_out = _at_least("num_held_out", num_held_out, 2)
+        self.num_draws = None if num_draws is None else at_least("num_draws", num_draws, 2)
+        self.max_size = at_least("max_size", max_size, 1)
+        self.num_held_out = at_least("num_held_out", num_held_out, 2)
         self.num_candidates = (
-            None if num_candidates is None else _at_least("num_candidates", num_candidates, 1)
+            None if num_candidates is None else at_least("num_candidates", num_candidates, 1)
         )
         self.data_axes = data_axes
         self.plate = plate
-        self.batch_size = None if batch_size is None else _at_least("batch_size", batch_size, 1)
+        self.batch_size = None if batch_size is None else at_least("batch_size", batch_size, 1)
         self.progress_bar = progress_bar
         for name, value, wanted in (
             ("weighting", self.weighting, Weighting),
@@ -152,7 +150,7 @@ class CoresetBuilder:
             ValueError: if the model or the data cannot be used; the message says what to do.
         """
         start_key, weighting_key, *keys = jax.random.split(key, 5)
-        clock = _Clock()
+        clock = Clock()
         with clock.stage("model"):
             likelihood = model_likelihood(
                 self.model,
@@ -204,7 +202,7 @@ class CoresetBuilder:
         source: DrawSource,
         constraint: Constraint | None,
         keys: Sequence[PRNGKeyArray],
-        clock: "_Clock",
+        clock: Clock,
     ) -> Coreset:
         """The smallest size on the path that keeps to `tol`, sizes doubling until there is one."""
         assert self.tol is not None
@@ -236,7 +234,7 @@ class CoresetBuilder:
         constraint: Constraint | None,
         keys: Sequence[PRNGKeyArray],
         size: int,
-        clock: "_Clock",
+        clock: Clock,
     ) -> "_Attempt":
         """Embed, solve up to `size`, and measure the error on draws that the solver did not see."""
         draws_key, rows_key, solver_key = keys
@@ -326,7 +324,7 @@ class CoresetBuilder:
     def _finish(
         self,
         likelihood: ModelLikelihood,
-        clock: "_Clock",
+        clock: Clock,
         attempt: "_Attempt",
         at: int,
     ) -> Coreset:
@@ -361,7 +359,7 @@ class CoresetBuilder:
         )
         return self._coreset(likelihood, likelihood.take(indices), indices, weights, report)
 
-    def _whole(self, likelihood: ModelLikelihood, clock: "_Clock") -> Coreset:
+    def _whole(self, likelihood: ModelLikelihood, clock: Clock) -> Coreset:
         """All rows with weight 1, which need neither draws nor a solver and have no error."""
         n = likelihood.num_data
         nothing = dict.fromkeys(
@@ -447,24 +445,5 @@ def _some_of_each(labels: np.ndarray, generator: np.random.Generator) -> np.ndar
     return order[np.arange(labels.size) - first < _CANDIDATES_PER_GROUP]
 
 
-class _Clock:
-    """Wall time by stage."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-
 def _leading(params: Params) -> int:
     return next(iter(params.values())).shape[0]
-
-
-def _at_least(name: str, value: Any, lowest: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < lowest:
-        raise ValueError(f"{name} is {value!r}; wanted a whole number of at least {lowest}.")
-    return int(value)

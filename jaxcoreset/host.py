@@ -1,6 +1,10 @@
-"""What is done on the host beside the device: random choices of rows, progress bars, memory."""
+"""What is done on the host beside the device: choices of rows, progress, clocks, checks, memory."""
 
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,3 +39,28 @@ def peak_memory() -> int | None:
         return None
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else used * 1024
+
+
+class Clock:
+    """Wall time by stage, in seconds; a stage that comes again adds to its time."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the time of a block to the stage `name`."""
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def at_least(name: str, value: Any, lowest: int) -> int:
+    """A setting as an integer.
+
+    Raises:
+        ValueError: if it is no whole number of at least `lowest`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < lowest:
+        raise ValueError(f"{name} is {value!r}; wanted a whole number of at least {lowest}.")
+    return int(value)

@@ -11,9 +11,7 @@ draws of a step are one batch.
 """
 
 import abc
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +26,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcoreset.coreset import Coreset
 from jaxcoreset.embedding import centre, log_likelihood_matrix, log_likelihood_sum
-from jaxcoreset.host import peak_memory, progress_bar
+from jaxcoreset.host import Clock, at_least, peak_memory, progress_bar
 from jaxcoreset.laplace import Params
 from jaxcoreset.likelihood import ModelLikelihood, model_likelihood
 from jaxcoreset.problem import HIGHEST
@@ -207,10 +205,10 @@ class SparseVI:
         progress_bar: bool = True,
     ):
         self.model = model
-        self.size = _at_least("size", size, 1)
-        self.num_draws = _at_least("num_draws", num_draws, 2)
-        self.num_iters = _at_least("num_iters", num_iters, 1)
-        self.redraw_every = _at_least("redraw_every", redraw_every, 1)
+        self.size = at_least("size", size, 1)
+        self.num_draws = at_least("num_draws", num_draws, 2)
+        self.num_iters = at_least("num_iters", num_iters, 1)
+        self.redraw_every = at_least("redraw_every", redraw_every, 1)
         if self.num_iters % self.redraw_every:
             raise ValueError(
                 f"redraw_every is {redraw_every} and num_iters is {num_iters}; wanted a divisor of "
@@ -230,7 +228,7 @@ class SparseVI:
         if weighting is not None and not isinstance(weighting, Weighting):
             raise TypeError(f"weighting is {weighting!r}; wanted a Weighting, or None.")
         self.weighting = weighting
-        self.num_held_out = _at_least("num_held_out", num_held_out, 2)
+        self.num_held_out = at_least("num_held_out", num_held_out, 2)
         self.data_axes = data_axes
         self.plate = plate
         self.progress_bar = progress_bar
@@ -267,7 +265,7 @@ class SparseVI:
             under `size` alone.
         """
         model_key, weighting_key, held_out_key, path_key = jax.random.split(key, 4)
-        clock = _Clock()
+        clock = Clock()
         with clock.stage("model"):
             likelihood = model_likelihood(
                 self.model,
@@ -289,7 +287,7 @@ class SparseVI:
             if path.weights[at].any()
         }
 
-    def _grow(self, likelihood: ModelLikelihood, key: PRNGKeyArray, clock: "_Clock") -> "_Path":
+    def _grow(self, likelihood: ModelLikelihood, key: PRNGKeyArray, clock: Clock) -> "_Path":
         """The iterations, each a call of one compiled function."""
         n = likelihood.num_data
         growth = _Growth(
@@ -369,7 +367,7 @@ class SparseVI:
         path: "_Path",
         curve: dict[str, np.ndarray],
         at: int,
-        clock: "_Clock",
+        clock: Clock,
     ) -> Coreset:
         """The coreset after iteration `at`, counted from 0."""
         slots = np.flatnonzero(path.weights[at])
@@ -398,7 +396,7 @@ class SparseVI:
         weights = path.weights[at, slots]
         return Coreset(self.model, indices, weights, args, kwargs, report, data_dims=dims)
 
-    def _whole(self, likelihood: ModelLikelihood, clock: "_Clock") -> Coreset:
+    def _whole(self, likelihood: ModelLikelihood, clock: Clock) -> Coreset:
         """All rows with weight 1."""
         n = likelihood.num_data
         nothing = dict.fromkeys(
@@ -664,19 +662,6 @@ class _Path:
         return np.array([float(outcome.relative_error) for outcome in self.outcomes])
 
 
-class _Clock:
-    """Wall time by stage."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - start
-
-
 def _optimizer(
     learning_rate: optax.Schedule | None, optimizer: optax.GradientTransformation | None
 ) -> optax.GradientTransformation:
@@ -704,10 +689,4 @@ def _optimizer(
 
 
 def _optional(name: str, value: int | None) -> int | None:
-    return None if value is None else _at_least(name, value, 1)
-
-
-def _at_least(name: str, value: Any, lowest: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < lowest:
-        raise ValueError(f"{name} is {value!r}; wanted a whole number of at least {lowest}.")
-    return int(value)
+    return None if value is None else at_least(name, value, 1)
