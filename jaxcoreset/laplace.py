@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from jaxcoreset.embedding import chunk_rows, chunks
+from jaxcoreset.chunks import chunk_rows, chunks
 from jaxcoreset.host import host_generator
 from jaxcoreset.likelihood import ModelLikelihood
 

@@ -26,6 +26,7 @@ from numpyro.handlers import seed
 from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
 from numpyro.primitives import Messenger
 
+from jaxcoreset.chunks import chunks
 from jaxcoreset.host import host_generator
 from jaxcoreset.model_arguments import Arguments, ModelError
 from jaxcoreset.model_checks import (
@@ -335,7 +336,7 @@ def _find_start(
     for radius in _START_RADII:
         params = _draw(shapes, radius, generator)
         try:
-            for first, rows in _chunks(likelihood):
+            for rows, first, _ in chunks(likelihood.data, _chunk_rows(likelihood)):
                 per_datum, others = evaluate(params, rows)
                 check_log_prior(sum(float(value) for value in others.values()))
                 total = np.sum([np.asarray(values) for values in per_datum.values()], axis=0)
@@ -346,23 +347,6 @@ def _find_start(
             return params
     assert first_error is not None
     raise first_error
-
-
-def _chunks(likelihood: ModelLikelihood) -> Iterator[tuple[int, tuple]]:
-    """(first row, rows) of chunks of one size: the last may overlap the one before."""
-    n, size = likelihood.num_data, _chunk_rows(likelihood)
-    for start in range(0, n, size):
-        first = min(start, n - size)
-        yield (
-            first,
-            tuple(
-                # JAX leaves with the first row as data, so that all chunks share one slice.
-                jax.lax.dynamic_slice_in_dim(leaf, first, size)
-                if isinstance(leaf, jax.Array)
-                else leaf[first : first + size]
-                for leaf in likelihood.data
-            ),
-        )
 
 
 def _chunk_rows(likelihood: ModelLikelihood) -> int:

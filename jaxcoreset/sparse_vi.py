@@ -10,133 +10,30 @@ the same for every number of rows; the mode of π_w and the weights start where 
 draws of a step are one batch.
 """
 
-import abc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.flatten_util import ravel_pytree
-from jax.scipy.linalg import solve_triangular
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import PRNGKeyArray, PyTree
 
-from jaxcoreset.coreset import Coreset
+from jaxcoreset.coreset import Coreset, coreset_of_rows, whole_coreset
 from jaxcoreset.embedding import centre, log_likelihood_matrix, log_likelihood_sum
 from jaxcoreset.host import Clock, at_least, peak_memory, progress_bar
-from jaxcoreset.laplace import Params
 from jaxcoreset.likelihood import ModelLikelihood, model_likelihood
-from jaxcoreset.problem import HIGHEST
+from jaxcoreset.posterior_sampler import LaplaceSampler, PosteriorSampler, Sampler, Stateless
 from jaxcoreset.report import Report
+from jaxcoreset.sparse_vi_growth import Growth, Outcome, State
 from jaxcoreset.weighting import Laplace, Weighting
 
 # Up to here the sums over the data are exact; beyond, over so many rows drawn anew each time.
 _ALL_ROWS = 10_000
 _CANDIDATES = 2_000
-# The Newton decrement, in nats, from which one more full step is enough; the step lengths tried.
-_DECREMENT = 1e-2
-_STEP_LENGTHS = 2.0 ** -np.arange(0, 16, 2)
-
-Sampler = Callable[[Array, PyTree, PRNGKeyArray, int], Params]
-
-
-class PosteriorSampler(eqx.Module):
-    """A way to draw from the coreset posterior, with a state that the next draws start from.
-
-    Its methods are traced: they may use no Python control flow that depends on values.
-    """
-
-    @abc.abstractmethod
-    def start(self, likelihood: ModelLikelihood) -> PyTree:
-        """The state before anything was drawn, a pytree of arrays."""
-
-    @abc.abstractmethod
-    def draw(
-        self,
-        likelihood: ModelLikelihood,
-        state: PyTree,
-        weights: Float[Array, " k"],
-        rows: PyTree,
-        key: PRNGKeyArray,
-        num: int,
-    ) -> tuple[Params, PyTree, Bool[Array, ""]]:
-        """Draw from the posterior of weighted rows.
-
-        Args:
-            likelihood: the model's likelihood.
-            state: what `start` or the last call of `draw` returned.
-            weights: shape (k,); a row of weight 0 does not count.
-            rows: the k rows, laid out as `ModelLikelihood.data`.
-            key: a JAX random key.
-            num: how many draws.
-
-        Returns:
-            `num` draws, a dictionary of unconstrained parameters with that leading axis; the new
-            state; and whether they can be relied on.
-        """
-
-
-class LaplaceSampler(PosteriorSampler):
-    """Draws from the Laplace approximation of the coreset posterior.
-
-    Its mode is found by Newton's method from where it was last, which is one or two steps while
-    the weights change little. The best of several step lengths is taken, and where the Hessian is
-    not positive definite its eigenvalues are made so.
-
-    Args:
-        max_iters: at most so many Newton steps per call.
-    """
-
-    max_iters: int = 50
-
-    def start(self, likelihood: ModelLikelihood) -> Float[Array, " d"]:
-        """The starting point of the model."""
-        return ravel_pytree(likelihood.init_params)[0]
-
-    def draw(
-        self,
-        likelihood: ModelLikelihood,
-        state: Float[Array, " d"],
-        weights: Float[Array, " k"],
-        rows: PyTree,
-        key: PRNGKeyArray,
-        num: int,
-    ) -> tuple[Params, Float[Array, " d"], Bool[Array, ""]]:
-        """See `PosteriorSampler.draw`; the state is the mode."""
-        _, unravel = ravel_pytree(likelihood.init_params)
-
-        def energy(flat: Array) -> Float[Array, ""]:
-            params = unravel(flat)
-            terms = likelihood.log_likelihood(params, rows)
-            return -jnp.vdot(weights, terms, precision=HIGHEST) - likelihood.log_prior(params)
-
-        mode, factor, converged = _find_mode(energy, state, self.max_iters)
-        normal = jax.random.normal(key, (num, mode.size), mode.dtype)
-        flat = mode + solve_triangular(factor, normal.T, trans=1, lower=True).T
-        return jax.vmap(unravel)(flat), mode, converged
-
-
-class _Stateless(PosteriorSampler):
-    """A function of the user as a sampler."""
-
-    function: Sampler
-
-    def start(self, likelihood: ModelLikelihood) -> tuple:
-        return ()
-
-    def draw(
-        self,
-        likelihood: ModelLikelihood,
-        state: PyTree,
-        weights: Float[Array, " k"],
-        rows: PyTree,
-        key: PRNGKeyArray,
-        num: int,
-    ) -> tuple[Params, PyTree, Bool[Array, ""]]:
-        return self.function(weights, rows, key, num), (), jnp.array(True)
+# So often draws are made for one choice, until two of them have finite log-likelihoods.
+_ATTEMPTS = 10
 
 
 class SparseVI:
@@ -149,6 +46,14 @@ class SparseVI:
     has weight already; then `num_iters` steps of projected stochastic gradient on KL(π_w‖π) in the
     weights of all the rows taken, each with `num_draws` draws. The best row may be one that is
     there already, so that fewer rows than `size` can come out.
+
+    At first the draws are nearly those of the prior, and there a likelihood can under- or overflow:
+    a Poisson rate of zero under a positive count has the log-likelihood −∞. Draws at which a row's
+    log-likelihood is not finite are left out, so that a choice or gradient is that of π_w where the
+    likelihood can be computed; the posterior has no mass elsewhere. ``report.curve`` says under
+    "usable_draws" what fraction was left in each iteration, for its choice or for its steps,
+    whichever is less. Where fewer than two draws were, the
+    choice is made again with other draws, ten times at most.
 
     Args:
         model: a NumPyro model whose observations are independent given its parameters.
@@ -221,7 +126,7 @@ class SparseVI:
                     f"sampler is {sampler!r}; wanted LaplaceSampler() or a function of (weights, "
                     "rows, key, num)."
                 )
-            sampler = _Stateless(sampler)
+            sampler = Stateless(sampler)
         self.sampler = sampler
         self.num_candidates = _optional("num_candidates", num_candidates)
         self.num_gradient_rows = _optional("num_gradient_rows", num_gradient_rows)
@@ -245,8 +150,8 @@ class SparseVI:
             The coreset after the last iteration; its ``report.curve`` has those before it.
 
         Raises:
-            ValueError: if the model or the data cannot be used, a log-likelihood is not finite at
-                the draws, or no row has a weight in the end.
+            ValueError: if the model or the data cannot be used, there are not two draws at which
+                every log-likelihood is finite, or no row has a weight in the end.
         """
         path = self.run_path(key, *args, **kwargs)
         if self.size not in path:
@@ -276,13 +181,12 @@ class SparseVI:
                 key=model_key,
             )
         if self.size >= likelihood.num_data:
-            return {self.size: self._whole(likelihood, clock)}
+            return {self.size: whole_coreset(self.model, likelihood, self.size, clock)}
         path = self._grow(likelihood, path_key, clock)
         with clock.stage("held-out error"):
-            curve = self._measure(likelihood, path, weighting_key, held_out_key)
-        curve["relative_error"] = path.relative_error
+            curve, num_held_out = self._measure(likelihood, path, weighting_key, held_out_key)
         return {
-            at + 1: self._coreset(likelihood, path, curve, at, clock)
+            at + 1: self._coreset(likelihood, path, curve, num_held_out, at, clock)
             for at in range(self.size)
             if path.weights[at].any()
         }
@@ -290,7 +194,7 @@ class SparseVI:
     def _grow(self, likelihood: ModelLikelihood, key: PRNGKeyArray, clock: Clock) -> "_Path":
         """The iterations, each a call of one compiled function."""
         n = likelihood.num_data
-        growth = _Growth(
+        growth = Growth(
             likelihood=likelihood,
             sampler=self.sampler,
             optimizer=self.optimizer,
@@ -311,14 +215,7 @@ class SparseVI:
             progress_bar(self.size, "SparseVI", show=self.progress_bar, unit="rows") as bar,
         ):
             for at in range(self.size):
-                state, outcome = step(data, state, jax.random.fold_in(key, at))
-                if not outcome.is_finite:
-                    raise ValueError(
-                        "the log-likelihood is not finite at draws of the coreset posterior with "
-                        f"{int(state.count)} rows; at first these are draws of the prior. Give a "
-                        "proper prior, or a tighter one, or rescale the data, or give a sampler "
-                        "that keeps to where the log-likelihood is finite."
-                    )
+                state, outcome = _first_usable(step, data, state, jax.random.fold_in(key, at))
                 weights.append(np.asarray(state.weights))
                 outcomes.append(outcome)
                 bar.update(1)
@@ -332,8 +229,8 @@ class SparseVI:
         path: "_Path",
         weighting_key: PRNGKeyArray,
         key: PRNGKeyArray,
-    ) -> dict[str, np.ndarray]:
-        """The errors along the path on draws that it did not see."""
+    ) -> tuple[dict[str, np.ndarray], int]:
+        """The errors along the path on draws that it did not see, and how many those were."""
         if self.weighting is None:
             draws, _, _ = jax.jit(self.sampler.draw, static_argnums=(0, 5))(
                 likelihood,
@@ -353,19 +250,23 @@ class SparseVI:
         # Entries are over √S: times S, their squares are draws of the squared difference.
         squares = target.size * residuals.astype(np.float64) ** 2
         kl = squares.mean(1)
-        return {
+        curve = {
             "size": np.arange(1, self.size + 1),
             "num_used": np.count_nonzero(path.weights, axis=1),
             "held_out_error": np.sqrt(kl) / np.linalg.norm(target),
             "kl": kl,
             "kl_standard_error": squares.std(1) / np.sqrt(target.size),
+            "relative_error": path.relative_error,
+            "usable_draws": path.usable_draws,
         }
+        return curve, target.size
 
     def _coreset(
         self,
         likelihood: ModelLikelihood,
         path: "_Path",
         curve: dict[str, np.ndarray],
+        num_held_out: int,
         at: int,
         clock: Clock,
     ) -> Coreset:
@@ -379,7 +280,7 @@ class SparseVI:
             num_used=slots.size,
             num_candidates=path.growth.num_candidates,
             num_draws=self.num_draws,
-            num_held_out=self.num_held_out,
+            num_held_out=num_held_out,
             relative_error=float(curve["relative_error"][at]),
             held_out_error=float(curve["held_out_error"][at]),
             kl=float(curve["kl"][at]),
@@ -391,275 +292,43 @@ class SparseVI:
             seconds=clock.seconds,
             peak_memory=peak_memory(),
         )
-        args, kwargs = likelihood.assemble(likelihood.take(indices))
-        dims = likelihood.data_dims
-        weights = path.weights[at, slots]
-        return Coreset(self.model, indices, weights, args, kwargs, report, data_dims=dims)
-
-    def _whole(self, likelihood: ModelLikelihood, clock: Clock) -> Coreset:
-        """All rows with weight 1."""
-        n = likelihood.num_data
-        nothing = dict.fromkeys(
-            ("relative_error", "held_out_error", "kl", "kl_standard_error"), np.zeros(1)
-        )
-        report = Report(
-            num_data=n,
-            size=self.size,
-            num_used=n,
-            num_candidates=n,
-            num_draws=0,
-            num_held_out=0,
-            relative_error=0.0,
-            held_out_error=0.0,
-            kl=0.0,
-            kl_standard_error=0.0,
-            solver="all rows",
-            converged=True,
-            weighting="none needed",
-            curve={"size": np.array([n]), "num_used": np.array([n]), **nothing},
-            seconds=clock.seconds,
-            peak_memory=peak_memory(),
-        )
-        args, kwargs = likelihood.assemble(likelihood.data)
-        ones = np.ones(n, jnp.zeros(()).dtype)
-        dims = likelihood.data_dims
-        return Coreset(self.model, np.arange(n), ones, args, kwargs, report, data_dims=dims)
-
-
-def _find_mode(
-    energy: Callable[[Array], Array], start: Float[Array, " d"], max_iters: int
-) -> tuple[Float[Array, " d"], Float[Array, "d d"], Bool[Array, ""]]:
-    """The minimum of an energy, the Cholesky factor of its Hessian there, and whether it is one."""
-
-    def is_far(state: tuple) -> Array:
-        _, _, decrement, iteration = state
-        # Written so that a decrement that is not a number ends the search.
-        return (decrement > _DECREMENT) & (iteration < max_iters)
-
-    def move(state: tuple) -> tuple:
-        position, _, _, iteration = state
-        factor = _factor(jax.hessian(energy)(position))
-        half = solve_triangular(factor, -jax.grad(energy)(position), lower=True)
-        step = solve_triangular(factor, half, trans=1, lower=True)
-        decrement = jnp.vdot(half, half)
-
-        def best_length() -> Array:
-            lengths = jnp.asarray(_STEP_LENGTHS, position.dtype)
-            values = jax.vmap(lambda length: energy(position + length * step))(lengths)
-            return lengths[jnp.argmin(jnp.where(jnp.isfinite(values), values, jnp.inf))]
-
-        is_near = decrement <= _DECREMENT
-        length = jax.lax.cond(is_near, lambda: jnp.ones((), position.dtype), best_length)
-        return position + length * step, factor, decrement, iteration + 1
-
-    nothing = jnp.zeros((start.size, start.size), start.dtype)
-    position, factor, decrement, _ = jax.lax.while_loop(
-        is_far, move, (start, nothing, jnp.full((), jnp.inf, start.dtype), jnp.array(0))
-    )
-    return position, factor, decrement <= _DECREMENT
-
-
-def _factor(hessian: Float[Array, "d d"]) -> Float[Array, "d d"]:
-    """The Cholesky factor of a matrix, or of one that is positive definite where it is not."""
-    factor = jnp.linalg.cholesky(hessian)
-
-    def repaired() -> Array:
-        values, vectors = jnp.linalg.eigh(hessian)
-        smallest = jnp.finfo(values.dtype).eps * jnp.max(jnp.abs(values))
-        values = jnp.maximum(jnp.abs(values), smallest)
-        return jnp.linalg.cholesky(
-            jnp.matmul(vectors * values, vectors.T, precision=HIGHEST)
-            + smallest * jnp.eye(values.size, dtype=values.dtype)
-        )
-
-    return jax.lax.cond(jnp.isfinite(factor).all(), lambda: factor, repaired)
-
-
-class _State(eqx.Module):
-    """The coreset while it grows; the slots from `count` on are not used yet."""
-
-    indices: Int[Array, " k"]
-    weights: Float[Array, " k"]
-    count: Int[Array, ""]
-    sampler: PyTree
-
-
-class _Outcome(eqx.Module):
-    """What is to be known of one iteration, beside the state that it left."""
-
-    relative_error: Float[Array, ""]
-    is_finite: Bool[Array, ""]
-    is_reliable: Bool[Array, ""]
-
-
-class _Embedding(eqx.Module):
-    """Atoms under draws of the coreset posterior: of rows of the data, and of the coreset's own."""
-
-    rows: Int[Array, " m"]
-    atoms: Float[Array, "m s"]
-    kept: Float[Array, "k s"]
-    target: Float[Array, " s"]
-
-
-class _Growth(eqx.Module):
-    """One iteration of the algorithm as a function of arrays: choose a row, change the weights."""
-
-    likelihood: ModelLikelihood = eqx.field(static=True)
-    sampler: PosteriorSampler
-    optimizer: optax.GradientTransformation = eqx.field(static=True)
-    size: int = eqx.field(static=True)
-    num_draws: int = eqx.field(static=True)
-    num_iters: int = eqx.field(static=True)
-    redraw_every: int = eqx.field(static=True)
-    num_candidates: int = eqx.field(static=True)
-    num_gradient_rows: int = eqx.field(static=True)
-
-    def start(self) -> _State:
-        return _State(
-            indices=jnp.zeros(self.size, jnp.int32),
-            weights=jnp.zeros(self.size),
-            count=jnp.array(0, jnp.int32),
-            sampler=self.sampler.start(self.likelihood),
-        )
-
-    def step(self, data: PyTree, state: _State, key: PRNGKeyArray) -> tuple[_State, _Outcome]:
-        choice_key, weights_key = jax.random.split(key)
-        chosen, is_finite, chosen_well = self._choose(data, state, choice_key)
-        state, relative_error, weighted_well = self._reweight(data, chosen, weights_key)
-        return state, _Outcome(relative_error, is_finite, chosen_well & weighted_well)
-
-    def _embed(
-        self, data: PyTree, state: _State, key: PRNGKeyArray, num_rows: int
-    ) -> tuple[_Embedding, PyTree, Bool[Array, ""]]:
-        """Draw from the coreset posterior, and evaluate `num_rows` rows and the coreset's."""
-        draws_key, rows_key = jax.random.split(key)
-        kept = _take(data, state.indices)
-        draws, sampler, reliable = self.sampler.draw(
-            self.likelihood, state.sampler, state.weights, kept, draws_key, self.num_draws
-        )
-
-        def evaluate(rows: PyTree) -> Float[Array, "m s"]:
-            each = jax.vmap(self.likelihood.log_likelihood, in_axes=(0, None), out_axes=-1)
-            return centre(each(draws, rows))
-
-        n = self.likelihood.num_data
-        if num_rows == n:
-            rows = jnp.arange(n)
-            atoms = evaluate(data)
-            embedding = _Embedding(rows, atoms, atoms[state.indices], jnp.sum(atoms, axis=0))
-        else:
-            rows = jax.random.randint(rows_key, (num_rows,), 0, n)
-            atoms = evaluate(_take(data, rows))
-            target = (n / num_rows) * jnp.sum(atoms, axis=0)
-            embedding = _Embedding(rows, atoms, evaluate(kept), target)
-        return embedding, sampler, reliable
-
-    def _choose(
-        self, data: PyTree, state: _State, key: PRNGKeyArray
-    ) -> tuple[_State, Bool[Array, ""], Bool[Array, ""]]:
-        """Take the row whose log-likelihood has the largest correlation with the residual."""
-        embedding, sampler, reliable = self._embed(data, state, key, self.num_candidates)
-        residual = embedding.target - _combine(state.weights, embedding.kept)
-        used = jnp.arange(self.size) < state.count
-        # A row with weight may be taken for either sign, as its weight can also fall.
-        of_kept = jnp.abs(_correlations(embedding.kept, residual))
-        best_kept = jnp.max(jnp.where(used & (state.weights > 0), of_kept, 0))
-        weighted = jnp.zeros(self.likelihood.num_data).at[state.indices].add(state.weights)
-        scores = _correlations(embedding.atoms, residual)
-        scores = jnp.where(weighted[embedding.rows] > 0, -jnp.inf, scores)
-        best = jnp.argmax(scores)
-        chosen = embedding.rows[best].astype(state.indices.dtype)
-        # A row whose weight has fallen to zero still has its slot.
-        grows = (scores[best] > best_kept) & ~(used & (state.indices == chosen)).any()
-        here = (jnp.arange(self.size) == state.count) & grows
-        state = _State(
-            indices=jnp.where(here, chosen, state.indices),
-            weights=state.weights,
-            count=state.count + grows,
-            sampler=sampler,
-        )
-        return state, jnp.isfinite(residual).all(), reliable
-
-    def _reweight(
-        self, data: PyTree, state: _State, key: PRNGKeyArray
-    ) -> tuple[_State, Float[Array, ""], Bool[Array, ""]]:
-        """Projected stochastic gradient steps on KL(π_w‖π) in the weights of the rows taken."""
-        used = jnp.arange(self.size) < state.count
-
-        def redraw(carry: tuple, turn: Array) -> tuple[tuple, tuple]:
-            state, momenta = carry
-            turn_key = jax.random.fold_in(key, turn)
-            embedding, sampler, reliable = self._embed(
-                data, state, turn_key, self.num_gradient_rows
-            )
-            drawn_at = state.weights
-
-            def move(_: Array, carry: tuple) -> tuple:
-                weights, momenta = carry
-                gradient = _gradient(embedding, weights, drawn_at if reuses else None)
-                usable = used & jnp.isfinite(gradient)
-                updates, momenta = self.optimizer.update(
-                    jnp.where(usable, gradient, 0), momenta, weights
-                )
-                moved = jnp.maximum(weights + jnp.asarray(updates), 0)
-                return jnp.where(usable, moved, weights), momenta
-
-            weights, momenta = jax.lax.fori_loop(0, self.redraw_every, move, (drawn_at, momenta))
-            residual = embedding.target - _combine(weights, embedding.kept)
-            error = jnp.linalg.norm(residual) / jnp.linalg.norm(embedding.target)
-            state = _State(state.indices, weights, state.count, sampler)
-            return (state, momenta), (error, reliable)
-
-        reuses = self.redraw_every > 1
-        start = state, self.optimizer.init(state.weights)
-        turns = jnp.arange(self.num_iters // self.redraw_every)
-        (state, _), (errors, reliable) = jax.lax.scan(redraw, start, turns)
-        return state, errors[-1], reliable.all()
-
-
-def _gradient(
-    embedding: _Embedding,
-    weights: Float[Array, " k"],
-    drawn_at: Float[Array, " k"] | None,
-) -> Float[Array, " k"]:
-    """−Cov_{π_w}[f, L − Σ w f], from draws of π_w; or of π_v at v = `drawn_at`, reweighted."""
-    residual = embedding.target - _combine(weights, embedding.kept)
-    if drawn_at is not None:
-        root = np.sqrt(residual.size)
-        counts = residual.size * jax.nn.softmax(root * _combine(weights - drawn_at, embedding.kept))
-        # Σ_s c_s r_s = 0 once r is centred, so that the atoms need not be.
-        residual = counts * (residual - jnp.mean(counts * residual))
-    return -jnp.matmul(embedding.kept, residual, precision=HIGHEST)
-
-
-def _correlations(atoms: Float[Array, "m s"], residual: Float[Array, " s"]) -> Float[Array, " m"]:
-    """Up to a factor, the correlation of each atom with the residual; −∞ for an atom of zero."""
-    norms = jnp.linalg.norm(atoms, axis=1)
-    inner = jnp.matmul(atoms, residual, precision=HIGHEST)
-    return jnp.where(norms > 0, inner / jnp.where(norms > 0, norms, 1), -jnp.inf)
-
-
-def _combine(weights: Float[Array, " k"], atoms: Float[Array, "k s"]) -> Float[Array, " s"]:
-    return jnp.matmul(weights, atoms, precision=HIGHEST)
-
-
-def _take(data: PyTree, indices: Int[Array, " m"]) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[indices], data)
+        return coreset_of_rows(self.model, likelihood, indices, path.weights[at, slots], report)
 
 
 @dataclass(frozen=True)
 class _Path:
     """What the iterations left: the slots' rows, and their weights after each iteration."""
 
-    growth: _Growth
-    state: _State
+    growth: Growth
+    state: State
     indices: np.ndarray
     weights: np.ndarray
-    outcomes: list[_Outcome]
+    outcomes: list[Outcome]
 
     @property
     def relative_error(self) -> np.ndarray:
         return np.array([float(outcome.relative_error) for outcome in self.outcomes])
+
+    @property
+    def usable_draws(self) -> np.ndarray:
+        return np.array([float(outcome.usable_draws) for outcome in self.outcomes])
+
+
+def _first_usable(
+    step: Callable, data: PyTree, state: State, key: PRNGKeyArray
+) -> tuple[State, Outcome]:
+    """An iteration with draws among which a choice can be made; most often the first ones."""
+    for attempt in range(_ATTEMPTS):
+        tried = key if attempt == 0 else jax.random.fold_in(key, attempt)
+        new, outcome = step(data, state, tried)
+        if outcome.can_choose:
+            return new, outcome
+    raise ValueError(
+        "the log-likelihood is not finite at draws of the coreset posterior with "
+        f"{int(state.count)} rows, {_ATTEMPTS} times over; at first these are draws of the prior. "
+        "Give a proper prior, or a tighter one, or rescale the data, or give a sampler that keeps "
+        "to where the log-likelihood is finite."
+    )
 
 
 def _optimizer(

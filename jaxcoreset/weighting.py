@@ -22,6 +22,11 @@ from jaxcoreset.likelihood import ModelLikelihood
 class DrawSource(abc.ABC):
     """Draws from a weighting distribution that has been found."""
 
+    @property
+    def approximation(self) -> LaplaceApproximation | None:
+        """The Laplace approximation that they are draws of; None for other draws."""
+        return None
+
     @abc.abstractmethod
     def split(self, key: PRNGKeyArray, num_draws: int, num_held_out: int) -> tuple[Params, Params]:
         """Draws for the solver, and others that it does not see.
@@ -82,7 +87,12 @@ class _FreshDraws(DrawSource):
     """Draws made when they are asked for."""
 
     def __init__(self, approximation: LaplaceApproximation):
-        self.approximation = approximation
+        self._approximation = approximation
+
+    @property
+    def approximation(self) -> LaplaceApproximation:
+        """See `DrawSource.approximation`."""
+        return self._approximation
 
     def split(self, key: PRNGKeyArray, num_draws: int, num_held_out: int) -> tuple[Params, Params]:
         """See `DrawSource.split`; every call draws anew."""

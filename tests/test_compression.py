@@ -94,6 +94,7 @@ def test_the_part_of_the_target_outside_the_atoms_is_kept():
     assert objectives(shorter, everything)[0] == pytest.approx(outside @ outside, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_what_a_large_tolerance_leaves_out_is_bounded_as_stated():
     atoms = np.asarray(atoms_of("phishing_500", 300))
     problem = jc.CoresetProblem(np.float32(atoms))
@@ -109,6 +110,7 @@ def test_what_a_large_tolerance_leaves_out_is_bounded_as_stated():
     assert (change <= 1.5 * 3e-2 * largest * np.linalg.norm(dense, axis=1)).all()
 
 
+@pytest.mark.slow
 def test_solvers_find_as_good_a_solution():
     """Ties and rounding may lead to other atoms, so only the error of what is found is compared."""
     problem = jc.CoresetProblem(jnp.asarray(atoms_of("biketrips_500", 300), jnp.float32))

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -224,6 +225,7 @@ def test_sweep_over_problems_and_k_ends_in_the_set(name):
             assert found.objective[i, j] == pytest.approx(residual @ residual, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["reserved", "simplex"])
 def test_vmapped_solve_in_float64_equals_the_single_one_and_ends_in_the_set(name):
     rng = np.random.default_rng(3)
@@ -329,6 +331,58 @@ def test_top_k_iterates_are_still_the_papers(algorithm):
         solver = getattr(jc, algorithm)(max_iters=12, tol=0.0)
         found = jc.solve(jc.CoresetProblem(atoms), 4, solver).dense(20)
     np.testing.assert_allclose(found, path[-1], atol=1e-9)
+
+
+STRUCTURED = ["group", "stratified", "reserved"]
+
+
+@pytest.mark.parametrize("name", STRUCTURED)
+@pytest.mark.parametrize("algorithm", ["AIHT", "AIHT2"])
+def test_iterates_with_groups_equal_a_loop_with_exhaustive_projections(name, algorithm):
+    n, k, num_iters = 9, 4, 10
+    groups = np.arange(n) % 3
+    atoms = make_atoms(np.random.default_rng(10), n)
+    path = reference_solver.hard_thresholding(
+        atoms.T,
+        atoms.sum(axis=0),
+        k,
+        algorithm=algorithm,
+        max_iters=num_iters,
+        tol=0.0,
+        projection=lambda vector, k: exhaustive(name, vector, k, groups),
+    )
+    free = reference_solver.hard_thresholding(
+        atoms.T, atoms.sum(axis=0), k, algorithm=algorithm, max_iters=num_iters, tol=0.0
+    )
+    assert not np.allclose(path[-1], free[-1], atol=1e-3)  # the constraint matters here
+    with jax.enable_x64(True):
+        solver = getattr(jc, algorithm)(
+            constraint=make_set(name, groups), max_iters=num_iters, tol=0.0, record_history=True
+        )
+        found = jc.solve(jc.CoresetProblem(atoms), k, solver)
+        weights, history = np.asarray(found.dense(n)), np.asarray(found.history)
+    objectives = [reference_solver.objective(atoms.T, atoms.sum(axis=0), w) for w in path]
+    np.testing.assert_allclose(history, objectives, rtol=1e-8)
+    np.testing.assert_allclose(weights, path[-1], atol=1e-9)
+
+
+@pytest.mark.parametrize("name", STRUCTURED)
+@pytest.mark.parametrize("solver", [jc.AIHT, jc.AIHT2])
+def test_solutions_with_groups_are_allowed_and_beat_random_rows_that_are(name, solver):
+    n, k = 60, 6
+    rng = np.random.default_rng(13)
+    groups, atoms = np.arange(n) % 3, make_atoms(rng, n)
+    target = atoms.sum(axis=0)
+    found = jc.solve(jc.CoresetProblem(atoms), k, solver(constraint=make_set(name, groups)))
+    weights = np.asarray(found.dense(n))
+    assert is_in_set(name, weights, k, groups)
+    objectives = []
+    while len(objectives) < 10:
+        rows = rng.choice(n, k, replace=False)
+        if allows(name, tuple(rows), k, groups):
+            objectives.append(scipy.optimize.nnls(atoms[rows].T, target)[1] ** 2)
+    # As good as the best weights on the best of ten supports drawn at random.
+    assert reference_solver.objective(atoms.T, target, weights) <= min(objectives)
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,8 @@ def test_gradients_are_the_derivatives_of_the_objectives():
             objective, _ = both_objectives(kind, 2, (2,) * 4, 2)
             if kind == "kl":
                 q = jnp.maximum(q, 2 * FLOOR)
-            np.testing.assert_allclose(objective.gradient(q), jax.grad(objective)(q), **FLOAT64)
+            both = jax.jit(lambda q, f=objective: (f.gradient(q), jax.grad(f)(q)))
+            np.testing.assert_allclose(*both(q), **FLOAT64)
 
 
 # The paper's size, against every support
@@ -196,6 +197,7 @@ SOLVERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: f"{type(s).__name__}")
 def test_vmapped_and_traced_k_solves_equal_single_solves(solver):
     lattice = (2,) * 6
@@ -249,27 +251,27 @@ COMPRESSED = (2,) * 7
 
 
 def test_compression_keeps_the_expectations_of_a_sparse_distribution():
-    p = jd.random_sparse_distribution(jax.random.key(3), COMPRESSED, 3)
+    p = jd.random_sparse_distribution(jax.random.key(3), COMPRESSED, 2)
     features = random_features(0, 40, COMPRESSED)
-    solution = jd.compress_distribution(p, 3, features, jd.DistributionGreedy())
+    solution = jd.compress_distribution(p, 2, features, jd.DistributionGreedy())
     np.testing.assert_allclose(solution.table, p, atol=1e-4)
     coordinates, small = solution.compact()
     assert coordinates.tolist() == np.flatnonzero(solution.support).tolist()
-    assert small.shape == (2, 2, 2)
+    assert small.shape == (2, 2)
     np.testing.assert_allclose(small.sum(), 1, atol=1e-5)
 
 
 def test_compression_keeps_new_expectations_better_than_random_distributions():
-    near = jd.random_sparse_distribution(jax.random.key(5), COMPRESSED, 3)
+    near = jd.random_sparse_distribution(jax.random.key(5), COMPRESSED, 2)
     p = 0.8 * np.asarray(near) + 0.2 * random_table(11, COMPRESSED)
     seen, unseen = random_features(1, 40, COMPRESSED), random_features(2, 40, COMPRESSED)
-    solution = jd.compress_distribution(p, 3, seen, jd.DistributionGreedy())
+    solution = jd.compress_distribution(p, 2, seen, jd.DistributionGreedy())
 
     def error(q):
         return np.sum((unseen.reshape(40, -1) @ (np.asarray(q) - p).ravel()) ** 2)
 
-    draw = jax.vmap(lambda key: jd.random_sparse_distribution(key, COMPRESSED, 3))
-    draws = draw(jax.random.split(jax.random.key(0), 50))
+    draw = jax.vmap(lambda key: jd.random_sparse_distribution(key, COMPRESSED, 2))
+    draws = np.asarray(draw(jax.random.split(jax.random.key(0), 50)))
     assert error(solution.table) < min(error(q) for q in draws)
 
 

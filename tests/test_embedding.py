@@ -7,13 +7,9 @@ import pytest
 import scipy.stats
 
 import jaxcoreset as jc
-from jaxcoreset.embedding import (
-    chunks,
-    fisher_features,
-    fisher_matrix,
-    fisher_sum,
-    log_likelihood_sum,
-)
+from jaxcoreset.chunks import chunks
+from jaxcoreset.embedding import log_likelihood_sum
+from jaxcoreset.fisher import fisher_features, fisher_matrix, fisher_sum
 
 
 def gaussian(draw, data):

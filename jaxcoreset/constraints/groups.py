@@ -1,23 +1,10 @@
-"""Constraint sets on the weights, as what hard thresholding needs to know of them.
+"""Sets that know of groups of rows: only so many rows of each, or rows of only so many groups.
 
-A constraint is a set of non-negative, sparse vectors. A solver asks it for the Euclidean projection
-of a vector onto the set, for the projection within a given support, and for the directions that it
-would let a vector grow into. `k` may be traced; `max_k` is its static upper bound and the length of
-what comes back. In every set here k bounds the number of rows; the structured ones bound more:
-
-| set | beside w ≥ 0 and at most k rows |
-| --- | --- |
-| `TopK` | nothing |
-| `GroupTopK` | rows of at most so many groups |
-| `StratifiedTopK` | at most so many rows of each group, or slots held for each group |
-| `SimplexTopK` | the weights sum to a given total |
-
-Why the projections onto the first three are exact: for a fixed support X the nearest w ≥ 0 keeps
+Why the projections are exact, like that of `TopK`: for a fixed support X the nearest w ≥ 0 keeps
 the positive entries of the vector v on X, at squared distance ‖v‖² − Σ_{i∈X} max(v_i, 0)². So what
 is left is to find the allowed support of the largest gain, where row i gains max(v_i, 0)².
 """
 
-import abc
 from collections.abc import Sequence
 
 import equinox as eqx
@@ -27,85 +14,12 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxcoreset.constraints.base import Constraint, Sparse, TopK
 from jaxcoreset.problem import is_concrete
 
 # Steps of the bisection for a multiplier in `GroupTopK`. Any multiplier gives a valid bound, and a
 # better one only leaves fewer groups to decide on.
 _BISECTIONS = 24
-
-
-class Sparse(eqx.Module):
-    """A sparse vector: the entries ``values`` at ``indices``, which are distinct; the rest is 0."""
-
-    indices: Int[Array, " k"]
-    values: Float[Array, " k"]
-
-
-class Constraint(eqx.Module):
-    """A set of sparse non-negative vectors of length n."""
-
-    @abc.abstractmethod
-    def project(self, vector: Float[Array, " n"], k: Int[Array, ""], max_k: int) -> Sparse:
-        """The point of the set that is nearest to `vector` in Euclidean distance.
-
-        An entry of −inf is one that must stay zero.
-        """
-
-    def project_on_support(self, sparse: Sparse, support: Bool[Array, " k"]) -> Sparse:
-        """The nearest point of the set to `sparse` among those that are zero outside `support`.
-
-        Args:
-            sparse: a sparse vector.
-            support: which of its slots may be used: those of a point of the set.
-        """
-        return Sparse(sparse.indices, jnp.where(support, jnp.maximum(sparse.values, 0), 0))
-
-    def expand(
-        self,
-        magnitude: Float[Array, " n"],
-        support: Bool[Array, " n"],
-        k: Int[Array, ""],
-        max_k: int,
-    ) -> Sparse:
-        """The entries outside `support` that a step within the set would take, by `magnitude`.
-
-        The values that come back are 1 for an entry that is taken and 0 for a slot not used. An
-        entry of magnitude zero is not taken.
-        """
-        grown = self.project(jnp.where(support, 0, magnitude), k, max_k)
-        return Sparse(grown.indices, (grown.values > 0).astype(magnitude.dtype))
-
-    def tangent(self, gradient: Float[Array, " m"], member: Bool[Array, " m"]) -> Array:
-        """The part of a gradient, on the entries that are a `member`, which the set lets count.
-
-        A line search is to be made along this part, since the projection undoes the rest.
-        """
-        return jnp.where(member, gradient, 0)
-
-    def check(self, num_data: int) -> None:
-        """Raise a ValueError if the set cannot hold vectors of length `num_data`."""
-
-    def take(self, rows: Int[np.ndarray, " c"]) -> "Constraint":
-        """The same set for vectors that hold these rows only, as candidates are.
-
-        Args:
-            rows: row numbers; rows of every group must be among them.
-        """
-        return self
-
-
-class TopK(Constraint):
-    """At most k entries, none negative: {w ≥ 0, ‖w‖₀ ≤ k}.
-
-    The projection keeps the k largest positive entries (Zhang et al. 2021, appendix B). Equal
-    entries go to the lower index.
-    """
-
-    def project(self, vector: Float[Array, " n"], k: Int[Array, ""], max_k: int) -> Sparse:
-        """See `Constraint.project`."""
-        values, indices = jax.lax.top_k(vector, max_k)
-        keep = (jnp.arange(max_k) < k) & (values > 0)
-        return Sparse(indices, jnp.where(keep, values, 0))
 
 
 class StratifiedTopK(Constraint):
@@ -185,9 +99,9 @@ class StratifiedTopK(Constraint):
         """See `Constraint.check`."""
         _check_length(self.groups, num_data)
 
-    def take(self, rows: Int[np.ndarray, " c"]) -> "StratifiedTopK":
+    def take(self, rows: Int[np.ndarray, " c"] | Int[Array, " c"]) -> "StratifiedTopK":
         """See `Constraint.take`."""
-        return StratifiedTopK(np.asarray(self.groups)[rows], self.k_per_group, self.reserved)
+        return eqx.tree_at(lambda c: c.groups, self, self.groups[rows])
 
 
 class GroupTopK(Constraint):
@@ -241,9 +155,9 @@ class GroupTopK(Constraint):
         """See `Constraint.check`."""
         _check_length(self.groups, num_data)
 
-    def take(self, rows: Int[np.ndarray, " c"]) -> "GroupTopK":
+    def take(self, rows: Int[np.ndarray, " c"] | Int[Array, " c"]) -> "GroupTopK":
         """See `Constraint.take`."""
-        return GroupTopK(np.asarray(self.groups)[rows], self.max_groups)
+        return eqx.tree_at(lambda c: c.groups, self, self.groups[rows])
 
     def _choose_groups(
         self, vector: Float[Array, " n"], k: Int[Array, ""], max_k: int
@@ -346,87 +260,6 @@ class GroupTopK(Constraint):
         end = (surely_in, left.astype(jnp.int32), k.astype(jnp.int32))
         chosen, _, _ = jax.lax.fori_loop(0, num_open, walk_back, end)
         return chosen, best[left, k]
-
-
-class SimplexTopK(Constraint):
-    """At most k entries, none negative, that sum to `total`: {w ≥ 0, ‖w‖₀ ≤ k, Σw = total}.
-
-    With ``total=n`` the coreset carries as much weight as the data, so that its posterior is about
-    as wide as theirs however few rows it has.
-
-    The projection takes the k largest entries, of either sign, and projects them onto the simplex
-    (Kyrillidis, Becker, Cevher and Koch 2013, "Sparse projections onto the simplex", Algorithm 1,
-    which they prove exact). Equal entries go to the lower index.
-
-    Args:
-        total: the sum of the weights, a positive number. May be traced; one that is not positive
-            then gives weights that are all zero.
-
-    Raises:
-        ValueError: if `total` is not a single number, positive and finite.
-    """
-
-    total: Float[Array, ""]
-
-    def __init__(self, total: ArrayLike):
-        total = jnp.asarray(total)
-        if total.ndim != 0:
-            raise ValueError(f"total has shape {total.shape}; wanted a single number.")
-        is_float = jnp.issubdtype(total.dtype, jnp.floating)
-        # With a type of its own, so that 3.0, 3 and an array share one compiled program.
-        self.total = jnp.asarray(total, total.dtype if is_float else jnp.result_type(float))
-        if is_concrete(self.total) and not (0 < self.total < jnp.inf):
-            raise ValueError(
-                f"total is {self.total}; wanted a positive number, what the weights are to sum to, "
-                "for instance the number of rows of data."
-            )
-
-    def project(self, vector: Float[Array, " n"], k: Int[Array, ""], max_k: int) -> Sparse:
-        """See `Constraint.project`."""
-        values, indices = jax.lax.top_k(vector, max_k)
-        member = (jnp.arange(max_k) < k) & (values > -jnp.inf)
-        return Sparse(indices, _project_on_simplex(values, member, self.total))
-
-    def project_on_support(self, sparse: Sparse, support: Bool[Array, " k"]) -> Sparse:
-        """See `Constraint.project_on_support`."""
-        return Sparse(sparse.indices, _project_on_simplex(sparse.values, support, self.total))
-
-    def expand(
-        self,
-        magnitude: Float[Array, " n"],
-        support: Bool[Array, " n"],
-        k: Int[Array, ""],
-        max_k: int,
-    ) -> Sparse:
-        """See `Constraint.expand`; the total does not limit where a step may go."""
-        return TopK().expand(magnitude, support, k, max_k)
-
-    def tangent(self, gradient: Float[Array, " m"], member: Bool[Array, " m"]) -> Array:
-        """See `Constraint.tangent`; a step by the same amount everywhere would change the sum."""
-        mean = jnp.sum(gradient, where=member) / jnp.maximum(jnp.sum(member), 1)
-        return jnp.where(member, gradient - mean, 0)
-
-
-def _project_on_simplex(
-    values: Float[Array, " k"], member: Bool[Array, " k"], total: Float[Array, ""]
-) -> Float[Array, " k"]:
-    """The nearest point with entries ≥ 0 that sum to `total`, zero where not a member.
-
-    max(v − θ, 0) with θ such that the entries sum to the total: with u the members sorted, largest
-    first, θ = (u_1 + … + u_ρ − total) / ρ for the last ρ at which u_ρ is above it.
-    """
-    total = total.astype(values.dtype)
-    values = jnp.where(member, values, -jnp.inf)
-    largest = jnp.max(values)
-    # Only differences count, and those to the largest keep most digits.
-    values = jnp.where(member, values - jnp.where(member.any(), largest, 0), -jnp.inf)
-    falling = -jnp.sort(-values)
-    present = falling > -jnp.inf
-    sums = jnp.cumsum(jnp.where(present, falling, 0)) - total
-    counts = jnp.arange(1, values.shape[0] + 1)
-    above = present & (falling * counts > sums)
-    rho = jnp.maximum(jnp.sum(above), 1)
-    return jnp.maximum(values - sums[rho - 1] / rho, 0)
 
 
 def _sort_by_group(

@@ -1,0 +1,87 @@
+"""What a constraint is, and the set of at most k rows."""
+
+import abc
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+
+class Sparse(eqx.Module):
+    """A sparse vector: the entries ``values`` at ``indices``, which are distinct; the rest is 0."""
+
+    indices: Int[Array, " k"]
+    values: Float[Array, " k"]
+
+    def dense(self, n: int) -> Float[Array, " n"]:
+        """All n entries."""
+        return jnp.zeros(n, self.values.dtype).at[self.indices].add(self.values)
+
+
+class Constraint(eqx.Module):
+    """A set of sparse non-negative vectors of length n."""
+
+    @abc.abstractmethod
+    def project(self, vector: Float[Array, " n"], k: Int[Array, ""], max_k: int) -> Sparse:
+        """The point of the set that is nearest to `vector` in Euclidean distance.
+
+        An entry of −inf is one that must stay zero.
+        """
+
+    def project_on_support(self, sparse: Sparse, support: Bool[Array, " k"]) -> Sparse:
+        """The nearest point of the set to `sparse` among those that are zero outside `support`.
+
+        Args:
+            sparse: a sparse vector.
+            support: which of its slots may be used: those of a point of the set.
+        """
+        return Sparse(sparse.indices, jnp.where(support, jnp.maximum(sparse.values, 0), 0))
+
+    def expand(
+        self,
+        magnitude: Float[Array, " n"],
+        support: Bool[Array, " n"],
+        k: Int[Array, ""],
+        max_k: int,
+    ) -> Sparse:
+        """The entries outside `support` that a step within the set would take, by `magnitude`.
+
+        The values that come back are 1 for an entry that is taken and 0 for a slot not used. An
+        entry of magnitude zero is not taken.
+        """
+        grown = self.project(jnp.where(support, 0, magnitude), k, max_k)
+        return Sparse(grown.indices, (grown.values > 0).astype(magnitude.dtype))
+
+    def tangent(self, gradient: Float[Array, " m"], member: Bool[Array, " m"]) -> Array:
+        """The part of a gradient, on the entries that are a `member`, which the set lets count.
+
+        A line search is to be made along this part, since the projection undoes the rest.
+        """
+        return jnp.where(member, gradient, 0)
+
+    def check(self, num_data: int) -> None:
+        """Raise a ValueError if the set cannot hold vectors of length `num_data`."""
+
+    def take(self, rows: Int[np.ndarray, " c"] | Int[Array, " c"]) -> "Constraint":
+        """The same set for vectors that hold these rows only, as candidates or a batch are.
+
+        Args:
+            rows: row numbers; may be traced. A group without a row among them has none to give.
+        """
+        return self
+
+
+class TopK(Constraint):
+    """At most k entries, none negative: {w ≥ 0, ‖w‖₀ ≤ k}.
+
+    The projection keeps the k largest positive entries (Zhang et al. 2021, appendix B). Equal
+    entries go to the lower index.
+    """
+
+    def project(self, vector: Float[Array, " n"], k: Int[Array, ""], max_k: int) -> Sparse:
+        """See `Constraint.project`."""
+        values, indices = jax.lax.top_k(vector, max_k)
+        keep = (jnp.arange(max_k) < k) & (values > 0)
+        return Sparse(indices, jnp.where(keep, values, 0))

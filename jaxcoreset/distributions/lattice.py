@@ -1,0 +1,116 @@
+"""The lattice that distributions live on: supports as slots and points, and checks of tables."""
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jaxcoreset.problem import is_concrete
+
+
+def _strides(lattice: tuple[int, ...]) -> Int[Array, " n"]:
+    """How far apart in the flattened table two points are that differ by 1 in a coordinate."""
+    return jnp.asarray([lattice[0] ** i for i in reversed(range(len(lattice)))], jnp.int32)
+
+
+def slots_of(support: Bool[Array, " n"], max_k: int) -> Int[Array, " k"]:
+    """The coordinates of a support, then n in slots not used."""
+    n = support.shape[0]
+    return jnp.nonzero(support, size=max_k, fill_value=n)[0].astype(jnp.int32)
+
+
+def points_of(
+    slots: Int[Array, " k"], lattice: tuple[int, ...]
+) -> tuple[Int[Array, " p"], Bool[Array, " p"]]:
+    """X_S as places in the flattened table, and which of them there are."""
+    n, m = len(lattice), lattice[0]
+    digits = jnp.asarray(np.indices((m,) * slots.shape[0]).reshape(slots.shape[0], -1).T, jnp.int32)
+    strides = jnp.append(_strides(lattice), 0)
+    allowed = ((digits == 0) | (slots < n)).all(axis=1)
+    return jnp.sum(digits * strides[slots], axis=1), allowed
+
+
+def as_table(
+    points: Int[Array, " p"], values: Float[Array, " p"], lattice: tuple[int, ...]
+) -> Float[Array, "*lattice"]:
+    """Values at some points as a table, zero elsewhere."""
+    flat = jnp.zeros(int(np.prod(lattice)), values.dtype)
+    return flat.at[points].add(values).reshape(lattice)
+
+
+def varying_coordinates(table: Float[Array, "*lattice"]) -> Bool[Array, " n"]:
+    """The coordinates that are not zero somewhere on the table's support."""
+    sums = [
+        jnp.any(jax.lax.slice_in_dim(table, 1, table.shape[i], axis=i) > 0)
+        for i in range(table.ndim)
+    ]
+    return jnp.stack(sums)
+
+
+def draw_slots(key: PRNGKeyArray, n: int, k: Int[Array, ""], max_k: int) -> Int[Array, " k"]:
+    """K random coordinates, then n in slots not used."""
+    slots = jax.random.permutation(key, n)[:max_k]
+    return jnp.where(jnp.arange(max_k) < k, slots, n).astype(jnp.int32)
+
+
+def random_table(
+    key: PRNGKeyArray, lattice: tuple[int, ...], k: Int[Array, ""], max_k: int
+) -> tuple[Float[Array, "*lattice"], Bool[Array, " n"]]:
+    """A random k-sparse distribution, and its support."""
+    key_support, key_values = jax.random.split(key)
+    slots = draw_slots(key_support, len(lattice), k, max_k)
+    points, allowed = points_of(slots, lattice)
+    masses = jnp.where(allowed, jax.random.exponential(key_values, points.shape), 0)
+    support = jnp.isin(jnp.arange(len(lattice)), slots)
+    return as_table(points, masses / jnp.sum(masses), lattice), support
+
+
+def checked_lattice(name: str, lattice: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape given; a ValueError where it is not (m,)·n or too large."""
+    if not lattice or len(set(lattice)) != 1 or lattice[0] < 2:
+        raise ValueError(
+            f"{name} has shape {lattice}; wanted (m, …, m), one axis for each of the n coordinates "
+            "and m ≥ 2 values along each. A table with unequal axes can be padded with zeros."
+        )
+    if lattice[0] ** len(lattice) >= 2**31:
+        raise ValueError(f"{name} has shape {lattice}; wanted fewer than 2³¹ entries.")
+    return lattice
+
+
+def checked_table(name: str, value: ArrayLike) -> Array:
+    """A table as an array of floats; a ValueError where it cannot be one."""
+    table = jnp.asarray(value)
+    if not jnp.issubdtype(table.dtype, jnp.floating):
+        table = table.astype(float)
+    checked_lattice(name, table.shape)
+    if is_concrete(table) and not jnp.isfinite(table).all():
+        raise ValueError(f"{name} has entries that are not finite.")
+    return table
+
+
+def check_distribution(name: str, table: Array) -> None:
+    """Raise a ValueError if a table is no distribution."""
+    total, least = float(table.sum()), float(table.min())
+    if least < 0 or abs(total - 1) > 1e-3:
+        raise ValueError(
+            f"{name} sums to {total:.6g} and its least entry is {least:.6g}; wanted a "
+            "distribution: nothing negative, and a sum of 1."
+        )
+
+
+def as_index(name: str, value: Any) -> int:
+    """A whole number; a TypeError for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; wanted a whole number.") from None
+
+
+def check_at_least_one(name: str, value: int) -> None:
+    """Raise a ValueError if a setting is less than 1."""
+    if value < 1:
+        raise ValueError(f"{name} is {value}; wanted at least 1.")

@@ -1,0 +1,203 @@
+"""The front door of sparse distributions: checks, then one compiled call of a solver."""
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from jaxcoreset.distributions.lattice import (
+    as_index,
+    check_distribution,
+    checked_lattice,
+    checked_table,
+    random_table,
+    varying_coordinates,
+)
+from jaxcoreset.distributions.objectives import (
+    DistributionObjective,
+    ExpectationDistance,
+    SquaredDistance,
+)
+from jaxcoreset.distributions.solvers import (
+    DistributionExchange,
+    DistributionGreedy,
+    DistributionSolution,
+    DistributionSolver,
+)
+from jaxcoreset.distributions.thresholding import DistributionIHT
+from jaxcoreset.problem import is_concrete
+
+
+def learn_distribution(
+    objective: DistributionObjective,
+    k: int | Int[Array, ""],
+    solver: DistributionSolver | None = None,
+    key: PRNGKeyArray | None = None,
+    *,
+    start: ArrayLike | None = None,
+    max_k: int | None = None,
+) -> DistributionSolution:
+    """Minimise F[q] over the k-sparse distributions of a lattice.
+
+    Works under ``jax.jit`` and ``jax.vmap``, over objectives, keys and k. The problem (equation 1
+    of Zhang et al. 2019) is NP-hard even for the squared distance (their Theorem 1), so no solver
+    promises the optimum.
+
+    Args:
+        objective: F, for instance ``SquaredDistance(p)``.
+        k: how many coordinates may vary, 1 ≤ k ≤ n. May be traced.
+        solver: `DistributionExchange`, the default, `DistributionIHT` or `DistributionGreedy`.
+        key: a JAX random key, for random starts.
+        start: a k-sparse distribution to start from, of shape (m,)·n; not for
+            `DistributionGreedy`.
+        max_k: static upper bound of k, k itself if that is a plain number and n if it is traced.
+            The work grows with m to the power of it.
+
+    Returns:
+        A `DistributionSolution`. With a traced k out of range, it is that of the nearest k in range
+        and `converged` is false.
+
+    Raises:
+        TypeError: if `objective` or `solver` is something else, or k is no whole number.
+        ValueError: if k is out of range, `start` is no k-sparse distribution or of no use, or a key
+            is wanted and missing.
+    """
+    if not isinstance(objective, DistributionObjective):
+        raise TypeError(
+            f"objective is a {type(objective).__name__}; wanted a DistributionObjective, for "
+            "instance SquaredDistance(p)."
+        )
+    solver = DistributionExchange() if solver is None else solver
+    if not isinstance(solver, DistributionSolver):
+        raise TypeError(
+            f"solver is {solver!r}; wanted a DistributionSolver, for instance DistributionIHT()."
+        )
+    n = len(objective.lattice)
+    max_k = _checked_max_k(k, max_k, n)
+    if start is not None:
+        start = _checked_start(start, objective, k, solver)
+    own_start = start is not None and isinstance(solver, DistributionIHT)
+    if solver.needs_key and key is None and not own_start:
+        raise ValueError(
+            f"key is missing; {type(solver).__name__} has random starts, so pass "
+            "key=jax.random.key(seed)."
+        )
+    return _learn(objective, jnp.asarray(k, jnp.int32), solver, max_k, key, start)
+
+
+def compress_distribution(
+    table: ArrayLike,
+    k: int | Int[Array, ""],
+    features: ArrayLike,
+    solver: DistributionSolver | None = None,
+    key: PRNGKeyArray | None = None,
+) -> DistributionSolution:
+    """A k-sparse distribution that keeps the expectations of given functions.
+
+    Minimises ‖Aq − Ap‖² (Zhang et al. 2019, section 4.2): mᵏ numbers, from
+    `DistributionSolution.compact`, in place of mⁿ.
+
+    Args:
+        table: p, of shape (m,)·n.
+        k: how many coordinates may vary.
+        features: A, shape (r, m, …, m): the value of each of r functions at each point. There
+            should be many more of them than mᵏ, or q fits them and no others.
+        solver: as in `learn_distribution`.
+        key: a JAX random key, for random starts.
+
+    Raises:
+        ValueError: if a shape does not fit or `table` is not a distribution.
+    """
+    table = checked_table("table", table)
+    if is_concrete(table):
+        check_distribution("table", table)
+    return learn_distribution(ExpectationDistance(features, table), k, solver, key)
+
+
+def sparse_projection(
+    table: ArrayLike, k: int | Int[Array, ""], *, max_k: int | None = None
+) -> Float[Array, "*lattice"]:
+    """A k-sparse distribution near a table, by greedy sparse projection.
+
+    Algorithm 2 (GSProj) of Zhang et al. (2019). The nearest one is NP-hard to find (Theorem 1).
+
+    Args:
+        table: shape (m,)·n; need not be a distribution.
+        k: how many coordinates may vary, 1 ≤ k ≤ n. May be traced; then it is taken into range.
+        max_k: static upper bound of k, see `learn_distribution`.
+
+    Raises:
+        ValueError: if a shape does not fit or k is out of range.
+    """
+    objective = SquaredDistance(table)
+    max_k = _checked_max_k(k, max_k, len(objective.lattice))
+    return _learn(
+        objective, jnp.asarray(k, jnp.int32), DistributionGreedy(), max_k, None, None
+    ).table
+
+
+def random_sparse_distribution(
+    key: PRNGKeyArray, lattice: tuple[int, ...], k: int | Int[Array, ""], max_k: int | None = None
+) -> Float[Array, "*lattice"]:
+    """A k-sparse distribution: k random coordinates, and a uniformly random one on their X_S.
+
+    Args:
+        key: a JAX random key.
+        lattice: the shape of the table, (m,)·n.
+        k: how many coordinates may vary, 1 ≤ k ≤ n.
+        max_k: static upper bound of k, see `learn_distribution`.
+
+    Raises:
+        ValueError: if `lattice` is no lattice or k is out of range.
+    """
+    lattice = checked_lattice("lattice", tuple(lattice))
+    max_k = _checked_max_k(k, max_k, len(lattice))
+    allowed = jnp.clip(jnp.asarray(k, jnp.int32), 1, max_k)
+    return eqx.filter_jit(random_table)(key, lattice, allowed, max_k)[0]
+
+
+@eqx.filter_jit
+def _learn(
+    objective: DistributionObjective,
+    k: Array,
+    solver: DistributionSolver,
+    max_k: int,
+    key: PRNGKeyArray | None,
+    start: Array | None,
+) -> DistributionSolution:
+    allowed = jnp.clip(k, 1, max_k)
+    solution = solver.run(objective, allowed, max_k, key, start)
+    return eqx.tree_at(lambda s: s.converged, solution, solution.converged & (k == allowed))
+
+
+def _checked_start(
+    start: ArrayLike, objective: DistributionObjective, k: Any, solver: DistributionSolver
+) -> Array:
+    if isinstance(solver, DistributionGreedy):
+        raise ValueError("start is of no use to DistributionGreedy, which starts from nothing.")
+    table = checked_table("start", start).astype(objective.scale(1).dtype)
+    if table.shape != objective.lattice:
+        raise ValueError(f"start has shape {table.shape}; wanted {objective.lattice}.")
+    if is_concrete(table):
+        check_distribution("start", table)
+        varying = int(varying_coordinates(table).sum())
+        if is_concrete(k) and varying > k:
+            raise ValueError(
+                f"start varies in {varying} coordinates; wanted at most k = {k}. "
+                "sparse_projection(start, k) is such a distribution."
+            )
+    return table
+
+
+def _checked_max_k(k: Any, max_k: int | None, n: int) -> int:
+    bound = n if max_k is None else as_index("max_k", max_k)
+    if not 1 <= bound <= n:
+        raise ValueError(f"max_k is {bound}; wanted 1 ≤ max_k ≤ n = {n}.")
+    if not is_concrete(k):
+        return bound
+    k = as_index("k", k)
+    if not 1 <= k <= bound:
+        raise ValueError(f"k is {k}; wanted 1 ≤ k ≤ {bound}, the number of coordinates or max_k.")
+    return k if max_k is None else bound

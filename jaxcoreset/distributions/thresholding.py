@@ -1,0 +1,188 @@
+"""Iterative hard thresholding of distributions: Algorithm 1 of Zhang et al. (2019)."""
+
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jaxcoreset.distributions.lattice import (
+    check_at_least_one,
+    random_table,
+    slots_of,
+    varying_coordinates,
+)
+from jaxcoreset.distributions.objectives import DistributionObjective, SquaredDistance
+from jaxcoreset.distributions.solvers import (
+    DistributionSolution,
+    DistributionSolver,
+    best_of,
+    best_table,
+    grow,
+)
+
+# Step sizes are doubled so often at most: with the first step near 0.01/β, to some 1000/β. A longer
+# step would, in float32, be led by the rounding of the gradient.
+_MAX_DOUBLINGS = 16
+
+
+class _Point(eqx.Module):
+    """A sparse distribution, its coordinates, and F."""
+
+    table: Float[Array, "*lattice"]
+    support: Bool[Array, " n"]
+    objective: Float[Array, ""]
+
+
+class IHTState(eqx.Module):
+    """Where `DistributionIHT` is: its iterate, the step size, and the best point so far."""
+
+    table: Float[Array, "*lattice"]
+    doublings: Int[Array, ""]
+    best: _Point
+    num_iters: Int[Array, ""]
+    history: Float[Array, " t"]
+
+
+class DistributionIHT(DistributionSolver):
+    """Distribution IHT: p ← Π(p − μ δF/δp) with the greedy projection.
+
+    Algorithm 1 of Zhang et al. (2019) with Algorithm 2 for Π. As in their section 4, the step is
+    doubled while the iterate is stuck and falls back to its first size once it moves, and the best
+    distribution on the way is returned. What "stuck" means is not printed; here it is
+    ‖p_{t+1} − p_t‖ ≤ stuck_tol · ‖p_t‖. If not even a step of 2¹⁶ times the first size moves the
+    iterate, the solver stops.
+
+    Args:
+        start: "random", from k random coordinates and a uniformly random distribution on their X_S,
+            or "greedy", from the result of `DistributionGreedy` (the paper's "IHT after Greedy").
+        num_starts: how many random starts, run as one batch; the best result is returned.
+        step_fraction: the first step size as a fraction of 1/β, with β the objective's
+            `DistributionObjective.scale`. For the squared distance, 0.016 is the paper's μ = 0.008.
+        stuck_tol: see above.
+        max_iters: at most so many iterations, the paper's T.
+        refit: whether the supports on the way are compared by the minimum of F on each, which is
+            then returned, rather than by F of the iterates. False is the paper's way.
+        record_history: whether the solution carries F of every iterate.
+    """
+
+    start: Literal["random", "greedy"] = "random"
+    num_starts: int = 1
+    step_fraction: float = 0.016
+    stuck_tol: float = 1e-3
+    max_iters: int = 400
+    refit: bool = True
+    record_history: bool = False
+
+    def __check_init__(self) -> None:
+        if self.start not in ("random", "greedy"):
+            raise ValueError(f'start is {self.start!r}; wanted "random" or "greedy".')
+        check_at_least_one("num_starts", self.num_starts)
+        check_at_least_one("max_iters", self.max_iters)
+        if self.start == "greedy" and self.num_starts != 1:
+            raise ValueError(
+                f'num_starts is {self.num_starts}; start="greedy" is one start, so leave it at 1.'
+            )
+        if not self.step_fraction > 0:
+            raise ValueError(f"step_fraction is {self.step_fraction}; wanted a positive number.")
+        if not self.stuck_tol >= 0:
+            raise ValueError(f"stuck_tol is {self.stuck_tol}; wanted a number not negative.")
+
+    @property
+    def needs_key(self) -> bool:
+        """See `DistributionSolver.needs_key`."""
+        return self.start == "random"
+
+    def run(
+        self,
+        objective: DistributionObjective,
+        k: Int[Array, ""],
+        max_k: int,
+        key: PRNGKeyArray | None = None,
+        start: Float[Array, "*lattice"] | None = None,
+    ) -> DistributionSolution:
+        """See `DistributionSolver.run`; a `start` takes the place of the solver's own."""
+        if start is not None:
+            return self._descend(objective, start, varying_coordinates(start), k, max_k)
+        if self.start == "greedy":
+            return self._descend(objective, *grow(objective, k, max_k), k, max_k)
+        assert key is not None
+
+        def from_random(key: PRNGKeyArray) -> DistributionSolution:
+            table, support = random_table(key, objective.lattice, k, max_k)
+            dtype = objective.scale(1).dtype
+            return self._descend(objective, table.astype(dtype), support, k, max_k)
+
+        return best_of(jax.vmap(from_random)(jax.random.split(key, self.num_starts)))
+
+    def begin(
+        self, objective: DistributionObjective, table: Array, support: Array, max_k: int
+    ) -> IHTState:
+        """The state before the first iteration."""
+        history_length = self.max_iters if self.record_history else 0
+        return IHTState(
+            table=table,
+            doublings=jnp.zeros((), jnp.int32),
+            best=self._judged(objective, table, support, max_k),
+            num_iters=jnp.zeros((), jnp.int32),
+            history=jnp.zeros(history_length, table.dtype),
+        )
+
+    def iterate(
+        self, objective: DistributionObjective, state: IHTState, k: Int[Array, ""], max_k: int
+    ) -> IHTState:
+        """Lines 4 and 5 of Algorithm 1, and the rule for the step size."""
+        table = state.table
+        first = self.step_fraction / objective.scale(objective.lattice[0] ** max_k)
+        step = jnp.ldexp(first, state.doublings)
+        target = table - step * objective.gradient(table)
+        new, support = grow(SquaredDistance(target), k, max_k)
+        moved = jnp.linalg.norm((new - table).ravel())
+        stuck = moved <= self.stuck_tol * jnp.linalg.norm(table.ravel())
+        judged = self._judged(objective, new, support, max_k)
+        better = judged.objective < state.best.objective
+        history = state.history
+        if self.record_history:
+            history = history.at[state.num_iters].set(objective(new))
+        return IHTState(
+            table=new,
+            doublings=jnp.where(stuck, state.doublings + 1, 0),
+            best=jax.tree.map(lambda a, b: jnp.where(better, a, b), judged, state.best),
+            num_iters=state.num_iters + 1,
+            history=history,
+        )
+
+    def _judged(
+        self, objective: DistributionObjective, table: Array, support: Array, max_k: int
+    ) -> _Point:
+        if self.refit:
+            table = best_table(objective, slots_of(support, max_k))
+        return _Point(table, support, objective(table))
+
+    def _descend(
+        self,
+        objective: DistributionObjective,
+        table: Array,
+        support: Array,
+        k: Int[Array, ""],
+        max_k: int,
+    ) -> DistributionSolution:
+        state = jax.lax.while_loop(
+            lambda s: (s.num_iters < self.max_iters) & (s.doublings <= _MAX_DOUBLINGS),
+            lambda s: self.iterate(objective, s, k, max_k),
+            self.begin(objective, table, support, max_k),
+        )
+        history = None
+        if self.record_history:
+            done = jnp.arange(self.max_iters) < state.num_iters
+            history = jnp.where(done, state.history, state.history[state.num_iters - 1])
+        return DistributionSolution(
+            table=state.best.table,
+            support=state.best.support,
+            objective=state.best.objective,
+            num_iters=state.num_iters,
+            converged=state.doublings > _MAX_DOUBLINGS,
+            history=history,
+            solver=type(self).__name__,
+        )
