@@ -28,10 +28,14 @@ from jaxcoreset.solvers import AIHT as AIHT
 from jaxcoreset.solvers import AIHT2 as AIHT2
 from jaxcoreset.solvers import GIGA as GIGA
 from jaxcoreset.solvers import IHT as IHT
+from jaxcoreset.solvers import ExchangePursuit as ExchangePursuit
+from jaxcoreset.solvers import ExhaustiveSearch as ExhaustiveSearch
 from jaxcoreset.solvers import FrankWolfe as FrankWolfe
 from jaxcoreset.solvers import ImportanceSampling as ImportanceSampling
 from jaxcoreset.solvers import MatchingPursuit as MatchingPursuit
+from jaxcoreset.solvers import Recombination as Recombination
 from jaxcoreset.solvers import Solver as Solver
+from jaxcoreset.solvers import SubspacePursuit as SubspacePursuit
 from jaxcoreset.solvers import UniformSampling as UniformSampling
 from jaxcoreset.weighting import Draws as Draws
 from jaxcoreset.weighting import Laplace as Laplace

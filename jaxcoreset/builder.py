@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from jaxcoreset.constraints import Constraint
-from jaxcoreset.coreset import Coreset
+from jaxcoreset.coreset import Coreset, coreset_of_rows, whole_coreset
 from jaxcoreset.embedding import centre, log_likelihood_matrix, log_likelihood_sum
 from jaxcoreset.host import Clock, at_least, host_generator, peak_memory, progress_bar
 from jaxcoreset.likelihood import ModelLikelihood, model_likelihood
@@ -103,9 +103,7 @@ class CoresetBuilder:
         self.size = None if size is None else at_least("size", size, 1)
         self.tol = tol
         self.weighting = weighting
-        if solver is None:
-            solver = default_solver() if constraint is None else AIHT2()
-        self.solver = solver
+        self.solver = AIHT2() if solver is None and constraint is not None else solver
         self.constraint = constraint
         self.by = by
         self.num_draws = None if num_draws is None else at_least("num_draws", num_draws, 2)
@@ -118,15 +116,14 @@ class CoresetBuilder:
         self.plate = plate
         self.batch_size = None if batch_size is None else at_least("batch_size", batch_size, 1)
         self.progress_bar = progress_bar
-        for name, value, wanted in (
-            ("weighting", self.weighting, Weighting),
-            ("solver", self.solver, Solver),
-        ):
-            if not isinstance(value, wanted):
-                raise TypeError(
-                    f"{name} is {value!r}; wanted a {wanted.__name__}, for instance "
-                    f"{'Laplace()' if wanted is Weighting else 'MatchingPursuit()'}."
-                )
+        if not isinstance(weighting, Weighting):
+            raise TypeError(
+                f"weighting is {weighting!r}; wanted a Weighting, for instance Laplace()."
+            )
+        if not isinstance(solver, Solver | None):
+            raise TypeError(
+                f"solver is {solver!r}; wanted a Solver, for instance ExchangePursuit(), or none."
+            )
         if constraint is not None and not isinstance(self.solver, HardThresholding):
             raise TypeError(
                 f"solver is {type(self.solver).__name__}, which takes no constraint; wanted one "
@@ -161,13 +158,13 @@ class CoresetBuilder:
                 key=start_key,
             )
         if self.size is not None and self.size >= likelihood.num_data:
-            return self._whole(likelihood, clock)
+            return whole_coreset(self.model, likelihood, self.size, clock)
         constraint = self._constraint(likelihood.num_data, args, kwargs)
         with clock.stage("weighting"):
             source = self.weighting.fit(likelihood, weighting_key, show_progress=self.progress_bar)
         if self.size is not None:
             attempt = self._attempt(likelihood, source, constraint, keys, self.size, clock)
-            return self._finish(likelihood, clock, attempt, len(attempt.sizes) - 1)
+            return self._finish(likelihood, source, clock, attempt, len(attempt.sizes) - 1)
         return self._within_tolerance(likelihood, source, constraint, keys, clock)
 
     def _constraint(self, n: int, args: tuple, kwargs: dict[str, Any]) -> Constraint | None:
@@ -216,9 +213,9 @@ class CoresetBuilder:
             upper = attempt.curve["kl"] + 2 * attempt.curve["kl_standard_error"]
             within = np.flatnonzero(upper <= self.tol)
             if within.size:
-                return self._finish(likelihood, clock, attempt, int(within[0]))
+                return self._finish(likelihood, source, clock, attempt, int(within[0]))
             if size == n:
-                return self._whole(likelihood, clock)
+                return whole_coreset(self.model, likelihood, n, clock)
             if size == self.max_size:
                 raise ValueError(
                     f"tol is {self.tol} nats, but with max_size = {size} rows of {n} the estimated "
@@ -239,7 +236,8 @@ class CoresetBuilder:
         """Embed, solve up to `size`, and measure the error on draws that the solver did not see."""
         draws_key, rows_key, solver_key = keys
         rows = self._candidates(rows_key, likelihood.num_data, size, constraint)
-        solver = self.solver
+        num_candidates = likelihood.num_data if rows is None else len(rows)
+        solver = self.solver or default_solver(num_candidates, size)
         if constraint is not None and isinstance(solver, HardThresholding):
             solver = dataclasses.replace(
                 solver, constraint=constraint if rows is None else constraint.take(rows)
@@ -256,9 +254,10 @@ class CoresetBuilder:
 
     def _sizes(self, size: int) -> np.ndarray:
         """The sizes to solve for, `size` last; smaller ones where they come with it."""
-        if self.tol is not None and self.solver.has_path:
+        has_path = self.solver is None or self.solver.has_path
+        if self.tol is not None and has_path:
             return np.arange(1, size + 1)
-        if self.tol is not None or self.solver.has_path:
+        if self.tol is not None or has_path:
             return np.unique(np.geomspace(1, size, _CURVE_POINTS).round().astype(int))
         return np.array([size])
 
@@ -324,6 +323,7 @@ class CoresetBuilder:
     def _finish(
         self,
         likelihood: ModelLikelihood,
+        source: DrawSource,
         clock: Clock,
         attempt: "_Attempt",
         at: int,
@@ -357,47 +357,9 @@ class CoresetBuilder:
             seconds=clock.seconds,
             peak_memory=peak_memory(),
         )
-        return self._coreset(likelihood, likelihood.take(indices), indices, weights, report)
-
-    def _whole(self, likelihood: ModelLikelihood, clock: Clock) -> Coreset:
-        """All rows with weight 1, which need neither draws nor a solver and have no error."""
-        n = likelihood.num_data
-        nothing = dict.fromkeys(
-            ("relative_error", "held_out_error", "kl", "kl_standard_error"), np.zeros(1)
+        return coreset_of_rows(
+            self.model, likelihood, indices, weights, report, source.approximation
         )
-        curve = {"size": np.array([n]), "num_used": np.array([n]), **nothing}
-        report = Report(
-            num_data=n,
-            size=n if self.size is None else self.size,
-            num_used=n,
-            num_candidates=n,
-            num_draws=0,
-            num_held_out=0,
-            relative_error=0.0,
-            held_out_error=0.0,
-            kl=0.0,
-            kl_standard_error=0.0,
-            solver="all rows",
-            converged=True,
-            weighting="none needed",
-            curve=curve,
-            seconds=clock.seconds,
-            peak_memory=peak_memory(),
-        )
-        weights = np.ones(n, jnp.zeros(()).dtype)
-        return self._coreset(likelihood, likelihood.data, np.arange(n), weights, report)
-
-    def _coreset(
-        self,
-        likelihood: ModelLikelihood,
-        data: tuple,
-        indices: np.ndarray,
-        weights: np.ndarray,
-        report: Report,
-    ) -> Coreset:
-        args, kwargs = likelihood.assemble(data)
-        dims = likelihood.data_dims
-        return Coreset(self.model, indices, weights, args, kwargs, report, data_dims=dims)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
-from jaxcoreset.likelihood import weighted_model
+from jaxcoreset.host import Clock, peak_memory
+from jaxcoreset.laplace import LaplaceApproximation
+from jaxcoreset.likelihood import ModelLikelihood, weighted_model
 from jaxcoreset.report import Report
 
 _FORMAT = 1
@@ -35,6 +38,8 @@ class Coreset:
         args: the model's positional arguments with only these rows.
         kwargs: its keyword arguments with only these rows.
         report: how it was made and how good it is.
+        approximation: the Laplace approximation of the posterior of all rows, where the builder
+            found one on its way; None otherwise, and for a coreset that was loaded.
     """
 
     def __init__(
@@ -48,12 +53,14 @@ class Coreset:
         *,
         data_dims: Mapping[str, int],
         model_name: str | None = None,
+        approximation: LaplaceApproximation | None = None,
     ):
         self.indices: Int[np.ndarray, " m"] = np.asarray(indices, np.int64)
         self.weights: Float[np.ndarray, " m"] = np.asarray(weights)
         self.args = tuple(args)
         self.kwargs = dict(kwargs)
         self.report = report
+        self.approximation = approximation
         self._full_model = model
         self._data_dims = dict(data_dims)
         self._model_name = model_name or _name_of(model)
@@ -114,6 +121,58 @@ class Coreset:
             os.unlink(temporary)
             raise
         return path
+
+
+def coreset_of_rows(
+    model: Callable,
+    likelihood: ModelLikelihood,
+    indices: Int[np.ndarray, " m"],
+    weights: Float[np.ndarray, " m"],
+    report: Report,
+    approximation: LaplaceApproximation | None = None,
+) -> Coreset:
+    """The coreset of some rows of a model's data, in increasing order, with positive weights."""
+    args, kwargs = likelihood.assemble(likelihood.take(indices))
+    return Coreset(
+        model,
+        indices,
+        weights,
+        args,
+        kwargs,
+        report,
+        data_dims=likelihood.data_dims,
+        approximation=approximation,
+    )
+
+
+def whole_coreset(model: Callable, likelihood: ModelLikelihood, size: int, clock: Clock) -> Coreset:
+    """All rows with weight 1, which need neither draws nor a solver and have no error."""
+    n = likelihood.num_data
+    nothing = dict.fromkeys(
+        ("relative_error", "held_out_error", "kl", "kl_standard_error"), np.zeros(1)
+    )
+    report = Report(
+        num_data=n,
+        size=size,
+        num_used=n,
+        num_candidates=n,
+        num_draws=0,
+        num_held_out=0,
+        relative_error=0.0,
+        held_out_error=0.0,
+        kl=0.0,
+        kl_standard_error=0.0,
+        solver="all rows",
+        converged=True,
+        weighting="none needed",
+        curve={"size": np.array([n]), "num_used": np.array([n]), **nothing},
+        seconds=clock.seconds,
+        peak_memory=peak_memory(),
+    )
+    args, kwargs = likelihood.assemble(likelihood.data)
+    weights = np.ones(n, jnp.zeros(()).dtype)
+    dims = likelihood.data_dims
+    return Coreset(model, np.arange(n), weights, args, kwargs, report, data_dims=dims)
 
 
 def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:

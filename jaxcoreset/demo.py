@@ -48,7 +48,7 @@ def run_demo(
         ModuleNotFoundError: if a package of the extra ``demo`` is missing.
     """
     start = time.perf_counter()
-    build_key, nuts_key, full_key, laplace_key = jax.random.split(jax.random.key(seed), 4)
+    build_key, nuts_key, full_key = jax.random.split(jax.random.key(seed), 3)
     say("Reading the flights and their weather ...")
     features, late, names = load_flights()
     say(f"{features.shape[0]:,} flights, {features.shape[1]} parameters, {late.mean():.1%} late.\n")
@@ -61,7 +61,12 @@ def run_demo(
     draws, nuts_seconds = _nuts(nuts_key, coreset.model, coreset.args, show_progress)
     say(f"done in {nuts_seconds:.1f} s, compilation included.\n")
 
-    full, small = _both_laplace(laplace_key, coreset, features, late)
+    full = coreset.approximation
+    if full is None:  # a coreset of all the rows needs no weighting
+        full = laplace_approximation(model_likelihood(late_arrival, (features, late)))
+    small = laplace_approximation(
+        model_likelihood(late_arrival, coreset.args), weights=coreset.weights, start=full.params()
+    )
     table = _table(names, draws, full, small)
     say(table)
     errors = np.abs(small.mode - full.mode) / full.sd
@@ -109,17 +114,6 @@ def _on_terminal() -> bool:
     import sys
 
     return sys.stderr.isatty()
-
-
-def _both_laplace(
-    key: Any, coreset: Coreset, features: np.ndarray, late: np.ndarray
-) -> tuple[LaplaceApproximation, LaplaceApproximation]:
-    """Gaussian approximations of the full posterior and of the coreset's."""
-    full = laplace_approximation(model_likelihood(late_arrival, (features, late)), key=key)
-    small = laplace_approximation(
-        model_likelihood(late_arrival, coreset.args), weights=coreset.weights, start=full.params()
-    )
-    return full, small
 
 
 def _table(

@@ -88,7 +88,8 @@ def _any_lane_batched(axis_size: int, in_batched: list[bool], flag: Array) -> tu
     return any_lane(jnp.any(flag) if in_batched[0] else flag), False
 
 
-def _product(left: Array, right: Array) -> Array:
+def product(left: Array, right: Array) -> Array:
+    """Matrix or inner product at full precision on every device."""
     return jnp.matmul(left, right, precision=HIGHEST)
 
 
@@ -139,9 +140,9 @@ def _orthogonalise(
 
     def subtract(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         coefficients, rest, norm, first, going = carry
-        change = _product(_product(basis, _product(atoms, rest)), basis)
+        change = product(product(basis, product(atoms, rest)), basis)
         change = jnp.where(going, change, 0)
-        rest = rest - _product(change, atoms)
+        rest = rest - product(change, atoms)
         new_norm = jnp.linalg.norm(rest)
         going = going & (new_norm > smallest) & (first | (new_norm < 0.5 * norm))
         return coefficients + change, rest, new_norm, ~going & first, going
@@ -181,7 +182,7 @@ def _let_out(
     normal = column + here * jnp.where(column[slot] < 0, -norm, norm)
     squared = jnp.vdot(normal, normal)
     factor = jnp.where(leaves, 2, 0) / jnp.where(squared > 0, squared, 1)
-    turned = active.basis - (factor * normal)[:, None] * _product(normal, active.basis)
+    turned = active.basis - (factor * normal)[:, None] * product(normal, active.basis)
     keep = ~(here & leaves)
     kept = ActiveSet(
         jnp.where(keep, active.weights, 0),
@@ -213,12 +214,12 @@ def _descend(active: ActiveSet, ahead: Float[Array, " m"]) -> ActiveSet:
         weights = jnp.maximum(active.weights + fraction * direction, 0)
         moved = ActiveSet(weights, active.passive, active.basis)
         active, ahead = _let_out(moved, slot, (1 - fraction) * ahead, leaves)
-        return active, ahead, _product(ahead, active.basis)
+        return active, ahead, product(ahead, active.basis)
 
     active, _, direction = jax.lax.while_loop(
         lambda carry: any_lane(blocking(carry[0], carry[2]).any()),
         advance,
-        (active, ahead, _product(ahead, active.basis)),
+        (active, ahead, product(ahead, active.basis)),
     )
     weights = jnp.maximum(active.weights + direction, 0)
     return ActiveSet(weights, active.passive, active.basis)
@@ -265,10 +266,10 @@ def settle(
         The point with better weights; the residual of the exact solution, orthogonal to the passive
         atoms; and the objective of the weights as they were.
     """
-    residual = target - _product(active.weights, atoms)
-    change = _product(_product(active.basis, _product(atoms, residual)), active.basis)
+    residual = target - product(active.weights, atoms)
+    change = product(product(active.basis, product(atoms, residual)), active.basis)
     better = ActiveSet(jnp.maximum(active.weights + change, 0), active.passive, active.basis)
-    return better, residual - _product(change, atoms), jnp.vdot(residual, residual)
+    return better, residual - product(change, atoms), jnp.vdot(residual, residual)
 
 
 class _State(eqx.Module):
@@ -355,7 +356,7 @@ def nnls(
         floor, slack = rounding(jnp.sqrt(squared), num_draws)
         scores = jnp.where(
             eligible & ~state.active.passive & ~state.refused,
-            _product(atoms, state.residual),
+            product(atoms, state.residual),
             -jnp.inf,
         )
         slot, any_left = pick(scores, floor, slack)
@@ -408,7 +409,7 @@ def _warm(
         (empty_set(weights.shape[0], weights.dtype), weights > 0),
     )
     weights = jnp.where(active.passive, weights, 0)
-    ahead = _product(active.basis, _product(atoms, target - _product(weights, atoms)))
+    ahead = product(active.basis, product(atoms, target - product(weights, atoms)))
     return _descend(ActiveSet(weights, active.passive, active.basis), ahead)
 
 

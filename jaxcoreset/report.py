@@ -28,7 +28,8 @@ class Report:
         converged: whether the solver stopped by its own rule.
         weighting: the weighting's name.
         curve: the errors along the solver's path, arrays of one length: "size", "num_used",
-            "relative_error", "held_out_error", "kl", "kl_standard_error".
+            "relative_error", "held_out_error", "kl", "kl_standard_error"; of `SparseVI` also
+            "usable_draws".
         seconds: wall time by stage.
         peak_memory: the most memory that the process has held so far, in bytes; None if unknown.
     """

@@ -17,7 +17,12 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from jaxcoreset.problem import CoresetProblem, is_concrete
 from jaxcoreset.solution import Solution
 from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.exchange_pursuit import ExchangePursuit
+from jaxcoreset.solvers.exhaustive_search import ExhaustiveSearch, few_supports
 from jaxcoreset.solvers.matching_pursuit import MatchingPursuit
+
+# Beyond so many rows, moves that carry matrices of that size on cost more than they bring.
+_MANY = 2000
 
 
 def solve(
@@ -36,7 +41,8 @@ def solve(
         problem: one problem. For a batch, ``jax.vmap(lambda p: solve(p, k))(problems)``.
         k: the number of atoms allowed, 1 ≤ k ≤ n. May be traced; then a `max_k` far below n saves
             much time and memory.
-        solver: a solver; the default is `MatchingPursuit`.
+        solver: a solver; left out, `default_solver` picks one by the problem's size, and the
+            solution says which.
         key: a JAX random key, for solvers that draw random numbers.
         max_k: static upper bound of k and length of the solution's arrays; k itself if k is a plain
             number, n if it is traced.
@@ -49,7 +55,7 @@ def solve(
         TypeError: if `problem` or `solver` is something else.
         ValueError: if k is out of range, or a key is wanted and missing.
     """
-    solver = _check(problem, solver, key)
+    _check_problem(problem)
     n = problem.num_data
     if is_concrete(k):
         k = _as_index(k)
@@ -57,6 +63,7 @@ def solve(
         length = k if max_k is None else _check_max_k(max_k, n, k)
     else:
         length = n if max_k is None else _check_max_k(max_k, n, 1)
+    solver = _check_solver(problem, length, solver, key)
     solution = _solve(problem, jnp.asarray(k, jnp.int32), solver, _round_up(length, n), key)
     return _trim(solution, length)
 
@@ -71,14 +78,15 @@ def sweep(
 ) -> Solution:
     """Solve for many k in one compiled call.
 
-    Methods that build their solutions step by step, such as `MatchingPursuit`, run once and hold
+    Methods that build their solutions step by step, such as `ExchangePursuit`, run once and hold
     the solution for every k; the others run vmapped over k. Works under ``jax.jit`` and
     ``jax.vmap`` over problems.
 
     Args:
         problem: one problem.
         ks: integers of shape (m,), each between 1 and n, in any order.
-        solver: a solver; the default is `MatchingPursuit`.
+        solver: a solver; left out, `default_solver` picks one by the problem's size, and the
+            solution says which.
         key: a JAX random key, for solvers that draw random numbers.
         max_k: static upper bound of `ks` and length of each solution; their maximum by default, and
             n if `ks` is traced.
@@ -90,7 +98,7 @@ def sweep(
         TypeError: if `problem` or `solver` is something else, or `ks` are not integers.
         ValueError: if a k is out of range, or a key is wanted and missing.
     """
-    solver = _check(problem, solver, key)
+    _check_problem(problem)
     n = problem.num_data
     ks = ks if isinstance(ks, jax.Array) else np.asarray(ks)
     if ks.ndim != 1 or ks.shape[0] == 0 or not jnp.issubdtype(ks.dtype, jnp.integer):
@@ -106,13 +114,24 @@ def sweep(
         length = highest if max_k is None else _check_max_k(max_k, n, highest)
     else:
         length = n if max_k is None else _check_max_k(max_k, n, 1)
+    solver = _check_solver(problem, length, solver, key)
     solution = _sweep(problem, jnp.asarray(ks, jnp.int32), solver, _round_up(length, n), key)
     return _trim(solution, length)
 
 
-def default_solver() -> Solver:
-    """The solver that is used where none is given."""
-    return MatchingPursuit()
+def default_solver(n: int, max_k: int) -> Solver:
+    """The solver that is used where none is given.
+
+    `ExhaustiveSearch` where there are few enough supports to try them all, `MatchingPursuit` beyond
+    2,000 rows, and `ExchangePursuit` for everything between.
+
+    Args:
+        n: the number of atoms.
+        max_k: the largest number of rows asked for.
+    """
+    if few_supports(n, max_k):
+        return ExhaustiveSearch()
+    return ExchangePursuit() if max_k <= _MANY else MatchingPursuit()
 
 
 @eqx.filter_jit
@@ -145,13 +164,12 @@ def _trim(solution: Solution, length: int) -> Solution:
 
 
 def _round_up(length: int, n: int) -> int:
-    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24, …, but no more than n."""
-    power = 1 << (length - 1).bit_length()
-    three_quarters = 3 * power // 4
-    return min(n, three_quarters if length <= three_quarters else power)
+    """The next of 1, 2, …, 8, 10, 12, 14, 16, 20, …, four to an octave, but no more than n."""
+    step = max(1, (1 << (length - 1).bit_length()) // 8)
+    return min(n, -(-length // step) * step)
 
 
-def _check(problem: Any, solver: Any, key: Any) -> Solver:
+def _check_problem(problem: Any) -> None:
     if not isinstance(problem, CoresetProblem):
         raise TypeError(
             f"problem is a {type(problem).__name__}; wanted a CoresetProblem, made by "
@@ -162,9 +180,12 @@ def _check(problem: Any, solver: Any, key: Any) -> Solver:
             f"problem.atoms has shape {problem.atoms.shape}; wanted (n, S). Solve a batch with "
             "jax.vmap(lambda p: solve(p, k))(problems)."
         )
-    solver = default_solver() if solver is None else solver
+
+
+def _check_solver(problem: CoresetProblem, max_k: int, solver: Any, key: Any) -> Solver:
+    solver = default_solver(problem.num_data, max_k) if solver is None else solver
     if not isinstance(solver, Solver):
-        hint = f"{solver.__name__}()" if isinstance(solver, type) else "MatchingPursuit()"
+        hint = f"{solver.__name__}()" if isinstance(solver, type) else "ExchangePursuit()"
         raise TypeError(f"solver is {solver!r}; wanted a solver, for instance {hint}.")
     solver.check(problem)
     if solver.needs_key and key is None:

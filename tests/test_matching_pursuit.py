@@ -178,7 +178,10 @@ def test_vmapped_solve_over_k_equals_the_sweep() -> None:
 def test_duplicates_are_taken_once_and_by_the_lower_index(dtype: type) -> None:
     atoms = _synthetic(2)[:20].repeat(3, axis=0)
     with jax.enable_x64(dtype is np.float64):
-        solution = _solve(CoresetProblem(jnp.asarray(atoms, dtype)))
+        # The float64 sweep is that of the test against the reference.
+        ks = ALL_KS if dtype is np.float32 else np.arange(1, 61)
+        path = sweep(CoresetProblem(jnp.asarray(atoms, dtype)), ks, MatchingPursuit())
+        solution = _lone(path, -1)
         support, _ = _used(solution)
         error = float(solution.relative_error)
         assert solution.converged
@@ -211,8 +214,9 @@ def test_one_row_is_the_best_aligned_atom_with_its_best_weight() -> None:
 
 
 def test_more_rows_than_draws_fit_the_target() -> None:
-    atoms = _synthetic(5, n=60, num_draws=10)
-    solution = solve(CoresetProblem(jnp.asarray(atoms, jnp.float32)), 60, MatchingPursuit())
+    # Ten draws; the others see nothing.
+    atoms = np.pad(_synthetic(5, num_draws=10), ((0, 0), (0, 30)))
+    solution = _solve(CoresetProblem(jnp.asarray(atoms, jnp.float32)))
     assert solution.relative_error < FLOAT32_FLOOR
     assert solution.size <= 12
     assert solution.converged

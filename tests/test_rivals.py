@@ -85,9 +85,10 @@ def test_sweep_equals_solve_whatever_the_bound_of_k(solver):
     atoms = synthetic_atoms()
     problem = CoresetProblem(atoms.astype(np.float32))
     path = run_path(atoms, solver)
-    for k, max_k in ((33, None), (1, 80), (12, 80), (80, 80)):
+    for k in (1, 12, 33, 39):
         one = jax.tree.map(lambda x, k=k: x[k - 1], path)
-        assert_same_solution(one, solve(problem, k, solver, KEY, max_k=max_k))
+        # The sweep's bound is 80. A k near 40 is rounded up to it.
+        assert_same_solution(one, solve(problem, k, solver, KEY, max_k=None if k > 36 else 40))
 
 
 @pytest.mark.parametrize("solver", EVERY)
@@ -97,14 +98,14 @@ def test_vmapped_solve_equals_single_solve_over_problems_and_k(solver):
     ks = jnp.array([1, 7, 40])
 
     def one(problem, k):
-        return solve(problem, k, solver, KEY, max_k=80)
+        return solve(problem, k, solver, KEY, max_k=40)
 
     batch = jax.jit(jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None)))(problems, ks)
-    assert batch.weights.shape == (3, 3, 80)
+    assert batch.weights.shape == (3, 3, 40)
     for i in range(3):
         for j in range(3):
             lane = jax.tree.map(lambda x, i=i, j=j: x[i, j], batch)
-            single = solve(CoresetProblem(atoms[i]), int(ks[j]), solver, KEY, max_k=80)
+            single = solve(CoresetProblem(atoms[i]), int(ks[j]), solver, KEY, max_k=40)
             assert_same_solution(lane, single)
 
 
@@ -314,9 +315,8 @@ def test_uniform_sampling_without_replacement_keeps_distinct_rows_of_equal_weigh
 @pytest.mark.parametrize("solver", SAMPLERS)
 def test_key_decides_the_sample_and_is_asked_for(solver):
     problem = CoresetProblem(synthetic_atoms().astype(np.float32))
-    first = solve(problem, 10, solver, jax.random.key(0), max_k=80)
-    again = solve(problem, 10, solver, jax.random.key(0), max_k=80)
-    other = solve(problem, 10, solver, jax.random.key(1), max_k=80)
+    ks = np.arange(1, 81)
+    first, again, other = (sweep(problem, ks, solver, jax.random.key(seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first.indices, again.indices)
     assert first.indices.tolist() != other.indices.tolist()
     with pytest.raises(ValueError, match="key is missing"):

@@ -1,6 +1,7 @@
 """Stochastic hard thresholding: the estimators, the batches, and the iterates they lead to."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -11,16 +12,9 @@ import pytest
 
 import jaxcoreset as jc
 from jaxcoreset.constraints import GroupTopK, SimplexTopK, Sparse, StratifiedTopK
+from jaxcoreset.solvers.batches import Batch, draw_batch, estimate_correlations, second_batch
 from jaxcoreset.solvers.hard_thresholding import AIHT, AIHT2, IHT, Iterate
-from jaxcoreset.solvers.stochastic import (
-    SVRGIHT,
-    Batch,
-    ProjectedOptax,
-    StochasticAIHT,
-    _second_batch,
-    draw_batch,
-    estimate_correlations,
-)
+from jaxcoreset.solvers.stochastic import SVRGIHT, ProjectedOptax, StochasticAIHT
 from tests.datasets import atoms_of
 from tests.problems import correlated_atoms, independent_atoms
 from tests.reference import stochastic as reference
@@ -50,6 +44,7 @@ def masks(n, size):
     return out
 
 
+@functools.cache
 def estimates(estimator, size=3):
     """The estimate for every batch, or every pair of batches, at `point`."""
     atoms, weights, residual, exact = point()
@@ -61,11 +56,15 @@ def estimates(estimator, size=3):
         in_image_batch = np.tile(in_image_batch, (count, 1))
     with jax.enable_x64(True):
         problem = jc.CoresetProblem(atoms)
-        found = jax.vmap(
-            lambda b, c: estimate_correlations(
+
+        @jax.jit
+        @jax.vmap
+        def estimate(b, c):
+            return estimate_correlations(
                 problem, jnp.asarray(weights), jnp.asarray(residual), b, n, estimator, c
             )
-        )(in_batch, in_image_batch)
+
+        found = estimate(in_batch, in_image_batch)
     return np.asarray(found), exact
 
 
@@ -105,7 +104,7 @@ def test_estimator_is_unbiased_over_many_keys(estimator):
         first, second = jax.random.split(key)
         batch = draw_batch(first, n, 3)
         in_batch = jnp.zeros(n, bool).at[batch.rows].set(True)
-        in_image_batch = _second_batch(second, n, batch)
+        in_image_batch = second_batch(second, n, batch)
         return estimate_correlations(
             problem,
             jnp.asarray(weights),
@@ -180,7 +179,6 @@ CASES = {
     "IHT, batch": StochasticAIHT(IHT(), estimator="batch", batch_size=0.3),
     "AIHT, double": StochasticAIHT(AIHT(), estimator="double", batch_size=0.3),
     "AIHT2, support": StochasticAIHT(AIHT2(), estimator="support", batch_size=19),
-    "AIHT2, pool": StochasticAIHT(AIHT2(), estimator="pool"),
     "AIHT2, pool, normalise": StochasticAIHT(AIHT2(), normalise=True, batch_size=0.1),
     "AIHT2, pool, more rows than n": StochasticAIHT(AIHT2(), batch_size=0.9),
 }
@@ -222,7 +220,7 @@ def test_iterates_equal_the_reference_on_the_same_batches(case):
     epochs, keys = batches_of(solver, n, num_iters)
     batches = [batch for epoch in epochs for batch in epoch]
     image_batches = [
-        np.flatnonzero(np.asarray(_second_batch(key, n, batch)))
+        np.flatnonzero(np.asarray(second_batch(key, n, batch)))
         for key, batch in zip(keys, batches, strict=True)
     ]
     iterates = reference.stochastic(
@@ -347,10 +345,15 @@ def svrg_estimates(at_snapshot):
         nothing = Iterate(Sparse(here.weights.indices, jnp.zeros(3)), jnp.zeros(5))
         state = solver._start(problem, here if at_snapshot else nothing)
         state = solver._begin_epoch(problem, state)
-        state = dataclasses.replace(state, current=here)
-        found = jax.vmap(lambda r: solver.estimate(problem, state, Batch(r, jnp.ones(3, bool))))(
-            rows
-        )
+        iterates = dataclasses.replace(state.iterates, current=here)
+        state = dataclasses.replace(state, iterates=iterates)
+
+        @jax.jit
+        @jax.vmap
+        def estimate(batch_rows):
+            return solver.estimate(problem, state, Batch(batch_rows, jnp.ones(3, bool)))
+
+        found = estimate(rows)
     return np.asarray(found), exact
 
 
@@ -369,8 +372,12 @@ def test_variance_reduced_estimator_is_exact_at_the_snapshot():
 
 # A short run: what is checked does not depend on its length.
 SHORT = StochasticAIHT(AIHT2(max_iters=10, record_history=True), batch_size=0.2)
+# The bound on k of all of them, so that they share their programs.
+MAX_K = 12
+# One that ends by its own rule, each lane when it is done.
+ENDING = StochasticAIHT(AIHT2(max_iters=60, tol=0.02), batch_size=0.5, patience=1)
 SOLVERS = {
-    "StochasticAIHT": SHORT,
+    "StochasticAIHT": ENDING,
     "SVRGIHT": SVRGIHT(AIHT(max_iters=10), batch_size=0.2),
     "ProjectedOptax": ProjectedOptax(optax.adam(1.0), max_iters=10, batch_size=0.2),
 }
@@ -384,34 +391,25 @@ def test_vmapped_solve_equals_single_solve(solver):
     keys = jax.random.split(KEY, 3)
     with jax.enable_x64(True):
         problems = jax.vmap(jc.CoresetProblem)(jnp.asarray(atoms))
-        batch = jax.vmap(lambda p, k, key: jc.solve(p, k, solver, key, max_k=12))(
+        batch = jax.vmap(lambda p, k, key: jc.solve(p, k, solver, key, max_k=MAX_K))(
             problems, jnp.asarray(ks), keys
         )
         for lane, k in enumerate(ks.tolist()):
-            single = jc.solve(jc.CoresetProblem(atoms[lane]), k, solver, keys[lane], max_k=12)
+            single = jc.solve(jc.CoresetProblem(atoms[lane]), k, solver, keys[lane], max_k=MAX_K)
             assert np.array_equal(batch.indices[lane], single.indices)
             np.testing.assert_allclose(batch.weights[lane], single.weights, rtol=1e-8)
             assert batch.num_iters[lane] == single.num_iters
-
-
-def test_runs_end_by_their_own_rule_each_lane_when_it_is_done():
-    solver = StochasticAIHT(AIHT2(max_iters=60, tol=0.02), batch_size=0.5, patience=1)
-    problem = jc.CoresetProblem(independent_atoms(40, 30))
-    keys = jax.random.split(KEY, 4)
-    batch = jax.vmap(lambda key: jc.solve(problem, 6, solver, key))(keys)
-    assert len(set(np.asarray(batch.num_iters).tolist())) > 1
-    for lane, key in enumerate(keys):
-        single = jc.solve(problem, 6, solver, key)
-        assert batch.num_iters[lane] == single.num_iters
-        assert single.converged == (single.num_iters < 60)
-        assert single.num_iters % 2 == 0  # whole epochs
-        # Single precision and another order of sums.
-        np.testing.assert_allclose(batch.objective[lane], single.objective, rtol=1e-3)
+            assert batch.converged[lane] == single.converged
+            if solver is ENDING:
+                assert single.converged == (single.num_iters < 60)
+                assert single.num_iters % 2 == 0  # whole epochs
+        if solver is ENDING:
+            assert len(set(np.asarray(batch.num_iters).tolist())) > 1
 
 
 def test_same_key_gives_the_same_solution_and_another_key_another():
     problem = jc.CoresetProblem(correlated_atoms(50, 30))
-    first, again, other = (jc.solve(problem, 9, SHORT, jax.random.key(s)) for s in (0, 0, 1))
+    first, again, other = (jc.solve(problem, MAX_K, SHORT, jax.random.key(s)) for s in (0, 0, 1))
     assert np.array_equal(first.weights, again.weights)
     assert not np.array_equal(first.weights, other.weights)
 
@@ -419,14 +417,14 @@ def test_same_key_gives_the_same_solution_and_another_key_another():
 def test_solution_does_not_depend_on_the_static_bound():
     with jax.enable_x64(True):
         problem = jc.CoresetProblem(independent_atoms(50, 30))
-        tight = jc.solve(problem, 9, SHORT, KEY)
-        loose = jc.solve(problem, 9, SHORT, KEY, max_k=48)
+        tight = jc.solve(problem, 9, ENDING, KEY, max_k=MAX_K)
+        loose = jc.solve(problem, 9, ENDING, KEY, max_k=48)
         np.testing.assert_allclose(tight.dense(50), loose.dense(50), rtol=1e-8)
 
 
 def test_solution_is_the_best_iterate_and_history_its_objective():
     atoms = correlated_atoms(50, 30).astype(np.float32)
-    solution = jc.solve(jc.CoresetProblem(atoms), 9, SHORT, KEY)
+    solution = jc.solve(jc.CoresetProblem(atoms), MAX_K, SHORT, KEY)
     history = np.asarray(solution.history)
     assert (np.diff(history) <= 0).all()
     assert history[-1] == solution.objective
@@ -456,7 +454,7 @@ def test_atoms_of_norm_zero_are_not_chosen():
     atoms = correlated_atoms(50, 30)
     atoms[::2] = 0
     for solver in (SHORT, dataclasses.replace(SHORT, normalise=True)):
-        solution = jc.solve(jc.CoresetProblem(atoms), 12, solver, KEY)
+        solution = jc.solve(jc.CoresetProblem(atoms), MAX_K, solver, KEY)
         assert solution.size > 0
         assert (np.asarray(solution.indices)[np.asarray(solution.weights) > 0] % 2 == 1).all()
         assert np.isfinite(solution.objective)
@@ -517,9 +515,9 @@ def test_batches_reach_a_lower_objective_for_the_rows_they_read():
     # An iteration reads at most 100 + 2 · 20 of the 500 rows.
     solver = StochasticAIHT(AIHT2(max_iters=passes * 500 // 140), batch_size=0.2)
     keys = jax.random.split(KEY, 5)
-    batched = jax.jit(jax.vmap(lambda key: jc.solve(problem, k, solver, key).relative_error))(keys)
+    batched = [jc.solve(problem, k, solver, key).relative_error for key in keys]
     # Measured: 0.27 and 0.11.
-    assert np.median(batched) < 0.6 * full.relative_error
+    assert np.median(np.array(batched)) < 0.6 * full.relative_error
 
 
 # --- bad input ----------------------------------------------------------------------------------

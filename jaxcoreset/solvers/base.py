@@ -1,14 +1,16 @@
 """What every solver is: a frozen module of hyperparameters that turns a problem into a solution."""
 
 import abc
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 
+from jaxcoreset.nnls import product
 from jaxcoreset.problem import CoresetProblem
-from jaxcoreset.solution import Solution
+from jaxcoreset.solution import Solution, make_solution
 
 # Array entries that the lanes of one batch of a sweep may hold between them: 256 MB in float32.
 _LANE_BUDGET = 64_000_000
@@ -67,3 +69,68 @@ class Solver(eqx.Module):
         solve_batch = jax.vmap(lambda k: self.run(problem, k, max_k, key))
         solutions = jax.lax.map(solve_batch, padded.reshape(batches, lanes))
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_ks], solutions)
+
+
+class PathSolver(Solver):
+    """A solver one run of which holds the solutions for every k; it implements `run_path`."""
+
+    @property
+    def has_path(self) -> bool:
+        """True: see the class."""
+        return True
+
+    def run(
+        self,
+        problem: CoresetProblem,
+        k: Int[Array, ""],
+        max_k: int,
+        key: PRNGKeyArray | None = None,
+    ) -> Solution:
+        """The path's solution for one k; see `Solver.run`."""
+        return jax.tree.map(lambda x: x[0], self.run_path(problem, k[None], max_k, key))
+
+    @abc.abstractmethod
+    def run_path(
+        self,
+        problem: CoresetProblem,
+        ks: Int[Array, " m"],
+        max_k: int,
+        key: PRNGKeyArray | None = None,
+    ) -> Solution:
+        """Solve for each of `ks`; see `Solver.run_path`."""
+
+    def read_off(
+        self,
+        problem: CoresetProblem,
+        ks: Int[Array, " m"],
+        chosen: Int[Array, " t"],
+        contributions: Callable[[Int[Array, ""]], tuple[Array, Int[Array, ""]]],
+    ) -> Solution:
+        """The solution for each of `ks`, from what each choice adds to its row's weight.
+
+        Args:
+            problem: the problem.
+            ks: the sizes.
+            chosen: the rows chosen one after the other; one may come more than once.
+            contributions: from k to what each choice adds to the weight of its row, shape (t,), and
+                the number of iterations done.
+        """
+        # A solution lists a row once.
+        rows, slots = jnp.unique(chosen, return_inverse=True, size=chosen.shape[0], fill_value=0)
+
+        def solution(k: Array) -> Solution:
+            added, num_iters = contributions(k)
+            weights = jnp.zeros_like(added).at[slots].add(added)
+            residual = problem.target - problem.combine(rows, weights)
+            objective = product(residual, residual)
+            return make_solution(
+                problem,
+                rows,
+                weights,
+                objective,
+                num_iters,
+                jnp.isfinite(objective),
+                solver=type(self).__name__,
+            )
+
+        return jax.vmap(solution)(ks)

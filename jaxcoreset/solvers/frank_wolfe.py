@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxcoreset.problem import HIGHEST, CoresetProblem
-from jaxcoreset.solution import Solution, make_solution
-from jaxcoreset.solvers.base import Solver
+from jaxcoreset.nnls import pick, product, rounding
+from jaxcoreset.problem import CoresetProblem
+from jaxcoreset.solution import Solution
+from jaxcoreset.solvers.base import PathSolver
 
 # The image Φw is updated in place, and made anew from the weights so often, against drift.
 _REFRESH_EVERY = 32
@@ -53,17 +54,12 @@ class _State(eqx.Module):
     stopped: Bool[Array, ""]
 
 
-class IncrementalSolver(Solver):
+class IncrementalSolver(PathSolver):
     """A solver whose iterations rescale the weights and add one atom each; k means k iterations.
 
     The run stops early where a step would not lower the objective in the arithmetic at hand; the
     solutions for larger k are then the last one. One run gives the solutions for every k.
     """
-
-    @property
-    def has_path(self) -> bool:
-        """True: the first k iterations of one run are the run for k."""
-        return True
 
     @abc.abstractmethod
     def objective_at_zero(self, problem: CoresetProblem) -> Float[Array, ""]:
@@ -86,16 +82,6 @@ class IncrementalSolver(Solver):
             is_first: whether w = 0, the start.
         """
 
-    def run(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
-    ) -> Solution:
-        """Do k iterations, or fewer where no more would help; see `Solver.run`."""
-        return jax.tree.map(lambda x: x[0], self.run_path(problem, k[None], max_k, key))
-
     def run_path(
         self,
         problem: CoresetProblem,
@@ -105,26 +91,12 @@ class IncrementalSolver(Solver):
     ) -> Solution:
         """Do as many iterations as the largest of `ks`, and read off the solution for each."""
         state = self._iterate(problem, jnp.max(ks), max_k)
-        # An atom may be chosen more than once; a solution lists it once.
-        rows, slots = jnp.unique(state.log.index, return_inverse=True, size=max_k, fill_value=0)
 
-        def solution(k: Array) -> Solution:
+        def contributions(k: Array) -> tuple[Array, Array]:
             num_iters = jnp.minimum(k, state.num_iters)
-            contributions = state.log.weights_after(num_iters)
-            weights = jnp.zeros_like(contributions).at[slots].add(contributions)
-            residual = problem.target - problem.combine(rows, weights)
-            objective = product(residual, residual)
-            return make_solution(
-                problem,
-                rows,
-                weights,
-                objective,
-                num_iters,
-                jnp.isfinite(objective),
-                solver=type(self).__name__,
-            )
+            return state.log.weights_after(num_iters), num_iters
 
-        return jax.vmap(solution)(ks)
+        return self.read_off(problem, ks, state.log.index, contributions)
 
     def _iterate(self, problem: CoresetProblem, limit: Int[Array, ""], max_k: int) -> _State:
         norms = jnp.sqrt(problem.squared_norms())
@@ -185,11 +157,6 @@ def inverse(values: Array) -> Array:
     return jnp.where(values > 0, 1 / jnp.where(values > 0, values, 1), 0)
 
 
-def product(left: Float[Array, " s"], right: Float[Array, " s"]) -> Float[Array, ""]:
-    """Inner product at full precision on every device."""
-    return jnp.matmul(left, right, precision=HIGHEST)
-
-
 def best_aligned(scores: Float[Array, " n"], residual: Float[Array, " s"]) -> Int[Array, ""]:
     """The lowest index whose score equals the largest but for rounding.
 
@@ -197,8 +164,8 @@ def best_aligned(scores: Float[Array, " n"], residual: Float[Array, " s"]) -> In
         scores: inner products of unit vectors with the residual; −∞ for what may not be chosen.
         residual: the residual.
     """
-    slack = 8 * jnp.finfo(residual.dtype).eps * jnp.linalg.norm(residual)
-    return jnp.argmax(scores >= jnp.max(scores) - slack).astype(jnp.int32)
+    _, slack = rounding(jnp.linalg.norm(residual), residual.shape[0])
+    return pick(scores, jnp.full_like(slack, -jnp.inf), slack)[0]
 
 
 class FrankWolfe(IncrementalSolver):

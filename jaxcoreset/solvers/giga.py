@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxcoreset.nnls import product
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solvers.frank_wolfe import (
     IncrementalSolver,
     Step,
     best_aligned,
     inverse,
-    product,
 )
 
 # An atom whose squared sine with the iterate is fewer roundings than this has no geodesic.

@@ -38,24 +38,47 @@ class Iterate(eqx.Module):
     weights: Sparse
     image: Float[Array, " s"]
 
+    def objective(self, problem: CoresetProblem) -> Float[Array, ""]:
+        """‖y − Φw‖²."""
+        residual = problem.target - self.image
+        return jnp.vdot(residual, residual)
 
-class _State(eqx.Module):
+
+class Accelerated(eqx.Module):
+    """The last two iterates, w_t and w_{t−1}, and the momentum τ that the next step starts with."""
+
     current: Iterate
     previous: Iterate
     momentum: Float[Array, ""]
+
+    def extrapolate(self, n: int) -> tuple[Float[Array, " n"], Float[Array, " s"]]:
+        """The point z = w_t + τ(w_t − w_{t−1}) and its image."""
+        current, previous, momentum = self.current, self.previous, self.momentum
+        w = current.weights.dense(n)
+        z = w + momentum * (w - previous.weights.dense(n))
+        return z, current.image + momentum * (current.image - previous.image)
+
+
+class _State(eqx.Module):
+    iterates: Accelerated
     num_iters: Int[Array, ""]
     stopped: Bool[Array, ""]
     history: Float[Array, " t"]
+
+
+def zero_iterate(problem: CoresetProblem, max_k: int) -> Iterate:
+    """The iterate w = 0."""
+    # Distinct indices, as everywhere: the slots of an empty iterate hold the first rows.
+    zeros = jnp.zeros(max_k, problem.target.dtype)
+    return Iterate(
+        Sparse(jnp.arange(max_k, dtype=jnp.int32), zeros), jnp.zeros_like(problem.target)
+    )
 
 
 def _ratio(numerator: Array, denominator: Array) -> Array:
     """A quotient that is 0 where the denominator is 0: no step where there is no curvature."""
     safe = jnp.where(denominator > 0, denominator, 1)
     return jnp.where(denominator > 0, numerator / safe, 0)
-
-
-def _scatter(sparse: Sparse, n: int) -> Array:
-    return jnp.zeros(n, sparse.values.dtype).at[sparse.indices].add(sparse.values)
 
 
 class HardThresholding(Solver):
@@ -99,12 +122,27 @@ class HardThresholding(Solver):
         self.constraint.check(problem.num_data)
 
     def step_size(
-        self, problem: CoresetProblem, indices: Array, gradient: Array
+        self,
+        problem: CoresetProblem,
+        indices: Array,
+        gradient: Array,
+        residual: Float[Array, " s"] | None = None,
     ) -> Float[Array, ""]:
-        """Length of the step along g, from its entries `gradient` on the expanded support."""
+        """Length of the step along g, from its entries `gradient` on the expanded support.
+
+        Args:
+            problem: the problem.
+            indices: the expanded support.
+            gradient: the entries there.
+            residual: r = y − Φz where `gradient` is not Φᵀr but an estimate d of it. The exact
+                minimiser is then ⟨Φd, r⟩/‖Φd‖², or no step if that is uphill.
+        """
         image = problem.combine(indices, gradient)
-        exact = _ratio(jnp.vdot(gradient, gradient), jnp.vdot(image, image))
-        return self.step_fraction * exact
+        if residual is None:
+            slope = jnp.vdot(gradient, gradient)
+        else:
+            slope = jnp.maximum(jnp.vdot(image, residual), 0)
+        return self.step_fraction * _ratio(slope, jnp.vdot(image, image))
 
     def debias(self, problem: CoresetProblem, iterate: Iterate) -> Iterate:
         """A further step on the support of the projected iterate; none here."""
@@ -124,15 +162,9 @@ class HardThresholding(Solver):
         """Iterate from w = 0 until the stopping rule or the limit; see `Solver.run`."""
         dtype = problem.target.dtype
         history_length = self.max_iters if self.record_history else 0
-        # Distinct indices, as everywhere: the slots of an empty iterate hold the first rows.
-        nothing = Iterate(
-            Sparse(jnp.arange(max_k, dtype=jnp.int32), jnp.zeros(max_k, dtype)),
-            jnp.zeros_like(problem.target),
-        )
+        nothing = zero_iterate(problem, max_k)
         state = _State(
-            current=nothing,
-            previous=nothing,
-            momentum=jnp.zeros((), dtype),
+            iterates=Accelerated(nothing, nothing, jnp.zeros((), dtype)),
             num_iters=jnp.zeros((), jnp.int32),
             stopped=jnp.zeros((), bool),
             history=jnp.zeros(history_length, dtype),
@@ -144,16 +176,16 @@ class HardThresholding(Solver):
             lambda s: self._iterate(problem, usable, k, max_k, s),
             state,
         )
-        residual = problem.target - state.current.image
-        objective = jnp.vdot(residual, residual)
+        found = state.iterates.current
+        objective = found.objective(problem)
         history = None
         if self.record_history:
             done = jnp.arange(history_length) < state.num_iters
             history = jnp.where(done, state.history, objective)
         return make_solution(
             problem,
-            state.current.weights.indices,
-            state.current.weights.values,
+            found.weights.indices,
+            found.weights.values,
             objective,
             state.num_iters,
             state.stopped,
@@ -170,30 +202,61 @@ class HardThresholding(Solver):
         state: _State,
     ) -> _State:
         """One pass of Algorithm 2's loop (lines 3 to 9), with the de-bias step of Algorithm 3."""
-        n = problem.num_data
-        current, previous, momentum = state.current, state.previous, state.momentum
-        w = _scatter(current.weights, n)
-        z = w + momentum * (w - _scatter(previous.weights, n))
-        z_image = current.image + momentum * (current.image - previous.image)
+        n, current = problem.num_data, state.iterates.current
+        _, z_image = state.iterates.extrapolate(n)
         gradient = problem.correlate(problem.target - z_image)
+        new = self.advance(problem, usable, k, max_k, state.iterates, gradient)
+        moved = jnp.linalg.norm(new.weights.dense(n) - current.weights.dense(n))
+        history = state.history
+        if self.record_history:
+            history = history.at[state.num_iters].set(new.objective(problem))
+        return _State(
+            iterates=Accelerated(new, current, self.momentum_size(problem, new, current)),
+            num_iters=state.num_iters + 1,
+            stopped=moved <= self.tol * jnp.linalg.norm(new.weights.values),
+            history=history,
+        )
 
+    def advance(
+        self,
+        problem: CoresetProblem,
+        usable: Bool[Array, " n"],
+        k: Int[Array, ""],
+        max_k: int,
+        iterates: Accelerated,
+        gradient: Float[Array, " n"],
+        *,
+        is_estimate: bool = False,
+    ) -> Iterate:
+        """The next iterate: lines 4 to 7 of Algorithm 2, with the de-bias step of Algorithm 3.
+
+        Args:
+            problem: the problem.
+            usable: the rows that may have a weight.
+            k: the number of rows allowed.
+            max_k: its static bound.
+            iterates: the iterates before.
+            gradient: Φᵀr at z, zero on rows that are no part of the step.
+            is_estimate: whether it is an estimate of that.
+        """
+        n = problem.num_data
+        current, previous = iterates.current.weights, iterates.previous.weights
+        z, z_image = iterates.extrapolate(n)
         support = z != 0
         grown = self.constraint.expand(jnp.abs(gradient), support, k, max_k)
         # The expanded support as indices, each row once: a row of w_{t-1} may also be one of w_t.
-        indices = jnp.concatenate(
-            [current.weights.indices, previous.weights.indices, grown.indices]
-        )
+        indices = jnp.concatenate([current.indices, previous.indices, grown.indices])
+        w = current.dense(n)
         in_support = jnp.concatenate(
             [
-                support[current.weights.indices] & (current.weights.values != 0),
-                support[previous.weights.indices]
-                & (previous.weights.values != 0)
-                & (w[previous.weights.indices] == 0),
+                support[current.indices] & (current.values != 0),
+                support[previous.indices] & (previous.values != 0) & (w[previous.indices] == 0),
                 grown.values != 0,
             ]
         )
         on_support = self.constraint.tangent(gradient[indices], in_support)
-        step = self.step_size(problem, indices, on_support)
+        residual = problem.target - z_image if is_estimate else None
+        step = self.step_size(problem, indices, on_support, residual)
 
         def move(step: Array) -> Iterate:
             there = jnp.where(usable, z + step * gradient, -jnp.inf)
@@ -204,22 +267,7 @@ class HardThresholding(Solver):
             new = self._backtrack(move, z, z_image, step)
         else:
             new = move(step)
-        new = self.debias(problem, new)
-
-        moved = jnp.linalg.norm(_scatter(new.weights, n) - w)
-        stopped = moved <= self.tol * jnp.linalg.norm(new.weights.values)
-        history = state.history
-        if self.record_history:
-            residual = problem.target - new.image
-            history = history.at[state.num_iters].set(jnp.vdot(residual, residual))
-        return _State(
-            current=new,
-            previous=current,
-            momentum=self.momentum_size(problem, new, current),
-            num_iters=state.num_iters + 1,
-            stopped=stopped,
-            history=history,
-        )
+        return self.debias(problem, new)
 
     def _backtrack(
         self, move: Callable[[Array], Iterate], z: Array, z_image: Array, step: Array
@@ -233,7 +281,7 @@ class HardThresholding(Solver):
 
         def too_long(carry: tuple[Array, Array, Iterate]) -> Array:
             tries, step, new = carry
-            change = _scatter(new.weights, z.shape[0]) - z
+            change = new.weights.dense(z.shape[0]) - z
             image = new.image - z_image
             squared = jnp.vdot(change, change)
             # A change that ends the iteration is too small for the test to bear rounding.
@@ -271,12 +319,16 @@ class IHT(HardThresholding):
     step: float | None = None
 
     def step_size(
-        self, problem: CoresetProblem, indices: Array, gradient: Array
+        self,
+        problem: CoresetProblem,
+        indices: Array,
+        gradient: Array,
+        residual: Float[Array, " s"] | None = None,
     ) -> Float[Array, ""]:
         """See `HardThresholding.step_size`."""
         if self.step is not None:
             return jnp.asarray(2 * self.step, problem.target.dtype)
-        return super().step_size(problem, indices, gradient)
+        return super().step_size(problem, indices, gradient, residual)
 
 
 class AIHT(HardThresholding):

@@ -15,22 +15,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxcoreset.problem import HIGHEST, CoresetProblem
-from jaxcoreset.solution import Solution, make_solution
-from jaxcoreset.solvers.base import Solver
+from jaxcoreset.problem import CoresetProblem
+from jaxcoreset.solution import Solution
+from jaxcoreset.solvers.base import PathSolver
 
 
-class _Sampling(Solver):
+class _Sampling(PathSolver):
     """Draws with replacement; see the module's docstring."""
 
     @property
     def needs_key(self) -> bool:
         """True: the rows are drawn at random."""
-        return True
-
-    @property
-    def has_path(self) -> bool:
-        """True: the first k draws of a stream are the draws for k."""
         return True
 
     @abc.abstractmethod
@@ -46,16 +41,6 @@ class _Sampling(Solver):
     def num_draws(self, proportions: Float[Array, " n"], k: Int[Array, ""]) -> Int[Array, ""]:
         """How many rows of the stream the solution for k uses."""
         return k
-
-    def run(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
-    ) -> Solution:
-        """Draw k rows; see `Solver.run`."""
-        return jax.tree.map(lambda x: x[0], self.run_path(problem, k[None], max_k, key))
 
     def run_path(
         self,
@@ -73,29 +58,16 @@ class _Sampling(Solver):
             raise ValueError("key is missing; sampling draws random numbers: jax.random.key(seed).")
         proportions = self.proportions(problem)
         drawn = self.draw(proportions, max_k, key)
-        rows, slots = jnp.unique(drawn, return_inverse=True, size=max_k, fill_value=0)
-        chosen = proportions[rows]
+        chosen = proportions[drawn]
         # 1 / probability; 0 for a row that can't be drawn, met only where every atom is zero.
         inverse = jnp.where(chosen > 0, jnp.sum(proportions) / jnp.where(chosen > 0, chosen, 1), 0)
 
-        def solution(k: Array) -> Solution:
+        def contributions(k: Array) -> tuple[Array, Array]:
             num_draws = self.num_draws(proportions, k)
-            used = (jnp.arange(max_k) < num_draws).astype(inverse.dtype)
-            counts = jnp.zeros_like(inverse).at[slots].add(used)
-            weights = counts * inverse / jnp.maximum(num_draws, 1)
-            residual = problem.target - problem.combine(rows, weights)
-            objective = jnp.vdot(residual, residual, precision=HIGHEST)
-            return make_solution(
-                problem,
-                rows,
-                weights,
-                objective,
-                num_draws,
-                jnp.isfinite(objective),
-                solver=type(self).__name__,
-            )
+            used = jnp.arange(max_k) < num_draws
+            return jnp.where(used, inverse / jnp.maximum(num_draws, 1), 0), num_draws
 
-        return jax.vmap(solution)(ks)
+        return self.read_off(problem, ks, drawn, contributions)
 
 
 class ImportanceSampling(_Sampling):

@@ -15,14 +15,10 @@ def project(vector, k):
     return out
 
 
-def expanded_support(gradient, z, k):
+def expanded_support(gradient, z, k, projection):
     """supp(Π_{C_k \\ Z}(∇f)) ∪ Z with Z = supp(z): lines 3 and 4."""
     support = z != 0
-    magnitude = np.where(support, -1.0, np.abs(gradient))
-    order = np.argsort(-magnitude, kind="stable")[:k]
-    grown = support.copy()
-    grown[order[magnitude[order] >= 0]] = True
-    return grown
+    return support | (projection(np.where(support, 0, np.abs(gradient)), k) > 0)
 
 
 def line_search(phi, gradient):
@@ -41,16 +37,20 @@ def hard_thresholding(
     momentum_fraction=1.0,
     tol=1e-5,
     max_iters=300,
+    projection=project,
 ):
-    """The iterates w_1, w_2, … of "IHT", "AIHT" or "AIHT2"."""
+    """The iterates w_1, w_2, … of "IHT", "AIHT" or "AIHT2".
+
+    `projection(vector, k)` is that onto the constraint set, in place of Π onto C_k.
+    """
     n = phi.shape[1]
     w, z = np.zeros(n), np.zeros(n)
     iterates = []
     for _ in range(max_iters):
         gradient = -2 * phi.T @ (y - phi @ z)
-        restricted = np.where(expanded_support(gradient, z, k), gradient, 0)
+        restricted = np.where(expanded_support(gradient, z, k, projection), gradient, 0)
         mu = step_fraction * line_search(phi, restricted)
-        new = project(z - mu * gradient, k)
+        new = projection(z - mu * gradient, k)
         if algorithm == "AIHT2":
             gradient = -2 * phi.T @ (y - phi @ new)
             restricted = np.where(new != 0, gradient, 0)

@@ -36,7 +36,7 @@ def step(phi, y, k, w, before, tau, gradient_at, algorithm, allowed=None):
     """
     z = w + tau * (w - before)
     gradient = gradient_at(z)
-    direction = np.where(expanded_support(gradient, z, k), gradient, 0)
+    direction = np.where(expanded_support(gradient, z, k, project), gradient, 0)
     image = phi @ direction
     # argmin_μ ‖y − Φ(z − μd)‖², with the true residual, whatever was estimated.
     downhill = max(-(y - phi @ z) @ image, 0)

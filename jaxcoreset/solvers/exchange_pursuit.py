@@ -1,0 +1,407 @@
+"""Exchange pursuit: a pursuit that overshoots, comes back, and exchanges atoms all the way.
+
+A pursuit adds the atom that lowers the objective most once all weights are solved anew (orthogonal
+least squares: Chen, Billings and Luo, "Orthogonal least squares methods and their application to
+non-linear system identification", Int. J. Control 1989). What it took early it keeps, and that is
+what it loses by. So here
+
+- at every size, one atom may be exchanged for another while that lowers the objective by more than
+  `min_gain` ("sequential replacement": Miller, "Selection of subsets of regression variables",
+  J. R. Stat. Soc. A 1984);
+- the size first rises beyond the k asked for and then falls again, the atom that matters least
+  going first, with exchanges at every size on the way down as well (as in the floating search of
+  Pudil, Novovičová and Kittler, Pattern Recognition Letters 1994);
+- weights are non-negative and solve the least-squares problem on the support throughout, by the
+  moves of Lawson and Hanson's active set, as in `jaxcoreset.nnls`.
+
+The best solution seen at every size is kept, so that one run holds the solutions for every k.
+
+What a move needs is kept up to date in `jaxcoreset.solvers.exchange_support`.
+
+**Many atoms.** Where there are more than `working_set` atoms, the moves see only that many
+candidates, the best by normalised correlation with the residual. They are chosen again, by a pass
+over all atoms, each time the size has changed by a tenth.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jaxcoreset.nnls import any_lane, product, resolution, rounding
+from jaxcoreset.problem import CoresetProblem
+from jaxcoreset.solution import Solution, make_solution
+from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.exchange_support import (
+    Candidates,
+    Support,
+    best_exchange,
+    change,
+    choose_candidates,
+    least_losses,
+    no_candidates,
+    no_support,
+    settle,
+)
+
+# After so many atoms in a row that brought nothing, the arithmetic has no more to give.
+_MAX_IN_VAIN = 5
+# Starts from other first atoms go up to this size; beyond, the first atom is forgotten.
+_SHORT = 10
+
+
+class _Path(eqx.Module):
+    """The best solution seen at each size: rows of atoms and weights by slot."""
+
+    rows: Int[Array, "*k p"]
+    weights: Float[Array, "*k p"]
+    objective: Float[Array, "*k"]
+
+
+class _State(eqx.Module):
+    support: Support
+    candidates: Candidates
+    path: _Path
+    falling: Bool[Array, ""]  # past the top
+    exchanges: Int[Array, ""]  # at this size
+    exchanged: Bool[Array, ""]  # whether the last move was one
+    in_vain: Int[Array, ""]  # so many atoms in a row came in without bringing anything
+    entered: Int[Array, ""]  # slot of the atom that came last
+    objective: Float[Array, ""]  # of the last least-squares solution that was feasible
+    start: Int[Array, ""]  # how many other starts have begun
+    tried: Int[Array, " q"]  # rows of the first atoms, by start
+    moves: Int[Array, ""]
+    changes: Int[Array, ""]  # of the size, since the candidates were chosen
+    stopped: Bool[Array, ""]
+    converged: Bool[Array, ""]
+
+
+class _Plan(eqx.Module):
+    """What does not change in a run."""
+
+    target: Float[Array, " s"]
+    scale: Float[Array, " n"]
+    top: Int[Array, ""]
+    bottom: Int[Array, ""]
+    most: Int[Array, ""]
+    num_starts: Int[Array, ""]
+    max_moves: Int[Array, ""]
+
+
+class ExchangePursuit(Solver):
+    """Fully corrective pursuit with exchanges, over the top and back: the default solver.
+
+    At every size up to (1 + `overshoot`) k, or k + 10 if that is more, and on the way back down to
+    k, atoms are exchanged one for one. See the module's head for the method and its sources. One
+    run holds the solutions for every k; a run for one k does not go below it. Where k, or the
+    smallest k of a sweep, is at most 10, short pursuits from `num_starts` other first atoms are
+    added.
+
+    A move passes twice over the candidates, of which there are at most `working_set`, and a few
+    times over the atoms in use and over the coordinates of the candidates in their span. It is
+    meant for k up to a few thousand. `Solution.num_iters` counts the moves, and `converged` is
+    false where they came to their limit.
+
+    Args:
+        exchanges_up: at most so many exchanges at each size on the way up.
+        exchanges_down: at most so many on the way down.
+        min_gain: an exchange must lower the objective by this fraction.
+        overshoot: how far beyond k the size rises, as a fraction of k.
+        num_starts: how many other first atoms are tried for k up to 10.
+        working_set: how many candidates there are at a time; all atoms where there are no more.
+        refresh: with more atoms than that, candidates are chosen anew whenever the size has changed
+            by this fraction, and by 4 at least.
+
+    Raises:
+        ValueError: if an argument is negative, or `min_gain` or `working_set` is not positive.
+    """
+
+    exchanges_up: int = 2
+    exchanges_down: int = 5
+    min_gain: float = 0.01
+    overshoot: float = 0.3
+    num_starts: int = 4
+    working_set: int = 4096
+    refresh: float = 0.1
+
+    def __check_init__(self) -> None:
+        for name in ("exchanges_up", "exchanges_down", "overshoot", "num_starts"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; wanted 0 or more.")
+        for name in ("min_gain", "working_set", "refresh"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; wanted a positive number.")
+
+    @property
+    def has_path(self) -> bool:
+        """See `Solver.has_path`."""
+        return True
+
+    def run(
+        self,
+        problem: CoresetProblem,
+        k: Int[Array, ""],
+        max_k: int,
+        key: PRNGKeyArray | None = None,
+    ) -> Solution:
+        """Up beyond k rows and back to k; see `Solver.run`."""
+        state, plan = self._pursue(problem, k, k, max_k, num_points=1)
+        return _solution(problem, plan, state, jnp.zeros((), jnp.int32), max_k, self)
+
+    def run_path(
+        self,
+        problem: CoresetProblem,
+        ks: Int[Array, " m"],
+        max_k: int,
+        key: PRNGKeyArray | None = None,
+    ) -> Solution:
+        """Up beyond the largest of `ks` and back to the smallest; see `Solver.run_path`."""
+        state, plan = self._pursue(problem, jnp.max(ks), jnp.min(ks), max_k, num_points=max_k)
+        # The best of the solutions with at most so many rows.
+        sizes = jnp.arange(max_k)
+        lowest = jax.lax.cummin(state.path.objective)
+        new = jnp.concatenate([jnp.ones(1, bool), lowest[1:] < lowest[:-1]])
+        places = jax.lax.cummax(jnp.where(new, sizes, 0))
+        return jax.lax.map(
+            lambda k: _solution(problem, plan, state, places[k - 1], max_k, self), ks
+        )
+
+    def _over(self, k: Any, n: int) -> Any:
+        """The size at the top, for a k that is a number or an array."""
+        if isinstance(k, int):
+            return min(n, max(k + 10, int((1 + self.overshoot) * k)))
+        further = ((1 + self.overshoot) * k).astype(jnp.int32)
+        return jnp.minimum(n, jnp.maximum(k + 10, further))
+
+    def _pursue(
+        self,
+        problem: CoresetProblem,
+        k: Int[Array, ""],
+        bottom: Int[Array, ""],
+        max_k: int,
+        num_points: int,
+    ) -> tuple[_State, _Plan]:
+        n, dtype = problem.num_data, problem.target.dtype
+        num_slots = self._over(max_k, n)
+        norms = jnp.sqrt(problem.squared_norms())
+        target_norm = jnp.linalg.norm(problem.target)
+        scale = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1), 0)
+        num_candidates = min(n, self.working_set)
+        top = self._over(k, n)
+        num_starts = jnp.where(bottom <= _SHORT, min(self.num_starts, num_candidates - 1), 0)
+        plan = _Plan(
+            target=problem.target / jnp.where(target_norm > 0, target_norm, 1),
+            scale=scale,
+            top=top,
+            bottom=bottom,
+            most=k,
+            num_starts=num_starts,
+            max_moves=(self.exchanges_up + self.exchanges_down + 8) * top
+            + (self.exchanges_up + 4) * _SHORT * num_starts
+            + 100,
+        )
+        everything = num_candidates == n
+        zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+        support = no_support(num_slots, num_candidates, problem.num_draws, dtype)
+        state = _State(
+            support=support,
+            candidates=choose_candidates(problem, plan.target, scale, support, num_candidates)
+            if everything
+            else no_candidates(num_slots, num_candidates, problem.num_draws, dtype),
+            path=_Path(
+                jnp.zeros((num_points, num_slots), jnp.int32),
+                jnp.zeros((num_points, num_slots), dtype),
+                jnp.ones(num_points, dtype),
+            ),
+            falling=no,
+            exchanges=zero,
+            exchanged=no,
+            in_vain=zero,
+            entered=zero - 1,
+            objective=jnp.asarray(jnp.inf, dtype),
+            start=zero,
+            tried=jnp.full(self.num_starts + 1, n, jnp.int32),
+            moves=zero,
+            changes=zero,
+            stopped=target_norm == 0,
+            converged=target_norm == 0,
+        )
+
+        def going(state: _State) -> Array:
+            waits = no if everything else self._is_stale(state)
+            return any_lane(~state.stopped & ~waits)
+
+        def move(state: _State) -> _State:
+            return jax.lax.while_loop(going, lambda s: self._move(plan, everything, s), state)
+
+        if everything:
+            return move(state), plan
+
+        def refresh_and_move(state: _State) -> _State:
+            return move(_refresh(problem, plan, state))
+
+        state = jax.lax.while_loop(lambda s: any_lane(~s.stopped), refresh_and_move, state)
+        return state, plan
+
+    def _is_stale(self, state: _State) -> Array:
+        """Whether the candidates are to be chosen anew."""
+        size = jnp.sum(state.support.active, dtype=jnp.int32)
+        return state.changes >= jnp.maximum(4, (self.refresh * size).astype(jnp.int32))
+
+    def _move(self, plan: _Plan, everything: bool, state: _State) -> _State:
+        """One move: settle, record, and then let one atom out, one in, or one of each."""
+        support, candidates = state.support, state.candidates
+        stopped = state.stopped
+        if not everything:
+            stopped = stopped | self._is_stale(state)
+        solved, residual, objective = settle(support, plan.target)
+        blocked = support.active & (solved <= 0)
+        blocks = blocked.any()
+        size = jnp.sum(support.active, dtype=jnp.int32)
+        small = resolution(objective.dtype)
+
+        feasible = ~blocks & ~stopped
+        progress = feasible & (objective < (1 - small) * state.objective)
+        path = _record(state.path, support, solved, objective, size, feasible & (size <= plan.most))
+        refused = candidates.refused & ~progress
+
+        # What could be done.
+        floor, _ = rounding(jnp.sqrt(objective), residual.shape[0])
+        correlations = product(candidates.atoms, residual)
+        eligible = candidates.usable & ~candidates.used & ~refused
+        tried = (candidates.rows == state.tried[:, None]).any(axis=0)
+        eligible = eligible & ~(tried & (size == 0))
+        rest = jnp.maximum(candidates.rest, small)
+        least = self.min_gain * objective
+        exchange = best_exchange(
+            support, candidates, solved, eligible, correlations, rest, floor, least
+        )
+        # Every second start takes the largest correlation, as matching pursuit does.
+        shares = jnp.where(state.start % 2 == 1, 1, rest)
+        gains = jnp.where(eligible & (correlations > floor), correlations**2 / shares, 0)
+        largest = jnp.max(gains)
+        added = jnp.argmax(gains >= (1 - small) * largest).astype(jnp.int32)
+
+        # What is done.
+        precise = objective <= small**2
+        # Other starts differ: in the rule by which atoms enter (above), in how far up they go, and
+        # in most an exchange would bring back what the first start had.
+        plain = (state.start > 0) & (state.start % 4 != 1)
+        up = jnp.where(plain, 0, self.exchanges_up)
+        allowed = jnp.where(state.falling, self.exchanges_down, up)
+        missed = state.exchanged & (objective > (1 - self.min_gain / 2) * state.objective)
+        exchanges = feasible & exchange.worth & (state.exchanges < allowed) & ~missed & ~precise
+        top = jnp.where(
+            state.start > 0, jnp.minimum(plan.most + 2 * (state.start % 4), _SHORT), plan.top
+        )
+        useless = feasible & ~progress & ~state.exchanged & ~state.falling & (size > 0)
+        in_vain = jnp.where(useless, state.in_vain + 1, jnp.where(progress, 0, state.in_vain))
+        rises = feasible & ~exchanges & ~state.falling & (size < top) & (largest > 0) & ~precise
+        rises = rises & (in_vain <= _MAX_IN_VAIN)
+        turns = feasible & ~exchanges & ~rises
+        drops = turns & (size > plan.bottom)
+        ends = turns & ~drops
+        resets = ends & (state.start < plan.num_starts)
+        out_of_moves = ~stopped & (state.moves >= plan.max_moves)
+
+        cheapest = least_losses(support, solved)[2][0]
+        fractions = jnp.where(
+            blocked,
+            support.weights / jnp.maximum(support.weights - solved, jnp.finfo(solved.dtype).tiny),
+            jnp.inf,
+        )
+        first = jnp.argmin(fractions)
+        fraction = jnp.clip(fractions[first], 0, 1)
+        evicts = blocks & ~stopped
+        weights = jnp.where(
+            evicts, jnp.maximum(support.weights + fraction * (solved - support.weights), 0), solved
+        )
+        slot_out = jnp.where(evicts, first, jnp.where(exchanges, exchange.slot, cheapest))
+        place = jnp.where(exchanges, exchange.place, added)
+        refuses = evicts & (slot_out == state.entered)
+        refused = refused | (refuses & (jnp.arange(refused.shape[0]) == support.places[slot_out]))
+        support, candidates, entered = change(
+            support,
+            eqx.tree_at(lambda c: c.refused, candidates, refused),
+            weights=jnp.where(stopped, support.weights, weights),
+            solved=jnp.where(stopped, support.aim, solved),
+            slot_out=slot_out,
+            leaves=evicts | exchanges | drops,
+            place=place,
+            enters=exchanges | rises,
+            weight=jnp.where(exchanges, exchange.weight, correlations[added] / rest[added]),
+            resets=resets,
+        )
+        begins = (jnp.arange(state.tried.shape[0]) == state.start) & rises & (size == 0)
+        done = (ends & ~resets) | out_of_moves
+        return _State(
+            support=support,
+            candidates=candidates,
+            path=path,
+            falling=(state.falling | drops) & ~resets,
+            exchanges=jnp.where(
+                feasible, jnp.where(exchanges, state.exchanges + 1, 0), state.exchanges
+            ),
+            exchanged=jnp.where(feasible, exchanges, state.exchanged),
+            in_vain=jnp.where(resets, 0, in_vain),
+            entered=jnp.where(feasible, entered, state.entered),
+            objective=jnp.where(resets, jnp.inf, jnp.where(feasible, objective, state.objective)),
+            start=state.start + resets,
+            tried=jnp.where(begins, candidates.rows[added], state.tried),
+            moves=state.moves + ~stopped,
+            changes=jnp.where(resets, jnp.iinfo(jnp.int32).max, state.changes + (rises | drops)),
+            stopped=state.stopped | done,
+            converged=jnp.where(state.stopped, state.converged, ~out_of_moves),
+        )
+
+
+def _record(
+    path: _Path, support: Support, weights: Array, objective: Array, size: Array, wanted: Array
+) -> _Path:
+    """Keep a solution if it is the best of its size."""
+    place = jnp.clip(size - 1, 0, path.objective.shape[0] - 1)
+    better = wanted & (objective < path.objective[place])
+    new = _Path(support.rows, weights, objective)
+    return jax.tree.map(lambda p, x: p.at[place].set(jnp.where(better, x, p[place])), path, new)
+
+
+def _refresh(problem: CoresetProblem, plan: _Plan, state: _State) -> _State:
+    """Choose the candidates anew, by one pass over all atoms."""
+    num_candidates = state.candidates.rows.shape[0]
+    candidates = choose_candidates(problem, plan.target, plan.scale, state.support, num_candidates)
+    same = candidates.rows == state.support.rows[:, None]
+    places = jnp.where(same.any(axis=1), jnp.argmax(same, axis=1), num_candidates)
+    new = eqx.tree_at(
+        lambda s: (s.candidates, s.support.places, s.changes),
+        state,
+        (candidates, places.astype(jnp.int32), jnp.zeros((), jnp.int32)),
+    )
+    return jax.tree.map(lambda a, b: jnp.where(state.stopped, b, a), new, state)
+
+
+def _solution(
+    problem: CoresetProblem,
+    plan: _Plan,
+    state: _State,
+    place: Int[Array, ""],
+    max_k: int,
+    solver: Solver,
+) -> Solution:
+    """The solution recorded at a place of the path; its objective is computed from its weights."""
+    rows, weights = state.path.rows[place], state.path.weights[place]
+    target_norm = jnp.linalg.norm(problem.target)
+    order = jnp.argsort(weights <= 0, stable=True)[:max_k]
+    rows, weights = rows[order], weights[order]
+    weights = weights * plan.scale[rows] * target_norm
+    residual = problem.target - problem.combine(rows, weights)
+    return make_solution(
+        problem,
+        rows,
+        weights,
+        jnp.vdot(residual, residual),
+        state.moves,
+        state.converged,
+        solver=type(solver).__name__,
+    )

@@ -1,0 +1,303 @@
+"""Recombination: a few atoms that have exactly the target's leading coordinates.
+
+If weights w ≥ 0 solve k linear equations, then so do some with at most k positive entries
+(Carathéodory). Litterer and Lyons, "High order recombination and an application to cubature on
+Wiener space" (Ann. Appl. Probab. 2012), find them in few operations: the points are put into 2 k
+groups, a group's weighted sum stands for its points, and groups are eliminated one by one along
+null vectors of the k equations until half of them are left; and so on with the points of these.
+Tchernychova, "Carathéodory cubature measures" (thesis, Oxford 2016), orders the work so that a
+round costs O(k³).
+
+Here the equations are that the weights keep their total and the coordinates of Φw on the k − 1
+leading principal directions of the atoms. What is left of the residual lies in the other
+directions, where the atoms are small. No search is made and nothing is chosen by a residual, so the
+work is one pass over the atoms for their coordinates, and some log₂(n/k) rounds.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jaxcoreset.nnls import any_lane, nnls
+from jaxcoreset.problem import HIGHEST, CoresetProblem
+from jaxcoreset.solution import Solution, make_solution
+from jaxcoreset.solvers.base import Solver
+
+# Directions beyond those wanted that the range finder carries, and its power iterations: Halko,
+# Martinsson and Tropp (2011), remark 4.4 and algorithm 4.4.
+_OVERSAMPLING = 10
+_POWER_ITERATIONS = 2
+# A singular value below so many roundings of the largest counts as zero.
+_SMALLEST = 100
+_MAX_NEWTON_STEPS = 50
+
+
+class Leading(eqx.Module):
+    """The atoms' leading principal directions, which are those of Σ φ_i φ_iᵀ, not centred.
+
+    Attributes:
+        coordinates: shape (n, m), the atoms' coordinates by direction, each column scaled to norm
+            one; columns of zeros where there is no further direction.
+        directions: shape (S, m), what a vector is multiplied by for its coordinates in these units.
+        left_out: shape (n,), the norm of the part of each atom that is in no direction.
+    """
+
+    coordinates: Float[Array, "n m"]
+    directions: Float[Array, "s m"]
+    left_out: Float[Array, " n"]
+
+
+class Recombination(Solver):
+    """Carathéodory recombination on the leading principal directions, then least squares.
+
+    Finds at most k atoms with non-negative weights that have the total of the starting weights and
+    the target's coordinates on the k − 1 leading principal directions of the atoms, to rounding;
+    then solves the non-negative least-squares problem on these atoms with all draws. The starting
+    weights are all one where the target is the sum of the atoms. Where it is not, they are those
+    nearest to one common weight among the non-negative ones that have the target's coordinates, and
+    where none have them, nearly those with the nearest coordinates.
+
+    Of the null vectors along which a group may be eliminated, the one is taken that most lowers
+    Σ w_i ‖part of φ_i in no leading direction‖, which bounds what Φw has there.
+
+    Far fewer passes over the atoms than a pursuit. But the atoms are not chosen for the target, so
+    it is no match for one where k is small; for k = 1 nothing but the total decides. Of equal atoms
+    it may keep any. ``Solution.num_iters`` counts the rounds. The papers are named at the head of
+    the module. Where the atoms have many more than k directions, a randomised range finder finds
+    the leading ones (Halko, Martinsson and Tropp, "Finding structure with randomness", SIAM Review
+    2011); its sketch is the same in every run, so there is no key.
+    """
+
+    def run(
+        self,
+        problem: CoresetProblem,
+        k: Int[Array, ""],
+        max_k: int,
+        key: PRNGKeyArray | None = None,
+    ) -> Solution:
+        """Recombine to k rows and solve on them; see `Solver.run`."""
+        usable = problem.squared_norms() > 0
+        leading = leading_directions(problem, k - 1, max_k - 1)
+        start = starting_weights(problem, leading, usable)
+        equations = jnp.concatenate([usable[:, None], leading.coordinates], axis=1)
+        weights, num_rounds = recombine(equations, leading.left_out, start, k)
+        indices = jnp.argsort(weights <= 0)[:max_k].astype(jnp.int32)
+        kept = weights[indices]
+        result = nnls(problem.gather(indices), problem.target, warm_start=kept, mask=kept > 0)
+        return make_solution(
+            problem,
+            indices,
+            result.weights,
+            result.objective,
+            num_rounds,
+            result.converged,
+            solver=type(self).__name__,
+        )
+
+
+def leading_directions(problem: CoresetProblem, count: Int[Array, ""], max_count: int) -> Leading:
+    """The first `count` principal directions, padded with zeros to a static `max_count`."""
+    atoms, dtype = problem.atoms, problem.atoms.dtype
+    directions = _range(atoms, max_count)
+    images = jnp.matmul(atoms, directions, precision=HIGHEST)
+    _, values, rotation = jnp.linalg.svd(jnp.linalg.qr(images, mode="r"), full_matrices=False)
+    wide = min(max_count, values.shape[0])
+    directions = jnp.matmul(directions, rotation[:wide].T, precision=HIGHEST)
+    directions = jnp.pad(directions, ((0, 0), (0, max_count - wide)))
+    values = jnp.pad(values[:wide], (0, max_count - wide))
+
+    present = values > _SMALLEST * float(jnp.finfo(dtype).eps) * jnp.max(values, initial=0)
+    present = present & (jnp.arange(max_count) < count)
+    directions = directions * present
+    unit = jnp.where(present, 1 / jnp.where(present, values, 1), 0)
+    images = jnp.matmul(atoms, directions, precision=HIGHEST)
+    left_out = problem.squared_norms() - jnp.sum(images**2, axis=1)
+    return Leading(
+        coordinates=images * unit,
+        directions=directions * unit,
+        left_out=jnp.sqrt(jnp.maximum(left_out, 0)),
+    )
+
+
+def _range(atoms: Float[Array, "n s"], count: int) -> Float[Array, "s m"]:
+    """An orthonormal basis of a space that holds the `count` leading directions, or nearly."""
+    num_data, num_draws = atoms.shape
+    width = count + _OVERSAMPLING
+    if 2 * width >= min(num_data, num_draws):  # as much work as all of them
+        if num_data >= num_draws:
+            return jnp.eye(num_draws, dtype=atoms.dtype)
+        return jnp.linalg.qr(atoms.T)[0]
+    basis = jax.random.normal(jax.random.key(0), (num_draws, width), atoms.dtype)
+    for _ in range(_POWER_ITERATIONS + 1):
+        images = jnp.linalg.qr(jnp.matmul(atoms, basis, precision=HIGHEST))[0]
+        basis = jnp.linalg.qr(jnp.matmul(atoms.T, images, precision=HIGHEST))[0]
+    return basis
+
+
+class _Dual(eqx.Module):
+    multipliers: Float[Array, " m"]
+    fraction: Float[Array, ""]
+    num_steps: Int[Array, ""]
+    stopped: Bool[Array, ""]
+
+
+def starting_weights(
+    problem: CoresetProblem, leading: Leading, usable: Bool[Array, " n"]
+) -> Float[Array, " n"]:
+    """Non-negative weights with the target's leading coordinates, as even as can be.
+
+    Minimises ½‖w − c‖² + ‖Uᵀw − b‖²/(2ρ) over w ≥ 0, where Uᵀw = b are the coordinates, c is the
+    best common weight and ρ is a rounding or so, by Newton's method on the dual. With
+    w(λ) = max(c + Uλ, 0) that is to find Uᵀw(λ) + ρλ = b. If the target is the sum of the atoms,
+    w = 1 solves it at once.
+    """
+    dtype = problem.target.dtype
+    small = 64 * float(jnp.finfo(dtype).eps)
+    total = jnp.sum(problem.atoms, axis=0)
+    squared = jnp.vdot(total, total)
+    common = jnp.vdot(total, problem.target) / jnp.where(squared > 0, squared, 1)
+    common = jnp.maximum(common, 0)
+    # Small directions would make much of what is only the rounding of a sum.
+    summed = jnp.linalg.norm(problem.target - total) <= small * jnp.linalg.norm(problem.target)
+    common = jnp.where(summed, 1, common)
+    rest = jnp.where(summed, 0, problem.target - common * total)
+    unit = leading.coordinates
+    gap = jnp.matmul(rest, leading.directions, precision=HIGHEST)
+    size = jnp.linalg.norm(gap) + common * jnp.linalg.norm(jnp.sum(unit, axis=0))
+
+    def weights(multipliers: Array) -> Array:
+        ahead = common + jnp.matmul(unit, multipliers, precision=HIGHEST)
+        return jnp.where(usable, jnp.maximum(ahead, 0), 0)
+
+    wanted = gap + jnp.matmul(weights(jnp.zeros_like(gap)), unit, precision=HIGHEST)
+
+    def value(multipliers: Array) -> Array:
+        w = weights(multipliers)
+        gain = jnp.vdot(wanted, multipliers) - 0.5 * small * jnp.vdot(multipliers, multipliers)
+        return gain - 0.5 * jnp.sum(jnp.where(usable, w**2 - common**2, 0))
+
+    def gradient(multipliers: Array) -> Array:
+        matched = jnp.matmul(weights(multipliers), unit, precision=HIGHEST)
+        return wanted - matched - small * multipliers
+
+    def step(dual: _Dual) -> _Dual:
+        slope = gradient(dual.multipliers)
+        exact = jnp.linalg.norm(slope) <= small * size
+        free = unit * (weights(dual.multipliers) > 0)[:, None]
+        curvature = jnp.matmul(free.T, free, precision=HIGHEST)
+        curvature = curvature + small * jnp.eye(unit.shape[1], dtype=dtype)
+        ahead = jax.scipy.linalg.solve(curvature, slope, assume_a="pos")
+        moved = dual.multipliers + dual.fraction * ahead
+        rise = value(moved) - value(dual.multipliers)
+        enough = rise > 1e-4 * dual.fraction * jnp.vdot(slope, ahead)
+        going = ~dual.stopped & ~exact
+        return _Dual(
+            jnp.where(going & enough, moved, dual.multipliers),
+            jnp.where(enough, 1, dual.fraction / 2).astype(dtype),
+            dual.num_steps + 1,
+            dual.stopped | exact | (dual.num_steps >= _MAX_NEWTON_STEPS) | (dual.fraction < 1e-3),
+        )
+
+    dual = _Dual(
+        jnp.zeros(unit.shape[1], dtype),
+        jnp.ones((), dtype),
+        jnp.zeros((), jnp.int32),
+        jnp.zeros((), bool),
+    )
+    dual = jax.lax.while_loop(lambda d: any_lane(~d.stopped), step, dual)
+    return weights(dual.multipliers)
+
+
+def recombine(
+    equations: Float[Array, "n m"],
+    cost: Float[Array, " n"],
+    weights: Float[Array, " n"],
+    k: Int[Array, ""],
+) -> tuple[Float[Array, " n"], Int[Array, ""]]:
+    """At most k non-negative weights with the same sums Σ_i w_i e_i, by groups.
+
+    Args:
+        equations: a row e_i for each point. Columns from `k` on are zero.
+        cost: what a unit of weight costs; the total is kept low.
+        weights: not negative.
+        k: at most the number of columns, m, and at least 1.
+
+    Returns:
+        The weights, at most k of them positive, and the number of rounds.
+    """
+    num_columns = equations.shape[1]
+    num_groups = 2 * num_columns
+
+    def halve(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        weights, num_rounds = carry
+        held = weights > 0
+        count = jnp.sum(held, dtype=jnp.int32)
+        group = (jnp.cumsum(held) - 1) % (2 * k)
+        points = jnp.concatenate([equations, cost[:, None]], axis=1) * weights[:, None]
+        sums = jax.ops.segment_sum(points, jnp.where(held, group, num_groups), num_groups)
+        factors = _eliminate(sums[:, :-1], sums[:, -1], k, jnp.minimum(count, 2 * k))
+        return jnp.where(held, weights * factors[group], 0), num_rounds + (count > k)
+
+    return jax.lax.while_loop(
+        lambda carry: any_lane(jnp.sum(carry[0] > 0) > k),
+        halve,
+        (weights, jnp.zeros((), jnp.int32)),
+    )
+
+
+def _eliminate(
+    sums: Float[Array, "g m"], cost: Float[Array, " g"], k: Int[Array, ""], count: Int[Array, ""]
+) -> Float[Array, " g"]:
+    """Factors μ ≥ 0 with Σ μ_g s_g = Σ s_g, at most k of the first `count` of them positive.
+
+    Rows of `sums` from `count` on and columns from `k` on are zero. One all of them if count ≤ k.
+
+    The null vectors of the k equations are the columns k to count − 1 of the orthogonal factor of
+    `sums`: what the factorisation does not touch is left as unit vectors. They are kept
+    orthonormal: after a factor has become zero a reflection makes all but one of them vanish there,
+    and that one goes.
+    """
+    num_groups, num_columns = sums.shape
+    columns = jnp.arange(num_columns)
+    null = jnp.linalg.qr(sums, mode="complete")[0]
+    null = jax.lax.dynamic_slice_in_dim(null, k, num_columns, axis=1)
+    # Orthonormal, but for the rows that have no group.
+    null = jnp.where((columns < count - k) & (jnp.arange(num_groups) < count)[:, None], null, 0)
+    cost = cost / jnp.maximum(jnp.max(cost), jnp.finfo(cost.dtype).tiny)
+
+    def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        factors, null, left = carry
+        last = left - 1
+        along = jnp.matmul(cost, null, precision=HIGHEST)
+        # Where the cost is the same along all of them, any will do.
+        flat = jnp.linalg.norm(along) <= 1e-4 * jnp.linalg.norm(cost)
+        along = jnp.where(flat, (columns == last).astype(along.dtype), along)
+        direction = jnp.matmul(null, along, precision=HIGHEST)
+        direction = direction / jnp.max(jnp.abs(direction))
+        direction = jnp.where((direction > 0).any(), direction, -direction)
+        falls = (direction > 0) & (factors > 0)
+        ratios = jnp.where(falls, factors / jnp.where(falls, direction, 1), jnp.inf)
+        group = jnp.argmin(ratios)
+        moved = jnp.maximum(factors - ratios[group] * direction, 0)
+        moved = jnp.where(factors > 0, moved, 0).at[group].set(0)
+
+        row = null[group]
+        norm = jnp.linalg.norm(row)
+        normal = row + jnp.where(columns == last, jnp.where(row[last] < 0, -norm, norm), 0)
+        squared = jnp.vdot(normal, normal)
+        scale = 2 / jnp.where(squared > 0, squared, 1)
+        turned = null - scale * jnp.matmul(null, normal, precision=HIGHEST)[:, None] * normal
+        turned = jnp.where(columns == last, 0, turned).at[group].set(0)
+        going = left > 0
+        return (
+            jnp.where(going, moved, factors),
+            jnp.where(going, turned, null),
+            jnp.where(going, last, left),
+        )
+
+    ones = (jnp.arange(num_groups) < count).astype(sums.dtype)
+    factors, _, _ = jax.lax.while_loop(
+        lambda carry: any_lane(carry[-1] > 0), step, (ones, null, jnp.maximum(count - k, 0))
+    )
+    return factors

@@ -1,0 +1,192 @@
+"""Non-negative subspace pursuit: many atoms exchanged at a time, all weights solved each time.
+
+Dai and Milenkovic, "Subspace pursuit for compressive sensing signal reconstruction" (IEEE Trans.
+Inf. Theory 2009), Algorithm 1; its sibling is CoSaMP, Needell and Tropp, "CoSaMP: iterative signal
+recovery from incomplete and inaccurate samples" (Appl. Comput. Harmon. Anal. 2009), which brings in
+2 k atoms at a time and does not solve again after it has cut. The least-squares problems are made
+non-negative, and atoms enter by their signed correlation, as in Kim and Haldar, "Greedy algorithms
+for nonnegativity-constrained simultaneous sparse recovery" (Signal Processing 2016).
+
+Matching pursuit never takes back what it chose unless a weight reaches zero. Here every iteration
+doubles the support and throws out the half that weighs least, so that an early choice is open until
+the end. In return a run is for one k.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jaxcoreset.nnls import any_lane, nnls, resolution, rounding
+from jaxcoreset.problem import HIGHEST, CoresetProblem
+from jaxcoreset.solution import Solution, make_solution
+from jaxcoreset.solvers.base import Solver
+
+
+class _Point(eqx.Module):
+    """At most k atoms by slot, with weights for atoms of norm one."""
+
+    indices: Int[Array, " k"]
+    weights: Float[Array, " k"]
+    residual: Float[Array, " s"]
+    objective: Float[Array, ""]
+
+
+class _State(eqx.Module):
+    point: _Point
+    num_iters: Int[Array, ""]
+    stopped: Bool[Array, ""]
+    converged: Bool[Array, ""]
+    history: Float[Array, " t"]
+
+
+class SubspacePursuit(Solver):
+    """Non-negative subspace pursuit.
+
+    An iteration joins to the support the k atoms with the largest positive normalised correlation
+    φ_iᵀr/‖φ_i‖ with the residual r = y − Φw, solves the non-negative least-squares problem on the
+    union, keeps the k atoms with the largest w_i‖φ_i‖, and solves again on these. A tie goes to the
+    lower index. It starts from no atoms and stops when the objective no longer falls beyond
+    rounding, with the best point that it had.
+
+    An iteration passes once over all atoms. What takes time are the least-squares problems, on up
+    to 2 k and k atoms, each begun where the last one ended. The papers are named at the head of the
+    module; where they solve the least-squares problem and cut, the weights may be negative.
+
+    Args:
+        max_iters: at most so many iterations; a dozen is what it commonly takes.
+        record_history: whether the solution carries the objective after every iteration.
+
+    Raises:
+        ValueError: if `max_iters` is below 1.
+    """
+
+    max_iters: int = 100
+    record_history: bool = False
+
+    def __check_init__(self) -> None:
+        if self.max_iters < 1:
+            raise ValueError(f"max_iters is {self.max_iters}; wanted at least 1.")
+
+    def run(
+        self,
+        problem: CoresetProblem,
+        k: Int[Array, ""],
+        max_k: int,
+        key: PRNGKeyArray | None = None,
+    ) -> Solution:
+        """Exchange atoms until the objective no longer falls; see `Solver.run`."""
+        norms = jnp.sqrt(problem.squared_norms())
+        scale = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1), 0)
+        dtype = problem.target.dtype
+        history_length = self.max_iters if self.record_history else 0
+        nothing = _Point(
+            indices=jnp.zeros(max_k, jnp.int32),
+            weights=jnp.zeros(max_k, dtype),
+            residual=problem.target,
+            objective=jnp.vdot(problem.target, problem.target),
+        )
+        state = _State(
+            point=nothing,
+            num_iters=jnp.zeros((), jnp.int32),
+            stopped=jnp.zeros((), bool),
+            converged=jnp.zeros((), bool),
+            history=jnp.zeros(history_length, dtype),
+        )
+        state = jax.lax.while_loop(
+            lambda s: any_lane(~s.stopped),
+            lambda s: self._iterate(problem, scale, k, s),
+            state,
+        )
+        point, history = state.point, None
+        if self.record_history:
+            done = jnp.arange(history_length) < state.num_iters
+            history = jnp.where(done, state.history, point.objective)
+        return make_solution(
+            problem,
+            point.indices,
+            point.weights * scale[point.indices],
+            point.objective,
+            state.num_iters,
+            state.converged,
+            solver=type(self).__name__,
+            history=history,
+        )
+
+    def _iterate(
+        self,
+        problem: CoresetProblem,
+        scale: Float[Array, " n"],
+        k: Int[Array, ""],
+        state: _State,
+    ) -> _State:
+        """One exchange; a state that has stopped, or stops here, keeps its point."""
+        new = _exchange(problem, scale, k, state.point)
+        small = resolution(new.objective.dtype)
+        better = new.objective < (1 - small) * state.point.objective
+        accepted = better & ~state.stopped
+        point = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), new, state.point)
+        num_iters = state.num_iters + ~state.stopped
+        history = state.history
+        if self.record_history:
+            history = history.at[num_iters - 1].set(point.objective)
+        return _State(
+            point=point,
+            num_iters=num_iters,
+            stopped=state.stopped | ~better | (num_iters >= self.max_iters),
+            converged=jnp.where(state.stopped, state.converged, ~better),
+            history=history,
+        )
+
+
+def _exchange(
+    problem: CoresetProblem, scale: Float[Array, " n"], k: Int[Array, ""], point: _Point
+) -> _Point:
+    """Grow the support by k atoms, solve, cut it back to k, solve again."""
+    n, max_k = problem.num_data, point.indices.shape[0]
+    support = (
+        jnp.zeros(n, bool).at[jnp.where(point.weights > 0, point.indices, n)].set(True, mode="drop")
+    )
+    scores = problem.correlate(point.residual) * scale
+    floor, slack = rounding(jnp.linalg.norm(point.residual), problem.num_draws)
+    found, joins = _largest(jnp.where(support | (scale == 0), -jnp.inf, scores), k, max_k, slack)
+    joins = joins & (scores[found] > floor)
+
+    # In the order of their indices, so that among equals the slot that is first is the right one.
+    num_slots = min(2 * max_k, n)
+    member = jnp.concatenate([point.weights > 0, joins])
+    indices = jnp.concatenate([point.indices, found])
+    order = jnp.argsort(jnp.where(member, indices, n))[:num_slots]
+    indices, member = indices[order], member[order]
+    weights = jnp.concatenate([point.weights, jnp.zeros_like(point.weights)])[order]
+    rows = problem.gather(indices) * scale[indices, None]
+
+    def solve_and_cut(_: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        weights, member, _ = carry
+        result = nnls(rows, problem.target, warm_start=weights, mask=member)
+        _, largest = jax.lax.top_k(result.weights, max_k)
+        kept = jnp.zeros(num_slots, bool).at[largest].set(jnp.arange(max_k) < k)
+        kept = kept & (result.weights > 0)
+        return jnp.where(kept, result.weights, 0), kept, result.objective
+
+    # A loop, since the program for the least-squares problem is long to compile. The second time
+    # there is nothing left to cut.
+    weights, _, objective = jax.lax.fori_loop(
+        0, 2, solve_and_cut, (weights, member, point.objective)
+    )
+    residual = problem.target - jnp.matmul(weights, rows, precision=HIGHEST)
+    used = jnp.argsort(weights <= 0)[:max_k]
+    return _Point(indices[used], weights[used], residual, objective)
+
+
+def _largest(
+    scores: Float[Array, " n"], k: Int[Array, ""], max_k: int, slack: Float[Array, ""]
+) -> tuple[Int[Array, " k"], Bool[Array, " k"]]:
+    """The indices of the k largest scores in any order, and which slots hold one.
+
+    Scores within `slack` of the k-th are equal to it but for rounding: the lower indices.
+    """
+    smallest = jax.lax.top_k(scores, max_k)[0][k - 1]
+    rank = (scores >= smallest - slack).astype(jnp.int32) + (scores > smallest + slack)
+    ranks, indices = jax.lax.top_k(rank, max_k)
+    return indices.astype(jnp.int32), (jnp.arange(max_k) < k) & (ranks > 0)

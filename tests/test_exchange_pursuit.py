@@ -1,0 +1,256 @@
+"""Claims about `ExchangePursuit`, held against all supports, SciPy's NNLS and `MatchingPursuit`."""
+
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+
+from jaxcoreset.problem import CoresetProblem
+from jaxcoreset.solution import Solution
+from jaxcoreset.solve import solve, sweep
+from jaxcoreset.solvers.exchange_pursuit import ExchangePursuit
+from jaxcoreset.solvers.matching_pursuit import MatchingPursuit
+from tests.datasets import NAMES, atoms_of
+
+# Relative errors below this are rounding in float32.
+FLOAT32_FLOOR = 3e-5
+# Nearly all tests share one shape and one bound on k, and so a few compiled programs.
+NUM_DATA, NUM_DRAWS, MAX_K = 60, 40, 24
+KS = np.arange(1, MAX_K + 1)
+
+
+def _synthetic(seed: int = 0) -> np.ndarray:
+    """Atoms with a common part, as log-likelihoods have, so that the target needs many of them."""
+    rng = np.random.default_rng(seed)
+    low_rank = rng.standard_normal((NUM_DATA, 6)) @ rng.standard_normal((6, NUM_DRAWS))
+    atoms = low_rank + 0.5 * rng.standard_normal((NUM_DATA, NUM_DRAWS))
+    return atoms * rng.exponential(size=(NUM_DATA, 1))
+
+
+def _problem(atoms: np.ndarray, target: np.ndarray | None = None) -> CoresetProblem:
+    dtype = jnp.zeros(()).dtype
+    return CoresetProblem(
+        jnp.asarray(atoms, dtype), None if target is None else jnp.asarray(target, dtype)
+    )
+
+
+def _solve(problem: CoresetProblem, k: int | jax.Array = MAX_K) -> Solution:
+    return solve(problem, k, ExchangePursuit(), max_k=MAX_K)
+
+
+def _sweep(problem: CoresetProblem) -> Solution:
+    return sweep(problem, KS, ExchangePursuit())
+
+
+@jax.jit
+def _sweep_batch(problems: CoresetProblem) -> Solution:
+    return jax.vmap(_sweep)(problems)
+
+
+def _lone(batch: Any, at: int) -> Any:
+    return jax.tree.map(lambda x: x[at], batch)
+
+
+def _used(solution: Solution) -> tuple[np.ndarray, np.ndarray]:
+    weights = np.asarray(solution.weights, np.float64)
+    return np.asarray(solution.indices)[weights > 0], weights[weights > 0]
+
+
+def _on_support(atoms: np.ndarray, target: np.ndarray, support: np.ndarray) -> float:
+    """SciPy's objective, with atoms scaled to norm one for its tolerances."""
+    scaled = atoms[support] / np.linalg.norm(atoms[support], axis=1)[:, None]
+    return scipy.optimize.nnls(scaled.T, target, maxiter=10_000)[1] ** 2
+
+
+def _small_problems(num_problems: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random atoms of four kinds; a target that is their sum, or is not."""
+    rng = np.random.default_rng(1)
+    atoms = rng.normal(size=(num_problems, n, NUM_DRAWS))
+    for i in range(num_problems):
+        if i % 4 == 1:
+            atoms[i] *= np.exp(rng.normal(size=(n, 1)))
+        if i % 4 == 2:
+            low_rank = rng.normal(size=(n, 4)) @ rng.normal(size=(4, NUM_DRAWS))
+            atoms[i] = 0.1 * atoms[i] + low_rank
+        if i % 4 == 3:
+            atoms[i] += rng.normal(size=(n, 1)) * rng.normal(size=NUM_DRAWS)
+    targets = atoms.sum(axis=1)
+    targets[::8] += rng.normal(size=targets[::8].shape)
+    return atoms, targets
+
+
+def _best_of_all_supports(atoms: np.ndarray, target: np.ndarray, k: int) -> float:
+    """The smallest objective by trying every support of size k."""
+    supports = np.array(list(itertools.combinations(range(len(atoms)), k)))
+    gram, correlations = atoms @ atoms.T, atoms @ target
+    grams = gram[supports[:, :, None], supports[:, None, :]]
+    weights = np.linalg.solve(grams, correlations[supports][:, :, None])[:, :, 0]
+    # Without the bounds an objective is at most what it is with them.
+    bounds = target @ target - np.sum(weights * correlations[supports], axis=1)
+    best = np.inf
+    for i in np.argsort(bounds):
+        if bounds[i] >= best:
+            break
+        best = min(best, scipy.optimize.nnls(atoms[supports[i]].T, target)[1] ** 2)
+    return best
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_small_problems_are_mostly_solved_to_the_global_optimum(k: int) -> None:
+    num_problems = 60
+    atoms, targets = _small_problems(num_problems, n=14)
+    problems = jax.vmap(CoresetProblem)(
+        jnp.asarray(atoms, jnp.float32), jnp.asarray(targets, jnp.float32)
+    )
+    found = jax.vmap(lambda p: solve(p, k, ExchangePursuit(), max_k=5))(problems).objective
+    best = [_best_of_all_supports(a, t, k) for a, t in zip(atoms, targets, strict=True)]
+    ratios = np.asarray(found) / np.array(best)
+    assert ratios.min() > 1 - 1e-3
+    assert np.mean(ratios < 1 + 1e-3) >= 0.9
+    # Where few supports are enough to try them all, the default solver does that.
+    assert np.mean(ratios <= 1.1) >= 0.97
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_error_is_never_above_matching_pursuits(name: str) -> None:
+    problem = _problem(atoms_of(name))
+    ks = np.array([5, 10, 20, 50, 100])
+    ours = sweep(problem, ks, ExchangePursuit()).relative_error
+    theirs = sweep(problem, ks, MatchingPursuit()).relative_error
+    live = np.asarray(theirs) > FLOAT32_FLOOR
+    ratios = (np.maximum(ours, FLOAT32_FLOOR) / np.asarray(theirs))[live] ** 2
+    assert ratios.max() <= 1.02
+    assert np.median(ratios) <= 0.75
+
+
+def test_weights_are_scipys_on_the_support() -> None:
+    atoms = _synthetic()
+    target = atoms.sum(axis=0)
+    with jax.enable_x64(True):
+        path = _sweep(_problem(atoms))
+    for i in range(len(KS)):
+        support, weights = _used(_lone(path, i))
+        objective = _on_support(atoms, target, support)
+        np.testing.assert_allclose(path.objective[i], objective, rtol=1e-9, atol=1e-20)
+        np.testing.assert_allclose(
+            np.sum((target - weights @ atoms[support]) ** 2), objective, rtol=1e-9
+        )
+
+
+def test_float32_objective_is_scipys_on_the_support() -> None:
+    atoms = _synthetic().astype(np.float32).astype(np.float64)
+    target = atoms.sum(axis=0)
+    path = _sweep(_problem(atoms))
+    for i in range(len(KS)):
+        support, weights = _used(_lone(path, i))
+        true = np.sum((target - weights @ atoms[support]) ** 2)
+        assert true <= 1.001 * _on_support(atoms, target, support)
+        np.testing.assert_allclose(path.objective[i], true, rtol=1e-3)
+
+
+def test_path_falls_and_uses_no_more_rows_than_allowed() -> None:
+    path = _sweep(_problem(_synthetic()))
+    assert np.all(np.diff(path.objective) <= 1e-6 * path.objective[:-1])
+    assert np.all(np.asarray(path.size) <= KS)
+    assert path.converged.all()
+
+
+def test_a_solve_is_about_as_good_as_the_sweep() -> None:
+    problem = _problem(_synthetic())
+    path = _sweep(problem)
+    for k in (3, 10, MAX_K):
+        # Of the two the sweep comes down from further up.
+        assert _solve(problem, k).objective <= 1.25 * path.objective[k - 1]
+
+
+def test_vmapped_sweep_equals_single_sweeps() -> None:
+    problems = [_problem(_synthetic(seed)) for seed in range(3)]
+    batch = jax.tree.map(lambda *x: jnp.stack(x), *problems)
+    together = _sweep_batch(batch)
+    for i, problem in enumerate(problems):
+        alone = _sweep(problem)
+        np.testing.assert_allclose(together.objective[i], alone.objective, rtol=2e-2)
+        # Rounding may break a tie between moves; the beginning has none.
+        np.testing.assert_array_equal(together.indices[i, :2], alone.indices[:2])
+
+
+def test_vmapped_solve_over_k_equals_single_solves() -> None:
+    problem = _problem(_synthetic())
+    ks = jnp.array([2, 7, MAX_K])
+    together = jax.vmap(functools.partial(_solve, problem))(ks)
+    for i, k in enumerate(ks.tolist()):
+        alone = _solve(problem, k)
+        np.testing.assert_allclose(together.objective[i], alone.objective, rtol=1e-3)
+        assert together.size[i] <= k
+
+
+@pytest.mark.slow
+def test_few_candidates_at_a_time_are_enough_to_beat_matching_pursuit() -> None:
+    atoms = np.concatenate([_synthetic(seed) for seed in range(10)])
+    problem = _problem(atoms)
+    ks = np.array([4, 12, MAX_K])
+    ours = sweep(problem, ks, ExchangePursuit(working_set=100))
+    theirs = sweep(problem, ks, MatchingPursuit())
+    ratios = np.asarray(ours.objective) / np.asarray(theirs.objective)
+    assert ratios.max() <= 1.02
+    assert np.median(ratios) <= 0.9
+
+
+def test_duplicates_and_zero_atoms_do_no_harm() -> None:
+    atoms = _synthetic()
+    atoms[30:] = atoms[:30]
+    atoms[:5] = 0
+    path = _sweep(_problem(atoms))
+    support, _ = _used(_lone(path, MAX_K - 1))
+    assert np.isfinite(np.asarray(path.objective)).all()
+    assert np.all(np.linalg.norm(atoms[support], axis=1) > 0)
+    # Of two equal rows only one is of use, and it is the first.
+    assert len(set(support % 30)) == len(support)
+    assert _solve(_problem(atoms), 1).indices[0] < 30
+
+
+def test_fewer_useful_atoms_than_k_end_early() -> None:
+    rng = np.random.default_rng(0)
+    directions = np.eye(NUM_DRAWS)[:3]
+    atoms = np.repeat(directions, NUM_DATA // 3, axis=0) * rng.exponential(size=(NUM_DATA, 1))
+    solution = _solve(_problem(atoms))
+    assert solution.size == 3
+    assert solution.relative_error < 1e-6
+    assert solution.converged
+
+
+def test_atoms_opposed_to_the_target_are_left_alone() -> None:
+    atoms = _synthetic()
+    solution = _solve(_problem(atoms, target=-atoms.sum(axis=0) * 0 + atoms[0]))
+    np.testing.assert_allclose(solution.dense(NUM_DATA)[0], 1, rtol=1e-4)
+    alone = np.abs(_synthetic())
+    nothing = _solve(_problem(alone, target=-alone[0]))
+    assert nothing.size == 0
+    np.testing.assert_allclose(nothing.relative_error, 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_all_rows_may_be_asked_for(n: int) -> None:
+    atoms = _synthetic()[:n]
+    solution = solve(_problem(atoms), n, ExchangePursuit())
+    np.testing.assert_allclose(solution.dense(n), 1, rtol=1e-3)
+
+
+def test_a_target_of_zero_needs_no_rows() -> None:
+    solution = _solve(_problem(_synthetic(), target=np.zeros(NUM_DRAWS)))
+    assert solution.size == 0
+    assert solution.objective == 0
+    assert solution.converged
+
+
+@pytest.mark.parametrize(
+    "argument", ["exchanges_up", "exchanges_down", "overshoot", "num_starts", "working_set"]
+)
+def test_negative_arguments_are_refused(argument: str) -> None:
+    with pytest.raises(ValueError, match=argument):
+        ExchangePursuit(**{argument: -1.0 if argument == "overshoot" else -1})
