@@ -152,6 +152,6 @@ def write(path: Path | None, result: dict[str, Any]) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
+    temporary.write_text(json.dumps(result, indent=1, default=float) + "\n")
     temporary.replace(path)
     print(f"\nwrote {path}")

@@ -37,6 +37,9 @@ SOLVERS: dict[str, jc.Solver] = {
     "AIHT2, printed steps": jc.AIHT2(momentum_fraction=0.5),
     "StochasticAIHT": jc.StochasticAIHT(batch_size=0.2),
     "MatchingPursuit": jc.MatchingPursuit(),
+    "SubspacePursuit": jc.SubspacePursuit(),
+    "Recombination": jc.Recombination(),
+    "ExchangePursuit": jc.ExchangePursuit(),
 }
 _COLUMNS = ["data", "k", "method", "relative error", "held-out", "forward", "reverse", "sym. KL"]
 
@@ -125,21 +128,22 @@ def main(arguments: list[str] | None = None) -> None:
     ks, num_trials = ([10, 50], 1) if options.quick else ([10, 20, 50, 100], options.trials)
     rows: list[dict[str, Any]] = []
     for name in common.SIX:
-        rows += run_one(name, options.data_dir, ks, num_trials)
+        found = run_one(name, options.data_dir, ks, num_trials)
+        rows += sorted(found, key=lambda row: row["k"])
         print(f"{name} done", flush=True)
-    rows.sort(key=lambda row: (common.SIX.index(row["data"]), row["k"]))
+        # Written as it grows: a run takes long.
+        common.write(
+            options.output,
+            {
+                "benchmark": "methods",
+                "num_draws": 500,
+                "num_held_out": 4000,
+                "trials": num_trials,
+                "environment": common.environment(),
+                "rows": rows,
+            },
+        )
     print("\n" + common.table(rows, [*_COLUMNS, "seconds"]))
-    common.write(
-        options.output,
-        {
-            "benchmark": "methods",
-            "num_draws": 500,
-            "num_held_out": 4000,
-            "trials": num_trials,
-            "environment": common.environment(),
-            "rows": rows,
-        },
-    )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ import optax
 import jaxcoreset as jc
 from benchmarks import common
 from jaxcoreset.solvers.hard_thresholding import AIHT, AIHT2, HardThresholding
-from jaxcoreset.solvers.stochastic import SVRGIHT, ProjectedOptax, Stochastic, StochasticAIHT
+from jaxcoreset.solvers.stochastic import SVRGIHT, ProjectedOptax, StochasticAIHT
+from jaxcoreset.solvers.stochastic_loop import Stochastic
 
 _FOREVER = 10**6
 _PASSES = (1, 3, 10, 30, 60)

@@ -1,0 +1,173 @@
+"""Fill the tables of the documentation from the committed results.
+
+    python -m benchmarks.pages
+
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``; nothing else is touched.
+"""
+
+import json
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+DOCS = ROOT / "docs"
+
+_FAMILIES = ("IHT", "AIHT", "AIHT2")
+
+
+def markdown(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
+    """Rows of values as a Markdown table."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    lines += ["| " + " | ".join(_cell(row.get(c)) for c in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _quality(result: dict[str, Any]) -> str:
+    rows = []
+    for cell in result["quality"]["cells"]:
+        if cell["trial"] or cell["num_draws"] != 500:
+            continue
+        for i, k in enumerate(cell["ks"]):
+            errors = {name: values[i] for name, values in cell["relative_error"].items()}
+            row = {"data": cell["data"], "k": k}
+            for name, error in errors.items():
+                family = name.split(",")[0]
+                row[family] = min(error, row.get(family, float("inf")))
+            rows.append(row)
+    columns = [name for name in rows[0] if name not in ("data", "k", "default")]
+    columns = ["data", "k", "default", *columns]
+    summary = "\n".join(
+        f"- {key}: {_cell(value)}" for key, value in result["quality"]["summary"].items()
+    )
+    return markdown(rows, columns) + "\n\nOver all cells, also those of S = 2000:\n\n" + summary
+
+
+def _ablation(result: dict[str, Any]) -> str:
+    columns = ["variant", "objective ratio", "worst ratio", "moves", "seconds"]
+    return (
+        markdown(result["ablation"], columns)
+        + "\n\nObjective over `MatchingPursuit`'s, six small data sets, k = 2 … 100: geometric "
+        "mean and worst. Seconds are those of the six sweeps together."
+    )
+
+
+def _speed(result: dict[str, Any]) -> str:
+    columns = ["data", "k", "problems", "solver", "cold", "warm", "speedup"]
+    return markdown(result["speed"], [*columns, "median ratio", "worst ratio"])
+
+
+def _large(result: dict[str, Any]) -> str:
+    rows = [{"quantity": key, "value": value} for key, value in result["large"].items()]
+    return "One large problem:\n\n" + markdown(rows, ["quantity", "value"])
+
+
+def _scaling(result: dict[str, Any]) -> str:
+    rows = [
+        row | {"from": row["values"][0], "to": row["values"][-1], "seconds": row["seconds"][-1]}
+        for row in result["scaling"]
+    ]
+    return markdown(rows, ["against", "solver", "from", "to", "seconds", "exponent"])
+
+
+def _methods(result: dict[str, Any]) -> str:
+    columns = ["data", "k", "method", "relative error", "held-out"]
+    columns += ["forward", "reverse", "sym. KL", "seconds"]
+    rows = [row for row in result["rows"] if row["k"] in (20, 100)]
+    return markdown(rows, columns)
+
+
+def _claims(result: dict[str, Any]) -> str:
+    """In how many cells one method's divergence is below another's, and by how much."""
+    cells: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    for row in result["rows"]:
+        cells.setdefault((row["data"], row["k"]), {})[row["method"]] = row
+    rows = []
+    for better, worse in _ORDER:
+        pairs = [(c[better], c[worse]) for c in cells.values() if better in c and worse in c]
+        if not pairs:
+            continue
+        row: dict[str, Any] = {"lower": better, "than": worse}
+        for measure in ("forward", "reverse"):
+            # A coreset posterior without a Laplace fit has no divergence.
+            both = [(a[measure], b[measure]) for a, b in pairs]
+            both = [(a, b) for a, b in both if a == a and b == b]
+            row[measure] = f"{sum(a < b for a, b in both)} of {len(both)}"
+            row[f"median ratio, {measure}"] = statistics.median(b / a for a, b in both)
+        row["median ratio, seconds"] = statistics.median(
+            b["seconds"] / a["seconds"] for a, b in pairs
+        )
+        rows.append(row)
+    return markdown(rows, list(rows[0]))
+
+
+_ORDER = (
+    ("AIHT2", "GIGA"),
+    ("AIHT2", "SparseVI"),
+    ("AIHT2", "IHT"),
+    ("GIGA", "FrankWolfe"),
+    ("FrankWolfe", "ImportanceSampling"),
+    ("ImportanceSampling", "Uniform"),
+    ("MatchingPursuit", "AIHT2"),
+    ("ExchangePursuit", "MatchingPursuit"),
+)
+
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "quality": ("solvers", _quality),
+    "ablation": ("solvers", _ablation),
+    "speed": ("solvers", _speed),
+    "large": ("solvers", _large),
+    "scaling": ("solvers", _scaling),
+    "methods": ("methods", _methods),
+    "claims": ("methods", _claims),
+}
+
+
+def table(name: str) -> str:
+    """The table of that name, with what it was measured on."""
+    source, make = TABLES[name]
+    path = RESULTS / f"{source}.json"
+    if not path.is_file():
+        return f"Not measured yet: `python -m benchmarks.{source}` makes it."
+    result = json.loads(path.read_text())
+    if source == "solvers" and name not in result:
+        return f"Not measured yet: `python -m benchmarks.{source}` makes it."
+    at = result["environment"]
+    versions = ", ".join(f"{key} {value}" for key, value in at["versions"].items())
+    head = f"Measured {at['date']} on {at['cores']} cores ({at['device']}): {versions}."
+    if source == "methods":
+        head += f" Medians over {result['trials']} trials."
+    return make(result) + "\n\n" + head
+
+
+def fill(page: str) -> str:
+    """The text of a page with its tables made anew."""
+    return re.sub(
+        r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)",
+        lambda match: f"{match[1]}\n{table(match[2])}\n\n{match[3]}",
+        page,
+        flags=re.DOTALL,
+    )
+
+
+def main() -> None:
+    """Write the pages."""
+    for path in sorted(DOCS.glob("*.md")):
+        text = path.read_text()
+        filled = fill(text)
+        if filled != text:
+            path.write_text(filled)
+            print(f"wrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Quality and ablation, two parts of `benchmarks.solvers`."""
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxcoreset as jc
+from benchmarks import common
+
+# Relative errors below this are rounding in float32.
+FLOOR = 3e-5
+
+# Each with its paper's settings, and the hard-thresholding ones with every convention for the
+# steps: that of the paper's text, that of its algorithms, and that of the authors' code.
+RIVALS = {
+    "IHT": jc.IHT(),
+    "IHT, half step": jc.IHT(step_fraction=0.5),
+    "AIHT": jc.AIHT(),
+    "AIHT, half momentum": jc.AIHT(momentum_fraction=0.5),
+    "AIHT, half step": jc.AIHT(step_fraction=0.5),
+    "AIHT2": jc.AIHT2(),
+    "AIHT2, half momentum": jc.AIHT2(momentum_fraction=0.5),
+    "AIHT2, half step": jc.AIHT2(step_fraction=0.5),
+    "GIGA": jc.GIGA(),
+    "FrankWolfe": jc.FrankWolfe(),
+    "MatchingPursuit": jc.MatchingPursuit(),
+    "SubspacePursuit": jc.SubspacePursuit(),
+    "Recombination": jc.Recombination(),
+}
+DEFAULT = "default"
+
+ABLATION = {
+    "ExchangePursuit": jc.ExchangePursuit(),
+    "no exchanges": jc.ExchangePursuit(exchanges_up=0, exchanges_down=0),
+    "no exchanges on the way up": jc.ExchangePursuit(exchanges_up=0),
+    "no exchanges on the way down": jc.ExchangePursuit(exchanges_down=0),
+    "no overshoot": jc.ExchangePursuit(overshoot=0.0),
+    "no other starts": jc.ExchangePursuit(num_starts=0),
+    "exchanges to the last": jc.ExchangePursuit(exchanges_up=50, exchanges_down=50, min_gain=1e-4),
+    "MatchingPursuit": jc.MatchingPursuit(),
+}
+
+_FULL = ("airportdelays", "phishing")
+
+
+def _cases(quick: bool) -> list[tuple[str, int, int, list[int]]]:
+    """Data set, draws S, trials and sizes."""
+    if quick:
+        return [(name, 500, 1, [2, 5, 10, 20]) for name in common.SIX]
+    ks = [1, 2, 5, 10, 20, 50, 100, 200]
+    small = [
+        (name, draws, trials, ks) for draws, trials in ((500, 2), (2000, 1)) for name in common.SIX
+    ]
+    return small + [(name, 500, 1, ks) for name in _FULL]
+
+
+def quality(data_dir: Path | None, quick: bool) -> dict[str, Any]:
+    """Relative errors of all methods, and how the default compares with the best of the others."""
+    rivals = RIVALS
+    if quick:
+        names = ("AIHT2", "GIGA", "MatchingPursuit")
+        rivals = {name: RIVALS[name] for name in names}
+    cells, rows = [], []
+    for name, num_draws, trials, ks in _cases(quick):
+        problems = common.problems(name, data_dir, num_draws, trials)
+        if problems is None:
+            continue
+        for trial in range(trials):
+            problem = jax.tree.map(lambda x, at=trial: x[at], problems)
+            start = time.perf_counter()
+            errors = {
+                method: np.asarray(jc.sweep(problem, np.array(ks), solver).relative_error)
+                for method, solver in ({DEFAULT: None} | rivals).items()
+            }
+            cells.append(
+                {
+                    "data": name,
+                    "n": problem.num_data,
+                    "num_draws": num_draws,
+                    "trial": trial,
+                    "ks": ks,
+                    "relative_error": {m: e.astype(float).tolist() for m, e in errors.items()},
+                }
+            )
+            rows += [_row(cells[-1], i) for i in range(len(ks))]
+            spent = time.perf_counter() - start
+            print(f"  {name}, S = {num_draws}, trial {trial}: {spent:.0f} s", flush=True)
+    columns = ["data", "n", "S", "k", DEFAULT, "best other", "which", "MatchingPursuit", "ratio"]
+    print("\n" + common.table([r for r in rows if r["trial"] == 0], columns))
+    ratios = [r["ratio"] for r in rows if r["best other"] > FLOOR]
+    pursuit = [r["to pursuit"] for r in rows if r["MatchingPursuit"] > FLOOR]
+    summary = {
+        "cells": len(ratios),
+        "worst objective ratio to the best other": max(ratios),
+        "cells above 1.02": sum(r > 1.02 for r in ratios),
+        "median objective ratio to the best other": statistics.median(ratios),
+        "median objective ratio to MatchingPursuit": statistics.median(pursuit),
+    }
+    print("\nratio: objective of the default over that of the best other\n")
+    for key, value in summary.items():
+        print(f"{key}: {value:.4g}")
+    return {"summary": summary, "cells": cells}
+
+
+def _row(cell: dict[str, Any], at: int) -> dict[str, Any]:
+    errors = {method: values[at] for method, values in cell["relative_error"].items()}
+    others = {method: error for method, error in errors.items() if method != DEFAULT}
+    best = min(others, key=lambda method: others[method])
+    return {
+        "data": cell["data"],
+        "n": cell["n"],
+        "S": cell["num_draws"],
+        "trial": cell["trial"],
+        "k": cell["ks"][at],
+        **errors,
+        "best other": others[best],
+        "which": best,
+        "ratio": _ratio(errors[DEFAULT], others[best]),
+        "to pursuit": _ratio(errors[DEFAULT], errors["MatchingPursuit"]),
+    }
+
+
+def _ratio(ours: float, theirs: float) -> float:
+    return float(max(ours, FLOOR) / max(theirs, FLOOR)) ** 2
+
+
+def ablation(data_dir: Path | None, quick: bool) -> list[dict[str, Any]]:
+    """What each part of ExchangePursuit brings and costs, on the six small data sets at S = 500."""
+    ks = np.array([2, 5, 10, 20] if quick else [2, 5, 10, 20, 50, 100])
+    names = common.SIX[1:3] if quick else common.SIX
+    variants = dict(list(ABLATION.items())[:3]) if quick else ABLATION
+    found = [common.problems(name, data_dir, 500, 1) for name in names]
+    problems = [jax.tree.map(lambda x: x[0], batch) for batch in found if batch is not None]
+    if not problems:
+        return []
+    pursuit = [np.asarray(jc.sweep(p, ks, jc.MatchingPursuit()).relative_error) for p in problems]
+    rows = []
+    for name, solver in variants.items():
+        ratios, warm, moves, worst = [], 0.0, 0, 0.0
+        for problem, theirs in zip(problems, pursuit, strict=True):
+            _, spent, path = common.seconds(lambda p=problem, s=solver: jc.sweep(p, ks, s), 3)
+            ours = np.asarray(path.relative_error)
+            cells = [_ratio(a, b) for a, b in zip(ours, theirs, strict=True) if b > FLOOR]
+            ratios += cells
+            worst = max(worst, *cells)
+            warm += spent
+            moves += int(jnp.max(path.num_iters))
+        rows.append(
+            {
+                "variant": name,
+                "objective ratio": float(np.exp(np.mean(np.log(ratios)))),
+                "median ratio": statistics.median(ratios),
+                "worst ratio": worst,
+                "moves": moves // len(problems),
+                "seconds": warm,
+            }
+        )
+        print(f"  {name}: {warm:.3g} s", flush=True)
+    columns = ["variant", "objective ratio", "median ratio", "worst ratio", "moves", "seconds"]
+    print("\n" + common.table(rows, columns))
+    print(
+        "\nobjective ratio: objective over MatchingPursuit's, geometric mean over cells; seconds: "
+        "of the sweeps over all k, together"
+    )
+    return rows
