@@ -109,6 +109,11 @@ class CoresetProblem(eqx.Module):
         """The squared norm of every atom: one pass over the atoms."""
         return jnp.einsum("ns,ns->n", self.atoms, self.atoms, precision=HIGHEST)
 
+    def scales(self) -> Float[Array, " n"]:
+        """The reciprocal norm of every atom, 0 for one of norm zero: one pass over the atoms."""
+        norms = jnp.sqrt(self.squared_norms())
+        return jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1), 0)
+
     def _pass_is_cheaper(self, num_rows: int) -> bool:
         # Gathered rows are copied before they are multiplied, and under vmap each lane copies its
         # own, where a pass over all atoms becomes one matrix product for all lanes.

@@ -19,8 +19,9 @@ The best solution seen at every size is kept, so that one run holds the solution
 What a move needs is kept up to date in `jaxcoreset.solvers.exchange_support`.
 
 **Many atoms.** Where there are more than `working_set` atoms, the moves see only that many
-candidates, the best by normalised correlation with the residual. They are chosen again, by a pass
-over all atoms, each time the size has changed by a tenth.
+candidates: the best by normalised correlation with the residual, or with what the residual would be
+without one of the few atoms that matter least. They are chosen again, by one pass over all atoms,
+each time the size has changed by a tenth.
 """
 
 from typing import Any
@@ -33,14 +34,16 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from jaxcoreset.nnls import any_lane, product, resolution, rounding
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solution import Solution, make_solution
-from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.base import PathSolver, Solver
 from jaxcoreset.solvers.exchange_support import (
     Candidates,
+    Choice,
     Support,
     best_exchange,
     change,
     choose_candidates,
-    least_losses,
+    correlate,
+    leaving,
     no_candidates,
     no_support,
     settle,
@@ -50,6 +53,8 @@ from jaxcoreset.solvers.exchange_support import (
 _MAX_IN_VAIN = 5
 # Starts from other first atoms go up to this size; beyond, the first atom is forgotten.
 _SHORT = 10
+# Correlations with the residual are formed anew after so many moves.
+_MOVES_PER_PASS = 8
 
 
 class _Path(eqx.Module):
@@ -82,6 +87,7 @@ class _Plan(eqx.Module):
     """What does not change in a run."""
 
     target: Float[Array, " s"]
+    correlations: Float[Array, " m"]  # of the candidates with the target
     scale: Float[Array, " n"]
     top: Int[Array, ""]
     bottom: Int[Array, ""]
@@ -90,7 +96,7 @@ class _Plan(eqx.Module):
     max_moves: Int[Array, ""]
 
 
-class ExchangePursuit(Solver):
+class ExchangePursuit(PathSolver):
     """Fully corrective pursuit with exchanges, over the top and back: the default solver.
 
     At every size up to (1 + `overshoot`) k, or k + 10 if that is more, and on the way back down to
@@ -99,7 +105,7 @@ class ExchangePursuit(Solver):
     smallest k of a sweep, is at most 10, short pursuits from `num_starts` other first atoms are
     added.
 
-    A move passes twice over the candidates, of which there are at most `working_set`, and a few
+    A move passes once over the candidates, of which there are at most `working_set`, and a few
     times over the atoms in use and over the coordinates of the candidates in their span. It is
     meant for k up to a few thousand. `Solution.num_iters` counts the moves, and `converged` is
     false where they came to their limit.
@@ -115,7 +121,8 @@ class ExchangePursuit(Solver):
             by this fraction, and by 4 at least.
 
     Raises:
-        ValueError: if an argument is negative, or `min_gain` or `working_set` is not positive.
+        ValueError: if an argument is negative, or `min_gain`, `working_set` or `refresh` is not
+            positive.
     """
 
     exchanges_up: int = 2
@@ -133,11 +140,6 @@ class ExchangePursuit(Solver):
         for name in ("min_gain", "working_set", "refresh"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; wanted a positive number.")
-
-    @property
-    def has_path(self) -> bool:
-        """See `Solver.has_path`."""
-        return True
 
     def run(
         self,
@@ -185,14 +187,23 @@ class ExchangePursuit(Solver):
     ) -> tuple[_State, _Plan]:
         n, dtype = problem.num_data, problem.target.dtype
         num_slots = self._over(max_k, n)
-        norms = jnp.sqrt(problem.squared_norms())
         target_norm = jnp.linalg.norm(problem.target)
-        scale = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1), 0)
+        scale = problem.scales()
         num_candidates = min(n, self.working_set)
         top = self._over(k, n)
         num_starts = jnp.where(bottom <= _SHORT, min(self.num_starts, num_candidates - 1), 0)
+        everything = num_candidates == n
+        zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+        target = problem.target / jnp.where(target_norm > 0, target_norm, 1)
+        support = no_support(num_slots, num_candidates, problem.num_draws, dtype)
+        candidates = (
+            choose_candidates(problem, target, scale, support, num_candidates)
+            if everything
+            else no_candidates(num_slots, num_candidates, problem.num_draws, dtype)
+        )
         plan = _Plan(
-            target=problem.target / jnp.where(target_norm > 0, target_norm, 1),
+            target=target,
+            correlations=product(candidates.atoms, target),
             scale=scale,
             top=top,
             bottom=bottom,
@@ -202,14 +213,9 @@ class ExchangePursuit(Solver):
             + (self.exchanges_up + 4) * _SHORT * num_starts
             + 100,
         )
-        everything = num_candidates == n
-        zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-        support = no_support(num_slots, num_candidates, problem.num_draws, dtype)
         state = _State(
             support=support,
-            candidates=choose_candidates(problem, plan.target, scale, support, num_candidates)
-            if everything
-            else no_candidates(num_slots, num_candidates, problem.num_draws, dtype),
+            candidates=candidates,
             path=_Path(
                 jnp.zeros((num_points, num_slots), jnp.int32),
                 jnp.zeros((num_points, num_slots), dtype),
@@ -233,8 +239,18 @@ class ExchangePursuit(Solver):
             waits = no if everything else self._is_stale(state)
             return any_lane(~state.stopped & ~waits)
 
+        def few_moves(state: _State) -> _State:
+            """Correlations are formed anew, and then kept up to date for a few moves."""
+            correlations = correlate(state.support, state.candidates, plan.target)
+            state = eqx.tree_at(lambda s: s.candidates.correlations, state, correlations)
+            return jax.lax.while_loop(
+                lambda carry: (carry[0] < _MOVES_PER_PASS) & going(carry[1]),
+                lambda carry: (carry[0] + 1, self._move(plan, everything, carry[1])),
+                (zero, state),
+            )[1]
+
         def move(state: _State) -> _State:
-            return jax.lax.while_loop(going, lambda s: self._move(plan, everything, s), state)
+            return jax.lax.while_loop(going, few_moves, state)
 
         if everything:
             return move(state), plan
@@ -256,7 +272,8 @@ class ExchangePursuit(Solver):
         stopped = state.stopped
         if not everything:
             stopped = stopped | self._is_stale(state)
-        solved, residual, objective = settle(support, plan.target)
+        settled = settle(support, plan.target)
+        solved, objective = settled.weights, settled.objective
         blocked = support.active & (solved <= 0)
         blocks = blocked.any()
         size = jnp.sum(support.active, dtype=jnp.int32)
@@ -268,15 +285,33 @@ class ExchangePursuit(Solver):
         refused = candidates.refused & ~progress
 
         # What could be done.
-        floor, _ = rounding(jnp.sqrt(objective), residual.shape[0])
-        correlations = product(candidates.atoms, residual)
+        fractions = jnp.where(
+            blocked,
+            support.weights / jnp.maximum(support.weights - solved, jnp.finfo(solved.dtype).tiny),
+            jnp.inf,
+        )
+        first = jnp.argmin(fractions)
+        few = leaving(support, candidates, solved, first, blocks)
+        floor, _ = rounding(jnp.sqrt(objective), plan.target.shape[0])
+        correlations = candidates.correlations
         eligible = candidates.usable & ~candidates.used & ~refused
         tried = (candidates.rows == state.tried[:, None]).any(axis=0)
         eligible = eligible & ~(tried & (size == 0))
         rest = jnp.maximum(candidates.rest, small)
         least = self.min_gain * objective
-        exchange = best_exchange(
-            support, candidates, solved, eligible, correlations, rest, floor, least
+        precise = objective <= small**2
+        # Other starts differ: in the rule by which atoms enter, in how far up they go, and in most
+        # an exchange would bring back what the first start had.
+        plain = (state.start > 0) & (state.start % 4 != 1)
+        up = jnp.where(plain, 0, self.exchanges_up)
+        allowed = jnp.where(state.falling, self.exchanges_down, up)
+        missed = state.exchanged & (objective > (1 - self.min_gain / 2) * state.objective)
+        may_exchange = feasible & (state.exchanges < allowed) & ~missed & ~precise
+        nothing, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+        exchange = jax.lax.cond(
+            any_lane(may_exchange),
+            lambda: best_exchange(support, candidates, solved, few, eligible, rest, floor, least),
+            lambda: Choice(nothing, nothing, no),
         )
         # Every second start takes the largest correlation, as matching pursuit does.
         shares = jnp.where(state.start % 2 == 1, 1, rest)
@@ -285,14 +320,7 @@ class ExchangePursuit(Solver):
         added = jnp.argmax(gains >= (1 - small) * largest).astype(jnp.int32)
 
         # What is done.
-        precise = objective <= small**2
-        # Other starts differ: in the rule by which atoms enter (above), in how far up they go, and
-        # in most an exchange would bring back what the first start had.
-        plain = (state.start > 0) & (state.start % 4 != 1)
-        up = jnp.where(plain, 0, self.exchanges_up)
-        allowed = jnp.where(state.falling, self.exchanges_down, up)
-        missed = state.exchanged & (objective > (1 - self.min_gain / 2) * state.objective)
-        exchanges = feasible & exchange.worth & (state.exchanges < allowed) & ~missed & ~precise
+        exchanges = may_exchange & exchange.worth
         top = jnp.where(
             state.start > 0, jnp.minimum(plan.most + 2 * (state.start % 4), _SHORT), plan.top
         )
@@ -306,34 +334,29 @@ class ExchangePursuit(Solver):
         resets = ends & (state.start < plan.num_starts)
         out_of_moves = ~stopped & (state.moves >= plan.max_moves)
 
-        cheapest = least_losses(support, solved)[2][0]
-        fractions = jnp.where(
-            blocked,
-            support.weights / jnp.maximum(support.weights - solved, jnp.finfo(solved.dtype).tiny),
-            jnp.inf,
-        )
-        first = jnp.argmin(fractions)
         fraction = jnp.clip(fractions[first], 0, 1)
         evicts = blocks & ~stopped
         weights = jnp.where(
             evicts, jnp.maximum(support.weights + fraction * (solved - support.weights), 0), solved
         )
-        slot_out = jnp.where(evicts, first, jnp.where(exchanges, exchange.slot, cheapest))
         place = jnp.where(exchanges, exchange.place, added)
-        refuses = evicts & (slot_out == state.entered)
-        refused = refused | (refuses & (jnp.arange(refused.shape[0]) == support.places[slot_out]))
+        refuses = evicts & (first == state.entered)
+        refused = refused | (refuses & (jnp.arange(refused.shape[0]) == support.places[first]))
         support, candidates, entered = change(
             support,
             eqx.tree_at(lambda c: c.refused, candidates, refused),
-            weights=jnp.where(stopped, support.weights, weights),
-            solved=jnp.where(stopped, support.aim, solved),
-            slot_out=slot_out,
+            settled,
+            few,
+            weights=weights,
+            which=jnp.where(exchanges, exchange.which, 0),
             leaves=evicts | exchanges | drops,
             place=place,
             enters=exchanges | rises,
-            weight=jnp.where(exchanges, exchange.weight, correlations[added] / rest[added]),
             resets=resets,
+            stays=stopped,
         )
+        correlations = jnp.where(resets, plan.correlations, candidates.correlations)
+        candidates = eqx.tree_at(lambda c: c.correlations, candidates, correlations)
         begins = (jnp.arange(state.tried.shape[0]) == state.start) & rises & (size == 0)
         done = (ends & ~resets) | out_of_moves
         return _State(

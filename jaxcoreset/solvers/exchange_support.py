@@ -10,8 +10,9 @@ then a closed form: with B = TᵀT, Z = TᵀV and c_i = ⟨a_i, r⟩,
 
 which is evaluated for all i and for the few j with the least to lose. An atom leaves by a
 reflection of Q, T and V, and enters by Gram–Schmidt, done twice, so that nothing is divided by a
-small pivot. T predicts the weights; what is recorded has had its residual formed anew and a step of
-iterative refinement.
+small pivot. T predicts the weights; before they are recorded the residual is formed anew from them,
+and they are refined by what it has in the span. The correlations c follow from one support to the
+next without a pass over the candidates, and are formed anew every few moves.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxcoreset.nnls import product
+from jaxcoreset.nnls import any_lane, product
 from jaxcoreset.problem import CoresetProblem
 
 # An atom may enter if its distance from the span of those in use is more than this many roundings.
@@ -63,6 +64,7 @@ class Candidates(eqx.Module):
         refused: whether it came in and had to go at once; cleared with the next progress.
         coordinates: V, in the basis of the support.
         rest: ρ, the squared distance from its span.
+        correlations: c, with the residual of the least-squares weights.
     """
 
     rows: Int[Array, " m"]
@@ -72,50 +74,115 @@ class Candidates(eqx.Module):
     refused: Bool[Array, " m"]
     coordinates: Float[Array, "p m"]
     rest: Float[Array, " m"]
+    correlations: Float[Array, " m"]
+
+
+class Settled(eqx.Module):
+    """The least-squares solution on a support.
+
+    Attributes:
+        weights: of any sign.
+        objective: ‖residual‖² without what lies in the span of the support.
+        residual: of the weights that they were refined from, the support's `aim`.
+        ahead: that residual's coordinates in the basis, nearly zero.
+    """
+
+    weights: Float[Array, " p"]
+    objective: Float[Array, ""]
+    residual: Float[Array, " s"]
+    ahead: Float[Array, " p"]
+
+
+class Leaving(eqx.Module):
+    """A few atoms in use that matter least.
+
+    Attributes:
+        slots: their slots.
+        losses: what the objective would rise by without each of them, w_j²/B_jj.
+        squares: B_jj.
+        columns: the columns of T.
+        along: Z, what each of the candidates has of them.
+    """
+
+    slots: Int[Array, " q"]
+    losses: Float[Array, " q"]
+    squares: Float[Array, " q"]
+    columns: Float[Array, "q p"]
+    along: Float[Array, "q m"]
 
 
 class Choice(eqx.Module):
-    """An atom to enter in the place of one that leaves, and the weight it will have."""
+    """An atom to enter, by its place among the candidates, and which of the few is to leave."""
 
     place: Int[Array, ""]
-    slot: Int[Array, ""]
-    weight: Float[Array, ""]
+    which: Int[Array, ""]
     worth: Bool[Array, ""]
 
 
-def settle(support: Support, target: Float[Array, " s"]) -> tuple[Array, Array, Array]:
-    """The least-squares weights, refined from `aim`.
-
-    Returns:
-        The weights, a residual orthogonal to the support, and the objective of these weights.
-    """
+def settle(support: Support, target: Float[Array, " s"]) -> Settled:
+    """The least-squares weights on the support, refined from `aim`."""
     residual = target - product(support.aim, support.atoms)
     ahead = product(support.basis, residual)
-    residual = residual - product(ahead, support.basis)
-    solved = support.aim + product(ahead, support.coefficients)
-    left = target - product(solved, support.atoms)
-    return solved, residual, jnp.vdot(left, left)
+    squared = jnp.vdot(residual, residual) - jnp.vdot(ahead, ahead)
+    return Settled(
+        weights=support.aim + product(ahead, support.coefficients),
+        objective=jnp.maximum(squared, 0),
+        residual=residual,
+        ahead=ahead,
+    )
+
+
+def correlate(
+    support: Support, candidates: Candidates, target: Float[Array, " s"]
+) -> Float[Array, " m"]:
+    """The candidates' correlations with the residual of the least-squares weights."""
+    settled = settle(support, target)
+    return product(candidates.atoms, settled.residual - product(settled.ahead, support.basis))
 
 
 def least_losses(support: Support, solved: Float[Array, " p"]) -> tuple[Array, Array, Array]:
     """The few atoms whose leaving would raise the objective least.
 
     Returns:
-        B_jj for all slots, 1 where free; and, of the few, what is lost, w_j²/B_jj, and the slot.
+        For each, B_jj, its slot, and what is lost, w_j²/B_jj.
     """
     squares = jnp.sum(support.coefficients**2, axis=0)
     squares = jnp.where(support.active, squares, 1)
     losses = jnp.where(support.active, solved**2 / squares, jnp.inf)
     least, slots = jax.lax.top_k(-losses, min(_NUM_LEAVING, losses.shape[0]))
-    return squares, -least, slots
+    return squares[slots], slots, -least
+
+
+def leaving(
+    support: Support,
+    candidates: Candidates,
+    solved: Float[Array, " p"],
+    first: Array,
+    is_set: Array,
+) -> Leaving:
+    """The few atoms whose leaving would raise the objective least.
+
+    Args:
+        support: the atoms in use.
+        candidates: the atoms that may enter.
+        solved: shape (p,), the least-squares weights.
+        first: a slot that is to be the first of them, if `is_set`.
+        is_set: whether there is such a slot.
+    """
+    squares, slots, losses = least_losses(support, solved)
+    first_squares = jnp.sum(support.coefficients[:, first] ** 2)
+    slots = slots.at[0].set(jnp.where(is_set, first.astype(slots.dtype), slots[0]))
+    squares = squares.at[0].set(jnp.where(is_set, first_squares, squares[0]))
+    columns = jnp.take(support.coefficients, slots, axis=1).T
+    return Leaving(slots, losses, squares, columns, product(columns, candidates.coordinates))
 
 
 def best_exchange(
     support: Support,
     candidates: Candidates,
     solved: Float[Array, " p"],
+    few: Leaving,
     eligible: Bool[Array, " m"],
-    correlations: Float[Array, " m"],
     rest: Float[Array, " m"],
     floor: Float[Array, ""],
     least: Float[Array, ""],
@@ -125,92 +192,130 @@ def best_exchange(
     For each of a few atoms that may leave, the best that may enter in its place; of these pairs the
     best. `least` is what an exchange has to gain.
     """
-    squares, losses, slots = least_losses(support, solved)
-    leaving = support.coefficients.T[slots]
-    scale = 1 / squares[slots]
-    along = product(leaving, candidates.coordinates)
-    moved = correlations + (solved[slots] * scale)[:, None] * along
-    left = rest + scale[:, None] * along**2
-    gains = jnp.where(eligible & (moved > floor), moved**2 / left, 0) - losses[:, None]
-    places = jnp.argmax(gains, axis=1)
-    gains = jnp.take_along_axis(gains, places[:, None], 1)[:, 0]
-    weight = jnp.take_along_axis(moved / left, places[:, None], 1)[:, 0]
-    share = jnp.take_along_axis(along, places[:, None], 1)[:, 0] * scale
-    shift = (solved[slots] * scale - weight * share)[:, None] * leaving
-    shift = shift + weight[:, None] * candidates.coordinates.T[places]
+    scale = 1 / few.squares
+    moved = candidates.correlations + (solved[few.slots] * scale)[:, None] * few.along
+    left = rest + scale[:, None] * few.along**2
+    gains = jnp.where(eligible & (moved > floor), moved**2 / left, 0) - few.losses[:, None]
+    # The lowest of the largest; several times faster on a CPU than argmax.
+    largest = jnp.max(gains, axis=1, keepdims=True)
+    indices = jnp.arange(gains.shape[1])
+    places = jnp.min(jnp.where(gains >= largest, indices, gains.shape[1] - 1), axis=1)
+
+    def at_places(values: Array) -> Array:
+        return jnp.take_along_axis(values, places[:, None], 1)[:, 0]
+
+    weight = at_places(moved) / at_places(left)
+    shift = (solved[few.slots] - weight * at_places(few.along))[:, None] * (
+        scale[:, None] * few.columns
+    )
+    shift = shift + weight[:, None] * jnp.take(candidates.coordinates, places, axis=1).T
     after = solved - product(shift, support.coefficients)
-    stays = support.active & (jnp.arange(solved.shape[0]) != slots[:, None])
-    gains = jnp.where(jnp.all((after > 0) | ~stays, axis=1), gains, -jnp.inf)
+    stays = support.active & (jnp.arange(solved.shape[0]) != few.slots[:, None])
+    gains = jnp.where(jnp.all((after > 0) | ~stays, axis=1), at_places(gains), -jnp.inf)
     best = jnp.argmax(gains)
-    return Choice(places[best].astype(jnp.int32), slots[best], weight[best], gains[best] > least)
+    return Choice(places[best].astype(jnp.int32), best.astype(jnp.int32), gains[best] > least)
 
 
 def change(
     support: Support,
     candidates: Candidates,
+    settled: Settled,
+    few: Leaving,
     *,
     weights: Float[Array, " p"],
-    solved: Float[Array, " p"],
-    slot_out: Int[Array, ""],
+    which: Int[Array, ""],
     leaves: Bool[Array, ""],
     place: Int[Array, ""],
     enters: Bool[Array, ""],
-    weight: Float[Array, ""],
     resets: Bool[Array, ""],
+    stays: Bool[Array, ""],
 ) -> tuple[Support, Candidates, Array]:
     """Let one atom leave, one enter, or both, or start from nothing, as the flags say.
 
-    A reflection turns the basis so that only its row `slot_out` needs the atom that leaves; that
-    row is then free for the atom that enters.
+    A reflection turns the basis so that only the row of the slot that is freed needs the atom that
+    leaves; that row is then free for the atom that enters.
+
+    Args:
+        support: the atoms in use.
+        candidates: the atoms that may enter.
+        settled: the least-squares solution on the support.
+        few: the atoms that may leave.
+        weights: shape (p,), a feasible point.
+        which: place among `few` of the atom that leaves.
+        leaves: whether one leaves.
+        place: index among the candidates of the atom that enters.
+        enters: whether one enters.
+        resets: whether all atoms leave.
+        stays: whether nothing at all is to change.
 
     Returns:
         The new support and candidates, and the slot of the atom that entered, −1 if none did.
     """
     slots = jnp.arange(support.active.shape[0])
+    slot_out = few.slots[which]
     slot_in = jnp.where(leaves, slot_out, jnp.argmin(support.active))
     out, into = (slots == slot_out) & leaves, slots == slot_in
 
-    column = jnp.where(leaves, support.coefficients[:, slot_out], 0)
-    length = jnp.linalg.norm(column)
-    lost = column / jnp.where(length > 0, length, 1)
-    sign = jnp.where(lost[slot_out] < 0, -1, 1)
+    length = jnp.sqrt(few.squares[which])
+    per_length = jnp.where(leaves, 1 / length, 0)
+    lost = per_length * few.columns[which]
+    sign = jnp.where(leaves, jnp.where(lost[slot_out] < 0, -1, 1), 0)
     normal = lost + sign * out
     factor = jnp.where(leaves, 2, 0) / jnp.maximum(jnp.vdot(normal, normal), 1)
 
     atom = candidates.atoms[place]
     first = jnp.where(enters, candidates.coordinates[:, place], 0)
     first = first - jnp.vdot(lost, first) * lost
-    rest = atom - product(first, support.basis)
+    spanned = product(jnp.stack([normal, first]), support.basis)
+    rest = atom - spanned[1]
     second = product(support.basis, rest)
     second = second - jnp.vdot(lost, second) * lost
     rest = rest - product(second, support.basis)
     norm = jnp.linalg.norm(rest)
     enters_really = enters & (norm > _INDEPENDENT * jnp.finfo(norm.dtype).eps)
     scale = 1 / jnp.where(enters_really, norm, 1)
-    coefficients = first + second
+    direction = rest * scale
+    freed = per_length * settled.weights[slot_out]
+    gone = per_length * few.along[which]
+    correlation = candidates.correlations[place] + freed * gone[place]
+    ahead = jnp.where(enters_really, correlation * scale, 0)
 
     keep = ~out & ~resets
     new = into & enters_really
 
-    def update(old: Array, row: Array, stays: Array) -> tuple[Array, Array]:
-        """Reflect, and put a row in; also what the direction that is lost had."""
-        gone = product(lost, old)
-        across = gone + jnp.where(leaves, sign, 0) * old[slot_out]
-        turned = old - (factor * normal)[:, None] * across
-        return jnp.where(new[:, None], row, jnp.where(stays, turned, 0)), gone
-
-    direction = rest * scale
-    row = scale * (into - product(coefficients, support.coefficients))
-    basis, _ = update(support.basis, direction, keep[:, None])
-    inverse, _ = update(support.coefficients, row, keep[:, None] & keep)
     along = product(candidates.atoms, direction)
-    coordinates, gone = update(candidates.coordinates, along, keep[:, None])
+    turned = product(jnp.stack([normal, first + second]), support.coefficients)
+    row = scale * (into - turned[1])
+    lost_row = turned[0] - sign * support.coefficients[slot_out]
+    aim = settled.weights - freed * lost_row + ahead * row
 
-    shift = jnp.where(leaves, solved[slot_out] / jnp.where(length > 0, length, 1), 0) * lost
-    shift = shift + jnp.where(enters_really, weight, 0) * first
-    aim = solved - product(shift, support.coefficients)
+    def update(operands: tuple) -> tuple:
+        """Reflect what belongs to the basis, and put a row in where there is one."""
+        matrices, acrosses, rows, normal, keep, new = operands
+        basis, coefficients, coordinates = (
+            jnp.where(
+                new[:, None], row, jnp.where(keep[:, None], old - normal[:, None] * across, 0)
+            )
+            for old, across, row in zip(matrices, acrosses, rows, strict=True)
+        )
+        return basis, jnp.where(keep | new[:, None], coefficients, 0), coordinates
+
+    # In a branch of its own, or the compiler evaluates the flags anew for every entry.
+    basis, coefficients, coordinates = jax.lax.cond(
+        any_lane(leaves | enters_really | resets),
+        update,
+        lambda operands: operands[0],
+        (
+            (support.basis, support.coefficients, candidates.coordinates),
+            (spanned[0], turned[0], gone + sign * candidates.coordinates[slot_out]),
+            (direction, row, along),
+            factor * normal,
+            keep,
+            new,
+        ),
+    )
     active = (support.active & keep) | new
-    aim = jnp.where(new, weight, jnp.where(active, aim, 0))
+    aim = jnp.where(stays, support.aim, jnp.where(active, aim, 0))
     # An exchange was chosen for leaving all weights positive; whatever else enters has weight zero.
     both = leaves & enters_really
     feasible = jnp.where(both, jnp.maximum(aim, 0), jnp.where(new | ~keep, 0, weights))
@@ -224,11 +329,13 @@ def change(
             places=jnp.where(new, place, support.places),
             rows=jnp.where(new, candidates.rows[place], support.rows),
             active=active,
-            weights=feasible,
+            weights=jnp.where(stays, support.weights, feasible),
             aim=aim,
-            atoms=jnp.where(new[:, None], atom, support.atoms),
+            atoms=support.atoms.at[slot_in].set(
+                jnp.where(enters_really, atom, support.atoms[slot_in])
+            ),
             basis=basis,
-            coefficients=inverse,
+            coefficients=coefficients,
         ),
         Candidates(
             rows=candidates.rows,
@@ -238,6 +345,7 @@ def change(
             refused=(candidates.refused | ((indices == place) & enters & ~enters_really)) & ~resets,
             coordinates=coordinates,
             rest=jnp.where(resets, 1, distance),
+            correlations=candidates.correlations + freed * gone - ahead * along,
         ),
         jnp.where(enters_really, slot_in, -1).astype(jnp.int32),
     )
@@ -267,6 +375,7 @@ def no_candidates(num_slots: int, num_candidates: int, num_draws: int, dtype: An
         refused=jnp.zeros(num_candidates, bool),
         coordinates=jnp.zeros((num_slots, num_candidates), dtype),
         rest=jnp.ones(num_candidates, dtype),
+        correlations=jnp.zeros(num_candidates, dtype),
     )
 
 
@@ -286,10 +395,11 @@ def choose_candidates(
     if num_candidates == n:
         rows = jnp.arange(n, dtype=jnp.int32)
     else:
-        solved, residual, _ = settle(support, target)
-        squares, losses, slots = least_losses(support, solved)
-        without = (solved[slots] / squares[slots])[:, None] * product(
-            support.coefficients.T[slots], support.basis
+        settled = settle(support, target)
+        residual = settled.residual - product(settled.ahead, support.basis)
+        squares, slots, losses = least_losses(support, settled.weights)
+        without = (settled.weights[slots] / squares)[:, None] * product(
+            jnp.take(support.coefficients, slots, axis=1).T, support.basis
         )
         residuals = jnp.concatenate([residual[None], residual + without])
         correlations = jax.vmap(problem.correlate)(residuals) * scale
@@ -308,4 +418,5 @@ def choose_candidates(
         refused=jnp.zeros(num_candidates, bool),
         coordinates=coordinates,
         rest=1 - jnp.sum(coordinates**2, axis=0),
+        correlations=jnp.zeros(num_candidates, atoms.dtype),
     )

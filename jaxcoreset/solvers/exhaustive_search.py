@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxcoreset.nnls import nnls
+from jaxcoreset.nnls import nnls, product
 from jaxcoreset.problem import HIGHEST, CoresetProblem
 from jaxcoreset.solution import Solution, make_solution
-from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.base import PathSolver
 
 # Every support with at most five of 25 rows.
 MAX_SUPPORTS = 68_405
@@ -33,7 +33,7 @@ def few_supports(n: int, max_k: int) -> bool:
     return True
 
 
-class ExhaustiveSearch(Solver):
+class ExhaustiveSearch(PathSolver):
     """Tries every support of at most k rows: exact, for problems of a few dozen rows at most.
 
     The default solver where it can be used, and the judge of the others. Supports are compared by
@@ -43,21 +43,6 @@ class ExhaustiveSearch(Solver):
     Raises:
         ValueError: if there are more than 68,405 supports, those with up to five of 25 rows.
     """
-
-    @property
-    def has_path(self) -> bool:
-        """See `Solver.has_path`."""
-        return True
-
-    def run(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
-    ) -> Solution:
-        """The best of all supports with at most k rows; see `Solver.run`."""
-        return self._at(problem, *_objectives(problem, max_k), k, max_k)
 
     def run_path(
         self,
@@ -116,14 +101,13 @@ def _objectives(
         ],
         np.int32,
     )
-    norms = jnp.sqrt(problem.squared_norms())
+    scale = problem.scales()
     target_norm = jnp.linalg.norm(problem.target)
-    scale = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1), 0)
     atoms = problem.gather(jnp.arange(n)) * scale[:, None]
     target = problem.target / jnp.where(target_norm > 0, target_norm, 1)
     # A row and column more, for the slots that are not used.
-    gram = jnp.pad(jnp.matmul(atoms, atoms.T, precision=HIGHEST), (0, 1))
-    correlations = jnp.pad(jnp.matmul(atoms, target, precision=HIGHEST), (0, 1))
+    gram = jnp.pad(product(atoms, atoms.T), (0, 1))
+    correlations = jnp.pad(product(atoms, target), (0, 1))
     unused = supports == n
     eps = jnp.finfo(gram.dtype).eps
     grams = gram[supports[:, :, None], supports[:, None, :]]
@@ -134,5 +118,5 @@ def _objectives(
     ]
     feasible = jnp.all((weights > 0) | unused, axis=1)
     objectives = 1 - jnp.einsum("mk,mk->m", weights, sums, precision=HIGHEST)
-    usable = jnp.pad(norms > 0, (0, 1), constant_values=True)[supports].all(axis=1)
+    usable = jnp.pad(scale > 0, (0, 1), constant_values=True)[supports].all(axis=1)
     return jnp.asarray(supports), jnp.where(feasible & usable, objectives, jnp.inf)

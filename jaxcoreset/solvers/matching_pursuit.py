@@ -30,7 +30,7 @@ from jaxcoreset.nnls import (
 )
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solution import Solution, make_solution
-from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.base import PathSolver
 
 # After so many atoms in a row that did not lower the objective, the arithmetic has no more to give.
 _MAX_REFUSALS = 10
@@ -57,7 +57,7 @@ class _State(eqx.Module):
     converged: Bool[Array, ""]
 
 
-class MatchingPursuit(Solver):
+class MatchingPursuit(PathSolver):
     """Non-negative orthogonal matching pursuit, fully corrective.
 
     Takes the atom whose normalised correlation φ_iᵀr/‖φ_i‖ with the residual r = y − Φw is largest
@@ -70,11 +70,6 @@ class MatchingPursuit(Solver):
     for the first time. A step passes once over all atoms, and makes some seven products with the at
     most k + 1 atoms of the support. The papers are named at the head of the module.
     """
-
-    @property
-    def has_path(self) -> bool:
-        """See `Solver.has_path`."""
-        return True
 
     def run(
         self,
@@ -108,8 +103,7 @@ def _pursue(
         The state at the end, and the reciprocal of every atom's norm, 0 for an atom of norm zero.
     """
     dtype = problem.target.dtype
-    norms = jnp.sqrt(problem.squared_norms())
-    scale = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1), 0)
+    scale = problem.scales()
     num_slots = max_k + 1  # one more than k, for the atom that comes before another goes
     objective = jnp.vdot(problem.target, problem.target)
     nothing = _Points(

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxcoreset.nnls import any_lane, nnls
-from jaxcoreset.problem import HIGHEST, CoresetProblem
+from jaxcoreset.nnls import any_lane, nnls, product
+from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solution import Solution, make_solution
 from jaxcoreset.solvers.base import Solver
 
@@ -100,10 +100,10 @@ def leading_directions(problem: CoresetProblem, count: Int[Array, ""], max_count
     """The first `count` principal directions, padded with zeros to a static `max_count`."""
     atoms, dtype = problem.atoms, problem.atoms.dtype
     directions = _range(atoms, max_count)
-    images = jnp.matmul(atoms, directions, precision=HIGHEST)
+    images = product(atoms, directions)
     _, values, rotation = jnp.linalg.svd(jnp.linalg.qr(images, mode="r"), full_matrices=False)
     wide = min(max_count, values.shape[0])
-    directions = jnp.matmul(directions, rotation[:wide].T, precision=HIGHEST)
+    directions = product(directions, rotation[:wide].T)
     directions = jnp.pad(directions, ((0, 0), (0, max_count - wide)))
     values = jnp.pad(values[:wide], (0, max_count - wide))
 
@@ -111,7 +111,7 @@ def leading_directions(problem: CoresetProblem, count: Int[Array, ""], max_count
     present = present & (jnp.arange(max_count) < count)
     directions = directions * present
     unit = jnp.where(present, 1 / jnp.where(present, values, 1), 0)
-    images = jnp.matmul(atoms, directions, precision=HIGHEST)
+    images = product(atoms, directions)
     left_out = problem.squared_norms() - jnp.sum(images**2, axis=1)
     return Leading(
         coordinates=images * unit,
@@ -130,8 +130,8 @@ def _range(atoms: Float[Array, "n s"], count: int) -> Float[Array, "s m"]:
         return jnp.linalg.qr(atoms.T)[0]
     basis = jax.random.normal(jax.random.key(0), (num_draws, width), atoms.dtype)
     for _ in range(_POWER_ITERATIONS + 1):
-        images = jnp.linalg.qr(jnp.matmul(atoms, basis, precision=HIGHEST))[0]
-        basis = jnp.linalg.qr(jnp.matmul(atoms.T, images, precision=HIGHEST))[0]
+        images = jnp.linalg.qr(product(atoms, basis))[0]
+        basis = jnp.linalg.qr(product(atoms.T, images))[0]
     return basis
 
 
@@ -163,14 +163,14 @@ def starting_weights(
     common = jnp.where(summed, 1, common)
     rest = jnp.where(summed, 0, problem.target - common * total)
     unit = leading.coordinates
-    gap = jnp.matmul(rest, leading.directions, precision=HIGHEST)
+    gap = product(rest, leading.directions)
     size = jnp.linalg.norm(gap) + common * jnp.linalg.norm(jnp.sum(unit, axis=0))
 
     def weights(multipliers: Array) -> Array:
-        ahead = common + jnp.matmul(unit, multipliers, precision=HIGHEST)
+        ahead = common + product(unit, multipliers)
         return jnp.where(usable, jnp.maximum(ahead, 0), 0)
 
-    wanted = gap + jnp.matmul(weights(jnp.zeros_like(gap)), unit, precision=HIGHEST)
+    wanted = gap + product(weights(jnp.zeros_like(gap)), unit)
 
     def value(multipliers: Array) -> Array:
         w = weights(multipliers)
@@ -178,14 +178,14 @@ def starting_weights(
         return gain - 0.5 * jnp.sum(jnp.where(usable, w**2 - common**2, 0))
 
     def gradient(multipliers: Array) -> Array:
-        matched = jnp.matmul(weights(multipliers), unit, precision=HIGHEST)
+        matched = product(weights(multipliers), unit)
         return wanted - matched - small * multipliers
 
     def step(dual: _Dual) -> _Dual:
         slope = gradient(dual.multipliers)
         exact = jnp.linalg.norm(slope) <= small * size
         free = unit * (weights(dual.multipliers) > 0)[:, None]
-        curvature = jnp.matmul(free.T, free, precision=HIGHEST)
+        curvature = product(free.T, free)
         curvature = curvature + small * jnp.eye(unit.shape[1], dtype=dtype)
         ahead = jax.scipy.linalg.solve(curvature, slope, assume_a="pos")
         moved = dual.multipliers + dual.fraction * ahead
@@ -269,11 +269,11 @@ def _eliminate(
     def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         factors, null, left = carry
         last = left - 1
-        along = jnp.matmul(cost, null, precision=HIGHEST)
+        along = product(cost, null)
         # Where the cost is the same along all of them, any will do.
         flat = jnp.linalg.norm(along) <= 1e-4 * jnp.linalg.norm(cost)
         along = jnp.where(flat, (columns == last).astype(along.dtype), along)
-        direction = jnp.matmul(null, along, precision=HIGHEST)
+        direction = product(null, along)
         direction = direction / jnp.max(jnp.abs(direction))
         direction = jnp.where((direction > 0).any(), direction, -direction)
         falls = (direction > 0) & (factors > 0)
@@ -287,7 +287,7 @@ def _eliminate(
         normal = row + jnp.where(columns == last, jnp.where(row[last] < 0, -norm, norm), 0)
         squared = jnp.vdot(normal, normal)
         scale = 2 / jnp.where(squared > 0, squared, 1)
-        turned = null - scale * jnp.matmul(null, normal, precision=HIGHEST)[:, None] * normal
+        turned = null - scale * product(null, normal)[:, None] * normal
         turned = jnp.where(columns == last, 0, turned).at[group].set(0)
         going = left > 0
         return (

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxcoreset.nnls import any_lane, nnls, resolution, rounding
-from jaxcoreset.problem import HIGHEST, CoresetProblem
+from jaxcoreset.nnls import any_lane, nnls, product, resolution, rounding
+from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solution import Solution, make_solution
 from jaxcoreset.solvers.base import Solver
 
@@ -76,8 +76,7 @@ class SubspacePursuit(Solver):
         key: PRNGKeyArray | None = None,
     ) -> Solution:
         """Exchange atoms until the objective no longer falls; see `Solver.run`."""
-        norms = jnp.sqrt(problem.squared_norms())
-        scale = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1), 0)
+        scale = problem.scales()
         dtype = problem.target.dtype
         history_length = self.max_iters if self.record_history else 0
         nothing = _Point(
@@ -174,7 +173,7 @@ def _exchange(
     weights, _, objective = jax.lax.fori_loop(
         0, 2, solve_and_cut, (weights, member, point.objective)
     )
-    residual = problem.target - jnp.matmul(weights, rows, precision=HIGHEST)
+    residual = problem.target - product(weights, rows)
     used = jnp.argsort(weights <= 0)[:max_k]
     return _Point(indices[used], weights[used], residual, objective)
 
