@@ -1,0 +1,272 @@
+"""Models that users bring: the coreset's posterior is that of all rows, known or found by NUTS."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax.flatten_util import ravel_pytree
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.reparam import LocScaleReparam
+
+import jaxcoreset as jc
+
+NUM_DATA = 600
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model, its arguments, and how many rows its coreset may have."""
+
+    model: Callable
+    args: tuple
+    size: int = 60
+
+
+def _covariates(seed: int, columns: int = 2) -> tuple[np.random.Generator, np.ndarray]:
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((NUM_DATA, columns))
+    return random, np.hstack([x, np.ones((NUM_DATA, 1))]).astype(np.float32)
+
+
+def _coefficients(x: Any) -> jax.Array:
+    return numpyro.sample("beta", dist.Normal(0.0, 2.0).expand([x.shape[1]]).to_event(1))
+
+
+def normal() -> Case:
+    """Linear regression whose scale is unknown."""
+    random, x = _covariates(0)
+    y = x @ [1.0, -0.5, 0.3] + 0.7 * random.standard_normal(NUM_DATA)
+
+    def model(x, y=None):
+        beta, scale = _coefficients(x), numpyro.sample("scale", dist.HalfNormal(2.0))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ beta, scale), obs=y)
+
+    return Case(model, (x, y.astype(np.float32)))
+
+
+def bernoulli() -> Case:
+    """Logistic regression."""
+    random, x = _covariates(1)
+    y = random.random(NUM_DATA) < 1 / (1 + np.exp(-x @ [1.0, -1.0, -0.5]))
+
+    def model(x, y=None):
+        beta = _coefficients(x)
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
+
+    return Case(model, (x, y.astype(np.int32)))
+
+
+def poisson() -> Case:
+    """Poisson regression with a log link."""
+    random, x = _covariates(2)
+    y = random.poisson(np.exp(x @ [0.4, -0.3, 0.8]))
+
+    def model(x, y=None):
+        beta = _coefficients(x)
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(x @ beta)), obs=y)
+
+    return Case(model, (x, y.astype(np.int32)))
+
+
+def negative_binomial() -> Case:
+    """Counts that scatter more than Poisson's, with an unknown concentration."""
+    random, x = _covariates(3)
+    rate = np.exp(x @ [0.4, -0.3, 1.0]) * random.gamma(3.0, 1 / 3.0, NUM_DATA)
+    y = random.poisson(rate)
+
+    def model(x, y=None):
+        beta = _coefficients(x)
+        concentration = numpyro.sample("concentration", dist.Gamma(2.0, 0.5))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(x @ beta), concentration), obs=y)
+
+    return Case(model, (x, y.astype(np.int32)), size=100)
+
+
+def categorical() -> Case:
+    """Three classes; the first one's scores are zero."""
+    random, x = _covariates(4)
+    scores = x @ np.array([[1.0, -1.0], [0.5, 0.5], [0.0, 0.3]])
+    logits = np.hstack([np.zeros((NUM_DATA, 1)), scores])
+    y = np.argmax(logits + random.gumbel(size=logits.shape), axis=1)
+
+    def model(x, y=None):
+        beta = numpyro.sample("beta", dist.Normal(0.0, 2.0).expand([x.shape[1], 2]).to_event(2))
+        logits = jnp.concatenate([jnp.zeros((x.shape[0], 1)), x @ beta], axis=1)
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Categorical(logits=logits), obs=y)
+
+    return Case(model, (x, y.astype(np.int32)), size=100)
+
+
+def student_t() -> Case:
+    """Robust regression: one row in ten is an outlier."""
+    random, x = _covariates(5)
+    noise = np.where(random.random(NUM_DATA) < 0.1, 10.0, 0.5) * random.standard_normal(NUM_DATA)
+    y = x @ [1.0, -0.5, 0.3] + noise
+
+    def model(x, y=None):
+        beta, scale = _coefficients(x), numpyro.sample("scale", dist.HalfNormal(2.0))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.StudentT(3.0, x @ beta, scale), obs=y)
+
+    return Case(model, (x, y.astype(np.float32)), size=100)
+
+
+def hierarchical() -> Case:
+    """Groups with effects of their own, non-centred."""
+    random, x = _covariates(6)
+    group = random.integers(0, 8, NUM_DATA).astype(np.int32)
+    effects = 0.8 * random.standard_normal(8)
+    y = x @ [1.0, -0.5, 0.3] + effects[group] + random.standard_normal(NUM_DATA)
+
+    @functools.partial(numpyro.handlers.reparam, config={"effect": LocScaleReparam(0)})
+    def model(x, group, y=None):
+        beta, spread = _coefficients(x), numpyro.sample("spread", dist.HalfNormal(1.0))
+        with numpyro.plate("groups", 8):
+            effect = numpyro.sample("effect", dist.Normal(0.0, spread))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ beta + effect[group], 1.0), obs=y)
+
+    return Case(model, (x, group, y.astype(np.float32)), size=120)
+
+
+def mixture() -> Case:
+    """Two ordered components, the component of a row summed out."""
+    random = np.random.default_rng(7)
+    y = np.where(random.random(NUM_DATA) < 0.4, -1.5, 1.0) + 0.6 * random.standard_normal(NUM_DATA)
+
+    def model(y):
+        share = numpyro.sample("share", dist.Beta(2.0, 2.0))
+        low = numpyro.sample("low", dist.Normal(-1.0, 1.0))
+        gap = numpyro.sample("gap", dist.Gamma(4.0, 2.0))
+        mixing = dist.Categorical(probs=jnp.stack([share, 1 - share]))
+        parts = dist.Normal(jnp.stack([low, low + gap]), 0.6)
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.MixtureSameFamily(mixing, parts), obs=y)
+
+    return Case(model, (y.astype(np.float32),))
+
+
+CASES = [normal, bernoulli, poisson, negative_binomial, categorical, student_t, hierarchical]
+
+
+def _nuts(model: Callable, args: tuple, seed: int) -> np.ndarray:
+    """Draws of all latent sites, shape (draws, D)."""
+    mcmc = MCMC(NUTS(model), num_warmup=400, num_samples=1200, progress_bar=False)
+    mcmc.run(jax.random.key(seed), *args)
+    samples = mcmc.get_samples()
+    return np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(samples))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [*CASES, mixture], ids=lambda make: make.__name__)
+def test_nuts_on_the_coreset_agrees_with_nuts_on_all_rows(make: Callable[[], Case]) -> None:
+    case = make()
+    coreset = jc.CoresetBuilder(case.model, case.size, progress_bar=False).run(
+        jax.random.key(0), *case.args
+    )
+    assert len(coreset) <= case.size
+    full = _nuts(case.model, case.args, seed=1)
+    small = _nuts(coreset.model, coreset.args, seed=2)
+    scale = full.std(axis=0)
+    # Either run is precise to some 0.05 sd.
+    assert np.max(np.abs(small.mean(axis=0) - full.mean(axis=0)) / scale) < 0.3
+    np.testing.assert_allclose(small.std(axis=0) / scale, 1, atol=0.2)
+
+
+def _closed_form(
+    features: np.ndarray, y: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and covariance of a linear model's posterior with unit noise and N(0, 1) prior."""
+    precision = np.eye(features.shape[1]) + (features * weights[:, None]).T @ features
+    covariance = np.linalg.inv(precision)
+    return covariance @ features.T @ (weights * y), covariance
+
+
+def _head(features: Any, y: Any = None) -> None:
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([features.shape[1]]).to_event(1))
+    with numpyro.plate("rows", features.shape[0]):
+        numpyro.sample("y", dist.Normal(features @ beta, 1.0), obs=y)
+
+
+def _network() -> tuple[eqx.nn.MLP, np.ndarray, np.ndarray]:
+    """A network up to its last layer, its inputs, and a response."""
+    random = np.random.default_rng(8)
+    network = eqx.nn.MLP(3, 8, 16, 2, final_activation=jnp.tanh, key=jax.random.key(0))
+    inputs = random.standard_normal((NUM_DATA, 3)).astype(np.float32)
+    y = np.sin(2 * inputs[:, 0]) + inputs[:, 1] + random.standard_normal(NUM_DATA)
+    return network, inputs, y.astype(np.float32)
+
+
+def test_last_layer_of_a_network_has_the_exact_posterior() -> None:
+    """The network is part of the model; only the last layer's weights are random."""
+    network, inputs, y = _network()
+
+    def model(inputs, y=None):
+        _head(jax.vmap(network)(inputs), y)
+
+    coreset = jc.CoresetBuilder(model, 80, progress_bar=False).run(jax.random.key(0), inputs, y)
+    features = np.asarray(jax.vmap(network)(inputs), np.float64)
+    mean, covariance = _closed_form(features, y.astype(np.float64), np.ones(NUM_DATA))
+    rows = coreset.indices
+    small_mean, small_covariance = _closed_form(
+        features[rows], y[rows].astype(np.float64), np.asarray(coreset.weights, np.float64)
+    )
+    divergence = jc.diagnostics.gaussian_kl(mean, covariance, small_mean, small_covariance)
+    assert divergence < 0.01
+    assert divergence < 10 * coreset.report.kl + 1e-4
+
+
+def test_atoms_of_a_network_come_from_its_last_layers_log_likelihood() -> None:
+    """Without NumPyro: Φ from the draws of the last layer, which are known in closed form."""
+    network, inputs, y = _network()
+    features = jax.vmap(network)(inputs)
+    mean, covariance = _closed_form(np.asarray(features, np.float64), y, np.ones(NUM_DATA))
+    draws = np.random.default_rng(0).multivariate_normal(mean, covariance, 400)
+
+    def log_likelihood(last_layer, data):
+        inputs, y = data
+        return -0.5 * (y - jax.vmap(network)(inputs) @ last_layer) ** 2
+
+    problem = jc.embed(log_likelihood, jnp.asarray(draws, jnp.float32), (inputs, y))
+    solution = jc.solve(problem, 60)
+    small = _closed_form(np.asarray(features, np.float64), y, np.asarray(solution.dense(NUM_DATA)))
+    assert jc.diagnostics.gaussian_kl(mean, covariance, *small) < 0.01
+
+
+def test_flax_features_may_stand_before_a_numpyro_head() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    _, inputs, y = _network()
+    layer = nnx.Linear(3, 6, rngs=nnx.Rngs(0))
+    graph, state = nnx.split(layer)
+
+    def model(inputs, y=None):
+        _head(jnp.tanh(nnx.merge(graph, state)(inputs)), y)
+
+    coreset = jc.CoresetBuilder(model, 60, progress_bar=False).run(jax.random.key(0), inputs, y)
+    assert coreset.report.kl < 0.01
+
+
+def test_an_enumerated_component_per_row_is_refused_with_advice() -> None:
+    y = mixture().args[0]
+
+    def model(y):
+        low = numpyro.sample("low", dist.Normal(-1.0, 1.0))
+        with numpyro.plate("rows", y.shape[0]):
+            part = numpyro.sample("part", dist.Bernoulli(0.4), infer={"enumerate": "parallel"})
+            numpyro.sample("y", dist.Normal(jnp.where(part == 1, low, low + 2.5), 0.6), obs=y)
+
+    with pytest.raises(ValueError, match="part"):
+        jc.CoresetBuilder(model, 30, progress_bar=False).run(jax.random.key(0), y)
