@@ -45,8 +45,13 @@ def pareto_smooth(
 
 
 def groups_of_mcmc(mcmc: Any, dims: Mapping[str, list[str]]) -> dict[str, Any]:
-    """The groups that ``arviz.from_numpyro(mcmc, dims=dims)`` makes, data sets by name."""
-    return _groups(_arviz().from_numpyro(mcmc, dims=dict(dims), log_likelihood=False))
+    """The groups that ``arviz.from_numpyro(mcmc)`` makes, data sets by name.
+
+    Args:
+        mcmc: what has run.
+        dims: the names of each site's axes, which ArviZ cannot infer where sites have weights.
+    """
+    return _groups(_arviz().from_numpyro(mcmc, dims=dict(dims), pred_dims={}, log_likelihood=False))
 
 
 def groups_of_samples(

@@ -84,7 +84,7 @@ def latent_shapes(model: Callable, arguments: tuple[tuple, dict]) -> dict[str, t
 def plate_names(model: Callable, arguments: tuple[tuple, dict]) -> dict[str, list[str]]:
     """The names of each site's axes: of its plates, then what infer={"event_dims": …} says.
 
-    As ArviZ finds them, which cannot do so itself where a site has weights.
+    As ``arviz.from_numpyro`` infers them for a model without weights.
     """
     found: dict[str, list[str]] = {}
 

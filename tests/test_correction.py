@@ -6,7 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import MCMC, NUTS, SA
 from numpyro.infer.util import log_density
 
 import jaxcoreset as jc
@@ -102,7 +102,7 @@ def test_nuts_is_corrected_in_arvizs_own_layout(poor):
     )
     mcmc.run(jax.random.key(0), *coreset.args, extra_fields=("potential_energy",))
     data = jc.correct(coreset, mcmc, num_draws=400, progress_bar=False)
-    plain = arviz.from_numpyro(mcmc, log_likelihood=False, dims={"y": ["rows"]})
+    plain = arviz.from_numpyro(mcmc, log_likelihood=False, dims={}, pred_dims={})
     posterior, expected = data["posterior"], plain["posterior"]
     assert set(posterior.data_vars) == set(expected.data_vars) == {"b", "first"}
     assert posterior["b"].dims == expected["b"].dims
@@ -134,6 +134,31 @@ def test_corrected_posterior_survives_a_file(poor, tmp_path):
         again["sample_stats"]["log_weight"], data["sample_stats"]["log_weight"]
     )
     assert again["sample_stats"].attrs["khat"] == pytest.approx(data.attrs["khat"])
+
+
+def grouped(group, y=None):
+    with numpyro.plate("groups", 4):
+        effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
+        numpyro.sample("loading", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", group.shape[0]):
+        numpyro.deterministic("level", effect[group])
+        numpyro.sample("y", dist.Normal(effect[group], 1.0), obs=y)
+
+
+def test_axes_have_the_names_that_arviz_gives_without_weights():
+    import arviz
+
+    rng = np.random.default_rng(0)
+    group, y = rng.integers(4, size=60), rng.normal(size=60)
+    mcmc = MCMC(SA(grouped), num_warmup=5, num_samples=60, progress_bar=False)
+    mcmc.run(jax.random.key(0), group, y)
+    expected = arviz.from_numpyro(mcmc, log_likelihood=False)["posterior"]
+    whole = jc.CoresetBuilder(grouped, size=60).run(jax.random.key(0), group, y)
+    for given in (mcmc.get_samples(), mcmc.get_samples(group_by_chain=True)):
+        found = jc.correct(whole, given, progress_bar=False)["posterior"]
+        for name in ("effect", "loading", "level"):
+            assert found[name].dims == expected[name].dims, name
+            np.testing.assert_array_equal(found[name], expected[name])
 
 
 def scaled(x, y=None):
