@@ -50,6 +50,7 @@ def chain(
         jax.random.key(1), *args, extra_fields=fields, collect_warmup=True, init_params=init_params
     )
     warm_up = int(np.sum(mcmc.get_extra_fields()["num_steps"]))
+    assert mcmc.post_warmup_state is not None
     mcmc.run(mcmc.post_warmup_state.rng_key, *args, extra_fields=fields)
     return _row(name, num_warmup, warm_up, mcmc, start)
 
@@ -57,6 +58,7 @@ def chain(
 def _row(
     name: str, num_warmup: int, warm_up: int, mcmc: MCMC, start: float
 ) -> tuple[dict[str, Any], np.ndarray, MCMC]:
+    assert mcmc.last_state is not None
     extra, draws = mcmc.get_extra_fields(), np.asarray(mcmc.get_samples()["beta"], np.float64)
     gradients = int(np.sum(extra["num_steps"]))
     least = float(np.min(effective_sample_size(draws[None])))

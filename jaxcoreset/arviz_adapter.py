@@ -32,7 +32,7 @@ def pareto_smooth(
         return log_ratios - _log_sum_exp(log_ratios), 0.0
     try:
         if _is_modern():
-            from arviz_stats.base import array_stats
+            from arviz_stats.base import array_stats  # pyright: ignore[reportMissingImports]
 
             # It is made for leave-one-out, where the ratio is one over the likelihood.
             weights, khat = array_stats.psislw(-log_ratios, r_eff=relative_efficiency)

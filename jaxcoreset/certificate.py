@@ -190,7 +190,8 @@ def certify(
             latent sites with leading axes (draws,) or (chains, draws).
         *args: the model's positional arguments with all rows; wanted where the coreset was loaded.
         num_draws: about so many draws, evenly spaced and equally many in every chain; all if None.
-        likelihood: in place of the arguments, what `model_likelihood` made of them.
+        likelihood: in place of the arguments, what `model_likelihood` made of them; for a model
+            with an argument of the same name as one of these here, or data of an odd layout.
         batch_size: rows that are evaluated at a time.
         progress_bar: whether to show, on a terminal, the cost and the progress.
         **kwargs: the model's keyword arguments with all rows.
@@ -330,7 +331,9 @@ def _checked(num_draws: int | None) -> int | None:
 
 def _samples(coreset: Coreset, mcmc: MCMC | Mapping[str, Any]) -> ChainSamples:
     """The draws, unless they are plainly of another posterior than the coreset's."""
-    if isinstance(mcmc, MCMC) and mcmc.sampler.model is getattr(coreset.model, "model", None):
+    if isinstance(mcmc, MCMC) and getattr(mcmc.sampler, "model", None) is getattr(
+        coreset.model, "model", None
+    ):
         raise ValueError(
             "mcmc has run on the model without weights; wanted NUTS on coreset.model, with "
             "coreset.args and coreset.kwargs."

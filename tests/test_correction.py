@@ -88,12 +88,11 @@ def test_saved_coreset_is_corrected_with_the_data_given_again(poor, tmp_path):
     )
 
 
-def test_nuts_is_corrected_in_arvizs_own_layout(poor):
-    import arviz
-
+@pytest.fixture(scope="module")
+def nuts(poor):
     coreset = coreset_of(poor)
     mcmc = MCMC(
-        NUTS(coreset.model),
+        NUTS(coreset.model, dense_mass=True),
         num_warmup=300,
         num_samples=500,
         num_chains=2,
@@ -101,6 +100,13 @@ def test_nuts_is_corrected_in_arvizs_own_layout(poor):
         progress_bar=False,
     )
     mcmc.run(jax.random.key(0), *coreset.args, extra_fields=("potential_energy",))
+    return coreset, mcmc
+
+
+def test_nuts_is_corrected_in_arvizs_own_layout(poor, nuts):
+    import arviz
+
+    coreset, mcmc = nuts
     data = jc.correct(coreset, mcmc, num_draws=400, progress_bar=False)
     plain = arviz.from_numpyro(mcmc, log_likelihood=False, dims={}, pred_dims={})
     posterior, expected = data["posterior"], plain["posterior"]
@@ -272,22 +278,18 @@ def test_nuts_takes_the_warm_start(scaled_coreset, num_chains, dense_mass):
     coreset, (x, y) = scaled_coreset
     samples = fake_samples()[1]
     start = coreset.warm_start(samples, num_chains=num_chains, dense_mass=dense_mass)
-    mcmc = MCMC(
-        start.kernel(scaled, adapt_step_size=False),
-        num_warmup=0,
-        num_samples=3,
-        num_chains=num_chains,
-        chain_method="sequential",
-        progress_bar=False,
-    )
-    mcmc.run(jax.random.key(0), x, y, init_params=start.init_params)
-    state = mcmc.last_state.adapt_state
-    np.testing.assert_allclose(np.ravel(state.step_size), start.step_size, rtol=1e-6)
+    key = jax.random.key(0)
+    keys = key if num_chains == 1 else jax.random.split(key, num_chains)
+    state = start.kernel(scaled).init(keys, 50, start.init_params, (x, y), {})
+    for name, value in start.init_params.items():
+        np.testing.assert_array_equal(state.z[name], value)
+    adapt = state.adapt_state
+    np.testing.assert_allclose(np.ravel(adapt.step_size), start.step_size, rtol=1e-6)
     given = start.inverse_mass_matrix
     blocks = given if isinstance(given, dict) else {("a", "scale", "w"): given}
-    assert set(state.inverse_mass_matrix) == set(blocks)
+    assert set(adapt.inverse_mass_matrix) == set(blocks)
     for sites, block in blocks.items():
-        kept = np.asarray(state.inverse_mass_matrix[sites]).reshape(-1, *block.shape)
+        kept = np.asarray(adapt.inverse_mass_matrix[sites]).reshape(-1, *block.shape)
         np.testing.assert_allclose(kept, np.broadcast_to(block, kept.shape), rtol=1e-5)
 
 
@@ -313,14 +315,12 @@ def test_warm_chains_sample_the_full_posterior_after_a_short_adaptation(poor):
     np.testing.assert_allclose(b.std(0), sd, rtol=0.15)
 
 
-def test_step_size_of_the_coresets_nuts_is_kept_where_its_metric_is_alike(poor):
-    coreset = coreset_of(poor)
-    mcmc = MCMC(
-        NUTS(coreset.model, dense_mass=True), num_warmup=100, num_samples=60, progress_bar=False
-    )
-    mcmc.run(jax.random.key(0), *coreset.args)
-    adapted = float(mcmc.last_state.adapt_state.step_size)
-    assert coreset.warm_start(mcmc).step_size == pytest.approx(adapted, rel=1e-6)
+def test_step_size_of_the_coresets_nuts_is_kept_where_its_metric_is_alike(nuts):
+    coreset, mcmc = nuts
+    adapted = np.asarray(mcmc.last_state.adapt_state.step_size)
+    assert adapted.shape == (2,)
+    found = coreset.warm_start(mcmc).step_size
+    assert found == pytest.approx(np.sqrt(adapted.prod()), rel=1e-6)
     assert coreset.warm_start(mcmc, dense_mass=False).step_size == pytest.approx(1.42 * 3**-0.25)
 
 
