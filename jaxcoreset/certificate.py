@@ -24,9 +24,11 @@ from jaxcoreset.likelihood import ModelLikelihood
 from jaxcoreset.log_ratio import full_likelihood, log_ratios
 from jaxcoreset.model_trace import latent_shapes
 
-# Vehtari et al. (2024), section 3.2: beyond 0.7 no practical number of draws is enough, and below,
-# S draws are where k-hat < 1 − 1/log10(S).
+# Vehtari et al. (2024), section 3.2.4, equation 13: beyond 0.7 no practical number of draws is
+# enough, and below, S draws are where k-hat < 1 − 1/log10(S).
 MAX_KHAT = 0.7
+# The ratios' variance is finite below it, and their plain means have the usual errors.
+FINITE_VARIANCE_KHAT = 0.5
 # In nats. For Gaussians no mean, of any linear combination of parameters, is then off by much more
 # than √0.02 = 0.14 posterior standard deviations, the Monte Carlo error of fifty independent draws.
 GOOD_KL = 0.02
@@ -259,7 +261,8 @@ def certificate_of(
     """The certificate that log-ratios L − L_w at draws of the coreset posterior make.
 
     Each estimate is a mean of S numbers, or a function of such means; its standard error is that of
-    the mean of its influence function, with the chains' effective sample size in place of S.
+    the mean of its influence function, with the chains' effective sample size in place of S. The
+    ratios are smoothed for it where k-hat is above 0.5.
 
     Args:
         log_ratios: in nats, constant included; −inf where the full likelihood is zero.
@@ -279,16 +282,21 @@ def certificate_of(
     of_ratio = 1.0 if np.isnan(of_ratio) else of_ratio
     flat, khat = pareto_smooth(ratios.ravel(), of_ratio)
     log_weights = flat.reshape(ratios.shape)
+    plain = ratios.ravel() - _log_mean_exp(ratios) - np.log(count)
+    # Smoothing shifts estimates by some thousandths of the ratios' standard deviation, which is
+    # more than a small divergence; plain ratios do where their variance is finite.
+    used = flat if khat > FINITE_VARIANCE_KHAT else plain
     # Smoothing leaves all but the largest ratios as they are, so that any of those has the scale.
-    body = np.argmin(np.where(np.isfinite(flat), flat, np.inf))
-    log_evidence = float(ratios.ravel()[body] - flat[body] - np.log(count))
+    body = np.argmin(np.where(np.isfinite(used), used, np.inf))
+    log_evidence = float(ratios.ravel()[body] - used[body] - np.log(count))
 
-    weights = count * np.exp(log_weights)
+    weights = count * np.exp(used).reshape(ratios.shape)
     weighted = np.where(weights > 0, weights * np.where(weights > 0, ratios, 0), 0)
     full_mean, coreset_mean = float(weighted.mean()), float(ratios.mean())
     of_evidence = weights - 1
     of_forward = weighted - weights * full_mean
     of_reverse = coreset_mean - np.where(np.isfinite(coreset_mean), ratios, 0)
+    weight_ess = float(1 / np.sum(np.exp(2 * flat)))
     return Certificate(
         num_data=num_data,
         num_rows=num_rows,
@@ -305,8 +313,8 @@ def certificate_of(
         kl_standard_error=_standard_error(of_forward + of_reverse),
         log_evidence_ratio=log_evidence,
         log_evidence_ratio_standard_error=_standard_error(of_evidence),
-        weight_ess=float(count**2 / np.sum(weights**2)),
-        ess=float(count**2 / np.sum(weights**2) * min(1.0, efficiency, of_ratio)),
+        weight_ess=weight_ess,
+        ess=weight_ess * min(1.0, efficiency, of_ratio),
         rhat=rhat,
         log_ratios=ratios,
         log_weights=log_weights,
@@ -314,8 +322,13 @@ def certificate_of(
 
 
 def khat_limit(num_draws: int) -> float:
-    """Up to which k-hat so many draws can be reweighted (Vehtari et al. 2024, section 3.2)."""
+    """Up to which k-hat so many draws can be reweighted (Vehtari et al. 2024, equation 13)."""
     return float(min(1 - 1 / np.log10(num_draws), MAX_KHAT))
+
+
+def _log_mean_exp(values: np.ndarray) -> float:
+    top = np.max(values)
+    return float(top + np.log(np.mean(np.exp(values - top))))
 
 
 def _standard_error(influence: Float[np.ndarray, "chains draws"]) -> float:

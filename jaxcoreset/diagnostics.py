@@ -235,7 +235,7 @@ def fisher_distance(
     for first in range(0, len(indices), step):
         rows = jax.tree.map(lambda leaf, at=first: leaf[indices[at : at + step]], data)
         block = fisher_matrix(log_likelihood, features, rows, batch_size=leading(rows))
-        residual -= weights[first : first + step] @ np.asarray(block, np.float64)
+        residual = residual - weights[first : first + step] @ np.asarray(block, np.float64)
     return float(np.linalg.norm(residual))
 
 

@@ -74,6 +74,24 @@ def test_standard_errors_are_the_spread_over_repeated_runs():
         assert claimed == pytest.approx(spread, rel=0.2), name
 
 
+@pytest.mark.parametrize("shift", [1e-3, 0.03, 0.6])
+def test_estimates_have_no_bias_however_small_the_divergence(shift):
+    # N(shift, 1) over N(0, 1) is exp(shift z − shift²/2): both divergences are shift²/2.
+    rng = np.random.default_rng(5)
+    found = [
+        certificate_of(shift * rng.normal(size=(2, 500)) - 9.0, num_data=10, num_rows=2)
+        for _ in range(200)
+    ]
+    for name, true in (
+        ("kl_forward", shift**2 / 2),
+        ("kl_reverse", shift**2 / 2),
+        ("kl", shift**2),
+        ("log_evidence_ratio", shift**2 / 2 - 9.0),
+    ):
+        values = np.array([getattr(one, name) for one in found])
+        assert abs(values.mean() - true) < 4 * values.std() / np.sqrt(200) + 0.01 * shift**2, name
+
+
 def test_errors_grow_with_the_chains_autocorrelation():
     # AR(1) with coefficient 0.9 leaves 1/19 of the draws effective.
     rng = np.random.default_rng(1)
@@ -105,6 +123,16 @@ def test_totals_over_many_rows_are_right_to_a_fraction_of_a_nat():
     expected = (y * logits - np.logaddexp(0, logits)).sum(1)
     np.testing.assert_allclose(found - found[0], expected - expected[0], atol=0.01)
     np.testing.assert_allclose(found, expected, rtol=2e-7)
+
+
+def test_large_log_likelihoods_leave_small_differences_exact():
+    # Every value is a float32 exactly; sums of a few hundred of them are not.
+    rng = np.random.default_rng(4)
+    x = rng.integers(-8, 9, size=200_000).astype(np.float32) / 8
+    draws = np.array([1, 2, -3], np.float32) / 64
+
+    found = log_likelihood_totals(lambda draw, rows: draw * rows - 1000.0, draws, x)
+    np.testing.assert_allclose(found, draws * x.sum(dtype=float) - 1000 * x.size, atol=0.02, rtol=0)
 
 
 def test_chunks_do_not_change_totals_weighted_or_not():
