@@ -41,9 +41,13 @@ from jaxcoreset.weighting import Draws as Draws
 from jaxcoreset.weighting import Laplace as Laplace
 
 if _TYPE_CHECKING:
+    from jaxcoreset.certificate import Certificate as Certificate
+    from jaxcoreset.certificate import certificate_cost as certificate_cost
+    from jaxcoreset.certificate import certify as certify
     from jaxcoreset.compression import CompressedProblem as CompressedProblem
     from jaxcoreset.compression import compress as compress
     from jaxcoreset.compression import project as project
+    from jaxcoreset.correction import correct as correct
     from jaxcoreset.kernel import kernel_problem as kernel_problem
     from jaxcoreset.kernel import select_prototypes as select_prototypes
     from jaxcoreset.solvers.stochastic import SVRGIHT as SVRGIHT
@@ -55,12 +59,16 @@ __version__ = "0.1.0"
 
 # What brings optax with it, or is rarely wanted, is imported when it is asked for.
 _LATER = {
+    "Certificate": "jaxcoreset.certificate",
     "CompressedProblem": "jaxcoreset.compression",
     "ProjectedOptax": "jaxcoreset.solvers.stochastic",
     "SVRGIHT": "jaxcoreset.solvers.stochastic",
     "SparseVI": "jaxcoreset.sparse_vi",
     "StochasticAIHT": "jaxcoreset.solvers.stochastic",
+    "certificate_cost": "jaxcoreset.certificate",
+    "certify": "jaxcoreset.certificate",
     "compress": "jaxcoreset.compression",
+    "correct": "jaxcoreset.correction",
     "kernel_problem": "jaxcoreset.kernel",
     "project": "jaxcoreset.compression",
     "select_prototypes": "jaxcoreset.kernel",

@@ -16,12 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, PRNGKeyArray
+from numpyro.infer import MCMC
 
 from jaxcoreset.host import Clock, peak_memory
 from jaxcoreset.laplace import LaplaceApproximation
 from jaxcoreset.likelihood import ModelLikelihood, weighted_model
 from jaxcoreset.report import Report
+from jaxcoreset.warm_start import WarmStart, warm_start
 
 _FORMAT = 1
 
@@ -40,6 +42,8 @@ class Coreset:
         report: how it was made and how good it is.
         approximation: the Laplace approximation of the posterior of all rows, where the builder
             found one on its way; None otherwise, and for a coreset that was loaded.
+        likelihood: the model's likelihood with all the data, for `certify` and `correct`; it is not
+            saved, and None for a coreset that was loaded. Set it to None to let go of the data.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Coreset:
         data_dims: Mapping[str, int],
         model_name: str | None = None,
         approximation: LaplaceApproximation | None = None,
+        likelihood: ModelLikelihood | None = None,
     ):
         self.indices: Int[np.ndarray, " m"] = np.asarray(indices, np.int64)
         self.weights: Float[np.ndarray, " m"] = np.asarray(weights)
@@ -61,6 +66,7 @@ class Coreset:
         self.kwargs = dict(kwargs)
         self.report = report
         self.approximation = approximation
+        self.likelihood = likelihood
         self._full_model = model
         self._data_dims = dict(data_dims)
         self._model_name = model_name or _name_of(model)
@@ -78,6 +84,30 @@ class Coreset:
             model = self._full_model or _import_model(self._model_name)
             self._model = weighted_model(model, self.weights, self._data_dims)
         return self._model
+
+    @property
+    def data_dims(self) -> dict[str, int]:
+        """For each observed site in the data axis its dimension, counted from the right."""
+        return dict(self._data_dims)
+
+    def warm_start(
+        self,
+        mcmc: MCMC | Mapping[str, Any] | None = None,
+        *,
+        num_chains: int | None = None,
+        dense_mass: bool | list[tuple[str, ...]] | None = None,
+        key: PRNGKeyArray | None = None,
+    ) -> WarmStart:
+        """What NUTS on all the rows can start from; see `jaxcoreset.warm_start.warm_start`."""
+        return warm_start(
+            self.model,
+            (self.args, self.kwargs),
+            mcmc,
+            self.approximation,
+            num_chains=num_chains,
+            dense_mass=dense_mass,
+            key=key,
+        )
 
     def __len__(self) -> int:
         return self.indices.size
@@ -142,6 +172,7 @@ def coreset_of_rows(
         report,
         data_dims=likelihood.data_dims,
         approximation=approximation,
+        likelihood=likelihood,
     )
 
 
@@ -172,7 +203,9 @@ def whole_coreset(model: Callable, likelihood: ModelLikelihood, size: int, clock
     args, kwargs = likelihood.assemble(likelihood.data)
     weights = np.ones(n, jnp.zeros(()).dtype)
     dims = likelihood.data_dims
-    return Coreset(model, np.arange(n), weights, args, kwargs, report, data_dims=dims)
+    return Coreset(
+        model, np.arange(n), weights, args, kwargs, report, data_dims=dims, likelihood=likelihood
+    )
 
 
 def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:

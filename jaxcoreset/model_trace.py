@@ -69,6 +69,38 @@ def log_prob(site: Mapping) -> Any:
     return value if site["scale"] is None else site["scale"] * value
 
 
+def latent_shapes(model: Callable, arguments: tuple[tuple, dict]) -> dict[str, tuple[int, ...]]:
+    """The shape of one constrained value of each latent site of a model that is known to work."""
+    found: list[Site] = []
+
+    def describe() -> None:
+        with full_precision():
+            found.extend(_describe(run(model, arguments, _fill_origin)))
+
+    jax.eval_shape(describe)
+    return {site.name: site.shape for site in found if not site.observed}
+
+
+def plate_names(model: Callable, arguments: tuple[tuple, dict]) -> dict[str, list[str]]:
+    """The names of each site's axes: of its plates, then what infer={"event_dims": …} says.
+
+    As ``arviz.from_numpyro`` infers them for a model without weights.
+    """
+    found: dict[str, list[str]] = {}
+
+    def describe() -> None:
+        with full_precision():
+            sites = run(model, arguments, _fill_origin)
+        for name, site in sites.items():
+            if site["type"] in ("sample", "deterministic"):
+                frames = sorted(site.get("cond_indep_stack", ()), key=lambda frame: frame.dim)
+                events = (site.get("infer") or {}).get("event_dims", ())
+                found[name] = [*(frame.name for frame in frames), *events]
+
+    jax.eval_shape(describe)
+    return {name: names for name, names in found.items() if names}
+
+
 def sites_with_all_rows(model: Callable, arguments: Arguments) -> list[Site]:
     """The sites of the model as its user calls it; what the model raises surfaces unchanged.
 

@@ -1,0 +1,130 @@
+"""Draws of a posterior by chain, from an `MCMC` object or from a dictionary of samples."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+from numpyro.infer import MCMC
+
+# Fewer draws than this have no tail that could be fitted, nor an autocorrelation.
+MIN_DRAWS = 50
+
+
+@dataclass(frozen=True)
+class ChainSamples:
+    """Constrained draws of a model's sites.
+
+    Attributes:
+        sites: for every site, deterministic ones too, an array of shape (chains, draws, …).
+        latent: the names of the latent sites, all of which are among `sites`.
+    """
+
+    sites: dict[str, np.ndarray]
+    latent: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers of chains and of draws in each."""
+        chains, draws = self.sites[self.latent[0]].shape[:2]
+        return chains, draws
+
+    def flat(self) -> dict[str, np.ndarray]:
+        """The latent sites with one leading axis, of all chains' draws one after another."""
+        return {name: _pooled(self.sites[name]) for name in self.latent}
+
+    def thin(self, num_draws: int | None) -> tuple["ChainSamples", np.ndarray]:
+        """So many draws or a few more, evenly spaced and equally many in every chain; their places.
+
+        All of them where there are not so many, or `num_draws` is None.
+        """
+        chains, draws = self.shape
+        kept = draws if num_draws is None else min(draws, -(-num_draws // chains))
+        places = np.linspace(0, draws - 1, kept).round().astype(int)
+        sites = {name: values[:, places] for name, values in self.sites.items()}
+        return ChainSamples(sites, self.latent), places
+
+    def least_effective_size(self) -> float:
+        """The least effective sample size of a coordinate; those that never move do not count."""
+        sizes = [effective_size(self.sites[name]) for name in self.latent]
+        return float(np.nanmin(np.concatenate([np.ravel(size) for size in sizes])))
+
+    def rhat(self) -> float:
+        """The largest split-R̂ of a coordinate (Gelman et al., Bayesian Data Analysis, 11.4)."""
+        with np.errstate(all="ignore"):
+            found = [np.ravel(split_gelman_rubin(self.sites[name])) for name in self.latent]
+        found = np.concatenate(found)
+        return float(np.nanmax(found)) if not np.isnan(found).all() else 1.0
+
+
+def effective_size(values: Float[np.ndarray, "chains draws *shape"]) -> np.ndarray:
+    """The effective sample size for the mean, at most the number of draws; NaN for a constant."""
+    values = np.asarray(values, np.float64)
+    count = values.shape[0] * values.shape[1]
+    with np.errstate(all="ignore"):
+        found = np.asarray(effective_sample_size(values))
+    constant = np.ptp(values, axis=(0, 1)) == 0
+    # Draws that alternate can be worth more than independent ones for a mean, not for a tail.
+    usable = np.isfinite(found) & (found > 0)
+    return np.where(constant, np.nan, np.where(usable, np.minimum(found, count), count))
+
+
+def chain_samples(
+    mcmc: MCMC | Mapping[str, Any], latent_shapes: Mapping[str, tuple[int, ...]]
+) -> ChainSamples:
+    """The draws in `mcmc`, checked against the model's latent sites.
+
+    Args:
+        mcmc: what has run; or a dictionary from site to constrained samples, with leading axes
+            (draws,), or (chains, draws).
+        latent_shapes: the shape of one value of each latent site.
+
+    Raises:
+        TypeError: if it is neither.
+        ValueError: if it has not run, a latent site is missing, or shapes do not fit.
+    """
+    if isinstance(mcmc, MCMC):
+        if mcmc.last_state is None:
+            raise ValueError(
+                "mcmc has no samples yet; wanted one that has run: mcmc.run(key, *coreset.args, "
+                "**coreset.kwargs)."
+            )
+        found = mcmc.get_samples(group_by_chain=True)
+    else:
+        found = mcmc
+    if not isinstance(found, Mapping):
+        raise TypeError(
+            f"mcmc is or holds a {type(found).__name__}; wanted a numpyro.infer.MCMC run on "
+            "coreset.model, or a dictionary from latent site to constrained samples."
+        )
+    missing = [name for name in latent_shapes if name not in found]
+    if missing:
+        raise ValueError(
+            f"mcmc has no samples of {', '.join(missing)}; wanted every latent site of the model: "
+            f"{', '.join(latent_shapes)}."
+        )
+    arrays = {name: np.asarray(value) for name, value in jax.device_get(dict(found)).items()}
+    name, shape = next(iter(latent_shapes.items()))
+    by_chain = arrays[name].ndim == len(shape) + 2
+    leading = arrays[name].shape[: 2 if by_chain else 1]
+    for name, shape in latent_shapes.items():
+        if arrays[name].shape != leading + shape or not leading:
+            raise ValueError(
+                f"mcmc's samples of {name!r} have shape {arrays[name].shape}; wanted (draws, *s) "
+                f"or (chains, draws, *s) with s = {shape}, and equally many of every site."
+            )
+        if not np.isfinite(arrays[name]).all():
+            raise ValueError(f"mcmc's samples of {name!r} are not all finite; wanted numbers.")
+    fitting = {
+        name: value for name, value in arrays.items() if value.shape[: len(leading)] == leading
+    }
+    if not by_chain:
+        fitting = {name: value[None] for name, value in fitting.items()}
+    return ChainSamples(fitting, tuple(latent_shapes))
+
+
+def _pooled(values: np.ndarray) -> np.ndarray:
+    return values.reshape(-1, *values.shape[2:])

@@ -1,0 +1,237 @@
+"""Full against coreset log-likelihood at draws: log π/π_w up to a constant, streamed and exact.
+
+Since the prior is the same, the log-ratio at a draw is L(θ) − L_w(θ), the sum of all rows'
+log-likelihoods less the weighted sum of the coreset's. Both are of the order of n nats and their
+difference is to be right to a fraction of one, so each row is centred over the draws before
+anything is added, and float64 on the host adds what float32 on the device cannot.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from jaxcoreset.chunks import chunk_rows, chunks, leading
+from jaxcoreset.coreset import Coreset
+from jaxcoreset.features import LogLikelihood, check_shape
+from jaxcoreset.likelihood import ModelLikelihood, model_likelihood
+from jaxcoreset.model_arguments import is_array
+
+# Centred log-likelihoods added in float32 on the device before float64 takes over on the host.
+_BLOCK = 256
+_NUM_BAD_ROWS_SHOWN = 5
+
+
+def log_likelihood_totals(
+    log_likelihood: LogLikelihood,
+    draws: PyTree,
+    data: PyTree,
+    weights: Float[np.ndarray, " n"] | None = None,
+    *,
+    batch_size: int | None = None,
+    on_rows: Callable[[int], Any] = lambda rows: None,
+) -> Float[np.ndarray, " s"]:
+    """The weighted sum over all rows of the log-likelihood at each draw, in nats and in float64.
+
+    Unlike `embedding.log_likelihood_sum` it keeps the constant, which evidence needs, and takes
+    −inf at a draw, whose total is then −inf.
+
+    Args:
+        log_likelihood: ``log_likelihood(draw, data) -> (n,)``; vmapped over draws.
+        draws: pytree of arrays with a leading axis of length S.
+        data: pytree of arrays with a leading axis of length n.
+        weights: how often each row counts; once if left out.
+        batch_size: rows per chunk; chosen from S if left out.
+        on_rows: called with the number of rows done since the last call, for a progress bar.
+
+    Raises:
+        ValueError: if a log-likelihood is NaN or +inf; the message names rows.
+    """
+    num_draws, num_rows = leading(draws, "draws"), leading(data)
+    total = np.zeros(num_draws)
+    bad_rows: list[np.ndarray] = []
+    draws = jax.tree.map(jnp.asarray, draws)
+
+    def add(parts: tuple, first: int, fresh: int) -> None:
+        sums, means, bad = (np.asarray(part) for part in parts)
+        bad_rows.append(np.flatnonzero(bad[fresh:]) + first + fresh)
+        counts = None if weights is None else np.asarray(weights, np.float64)[first:][: bad.size]
+        means = np.where(np.arange(means.size) >= fresh, means, 0).astype(np.float64)
+        if counts is None:
+            total[:] += sums.sum(0, dtype=np.float64) + means.sum()
+        else:
+            total[:] += counts[fresh:] @ sums[fresh:].astype(np.float64) + counts @ means
+        on_rows(bad.size - fresh)
+
+    pending = None
+    for chunk, first, fresh in chunks(data, batch_size or chunk_rows(num_draws)):
+        parts = _evaluate(log_likelihood, draws, chunk, jnp.asarray(fresh), weights is None)
+        if pending is not None:  # read while the device is at the next chunk
+            add(*pending)
+        pending = (parts, first, fresh)
+    if pending is not None:
+        add(*pending)
+    found = np.concatenate(bad_rows)
+    if found.size:
+        raise ValueError(
+            f"the log-likelihood is NaN or +inf at one of the draws in {found.size} of {num_rows} "
+            f"rows, the first of them {found[:_NUM_BAD_ROWS_SHOWN].tolist()}. Look at these rows "
+            "for missing values."
+        )
+    return total
+
+
+@eqx.filter_jit
+def _evaluate(
+    log_likelihood: LogLikelihood, draws: PyTree, chunk: PyTree, fresh: Array, in_blocks: bool
+) -> tuple[Array, Array, Array]:
+    """Centred log-likelihoods, by row or in blocks of rows, the rows' means, and which are bad."""
+    with jax.default_matmul_precision("highest"):
+        values = jax.vmap(log_likelihood, in_axes=(0, None), out_axes=-1)(draws, chunk)
+    num_rows = leading(chunk)
+    check_shape(values.shape[:-1], num_rows)
+    bad = (jnp.isnan(values) | (values == jnp.inf)).any(axis=-1)
+    finite = jnp.isfinite(values)
+    means = jnp.sum(jnp.where(finite, values, 0), -1) / jnp.maximum(finite.sum(-1), 1)
+    centred = values - means[:, None]
+    if in_blocks:
+        counted = jnp.where((jnp.arange(num_rows) >= fresh)[:, None], centred, 0)
+        padded = jnp.pad(counted, ((0, -num_rows % _BLOCK), (0, 0)))
+        centred = padded.reshape(-1, _BLOCK, values.shape[-1]).sum(1)
+    return centred, means, bad
+
+
+def log_ratios(
+    coreset: Coreset,
+    likelihood: ModelLikelihood,
+    draws: Mapping[str, np.ndarray],
+    *,
+    batch_size: int | None = None,
+    on_rows: Callable[[int], Any] = lambda rows: None,
+) -> Float[np.ndarray, " s"]:
+    """L(θ) − L_w(θ) in nats at constrained draws with one leading axis, constant included."""
+    evaluate = likelihood.log_likelihood_constrained
+    full = log_likelihood_totals(
+        evaluate, dict(draws), likelihood.data, batch_size=batch_size, on_rows=on_rows
+    )
+    weighted = log_likelihood_totals(
+        evaluate, dict(draws), likelihood.take(coreset.indices), coreset.weights
+    )
+    if not np.isfinite(weighted).all():
+        raise ValueError(
+            "the coreset's own likelihood is zero at "
+            f"{np.count_nonzero(~np.isfinite(weighted))} of the {weighted.size} draws, so they "
+            "are not from its posterior; wanted samples of NUTS on coreset.model."
+        )
+    return full - weighted
+
+
+def full_likelihood(
+    coreset: Coreset, args: tuple, kwargs: Mapping[str, Any], likelihood: ModelLikelihood | None
+) -> ModelLikelihood:
+    """The likelihood of all the data that the coreset stands for.
+
+    Args:
+        coreset: the coreset.
+        args: the model's positional arguments with all rows, if they are given.
+        kwargs: its keyword arguments with all rows.
+        likelihood: one that is there already, to be used as it is.
+
+    Raises:
+        ValueError: if there is none, or the data do not contain the coreset's rows.
+    """
+    if args or kwargs:
+        if likelihood is not None:
+            raise ValueError("likelihood is given and so are the model's arguments; give one.")
+        axes = _data_axes(coreset, args, dict(kwargs))
+        model = getattr(coreset.model, "model")  # noqa: B009 - that of the WeightedModel
+        likelihood = model_likelihood(model, args, kwargs, data_axes=axes)
+    elif likelihood is None:
+        likelihood = coreset.likelihood
+    if likelihood is None:
+        raise ValueError(
+            "the coreset was loaded, so the data that it was built from are not at hand; wanted "
+            "the model's arguments with all rows, as CoresetBuilder.run had them: for instance "
+            "correct(coreset, mcmc, X, y)."
+        )
+    _check_contains(coreset, likelihood)
+    return likelihood
+
+
+def _data_axes(coreset: Coreset, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Which arguments hold rows: those with fewer of them in the coreset."""
+    kept, kept_tree = jax.tree.flatten((coreset.args, coreset.kwargs))
+    given, tree = jax.tree.flatten((args, kwargs))
+    if tree != kept_tree:
+        raise ValueError(
+            f"the arguments given are laid out as {_layout(args, kwargs)}, and the coreset's as "
+            f"{_layout(coreset.args, coreset.kwargs)}; wanted the same layout, with all rows."
+        )
+    n, m = coreset.report.num_data, len(coreset)
+    if n == m:
+        return None
+    axes = [
+        0 if is_array(a) and is_array(b) and a.shape[0] == n and b.shape[0] == m else None
+        for a, b in zip(given, kept, strict=True)
+    ]
+    for leaf, part in zip(given, kept, strict=True):
+        if is_array(leaf) and is_array(part) and leaf.shape[0] not in (n, part.shape[0]):
+            raise ValueError(
+                f"an argument has {leaf.shape[0]} rows, but the coreset was built from {n}; wanted "
+                "the same data."
+            )
+    if 0 not in axes:
+        raise ValueError(
+            f"no argument has the {n} rows that the coreset was built from; wanted all the data, "
+            "not the coreset's own rows."
+        )
+    by_position, by_keyword = jax.tree.unflatten(tree, axes)
+    return (*by_position, by_keyword)
+
+
+def _layout(args: tuple, kwargs: Mapping[str, Any]) -> str:
+    positional = f"{len(args)} positional"
+    return f"{positional} and keywords {sorted(kwargs)}" if kwargs else positional
+
+
+def _check_contains(coreset: Coreset, likelihood: ModelLikelihood) -> None:
+    """Raise a ValueError where the coreset was not built from these data."""
+    n = coreset.report.num_data
+    if likelihood.num_data != n:
+        raise ValueError(
+            f"the data have {likelihood.num_data} rows, but the coreset was built from {n}; wanted "
+            "the same data."
+        )
+    if likelihood is coreset.likelihood:
+        return
+    if likelihood.data_dims != coreset.data_dims:
+        raise ValueError(
+            f"the data's axis in the observed sites is {likelihood.data_dims}, and "
+            f"{coreset.data_dims} in the coreset; wanted the same model and data: pass "
+            "likelihood=model_likelihood(model, args, kwargs, data_axes=…, plate=…) with the "
+            "builder's settings."
+        )
+    rows = likelihood.assemble(likelihood.take(coreset.indices))
+    for found, wanted in zip(
+        jax.tree.leaves(rows), jax.tree.leaves((coreset.args, coreset.kwargs)), strict=True
+    ):
+        if not _equal(found, wanted):
+            raise ValueError(
+                "the data differ from what the coreset was built from: at its row numbers, or in "
+                "an argument that is no data, values are not those that it keeps. Wanted the same "
+                "data in the same order, and the same other arguments."
+            )
+
+
+def _equal(one: Any, two: Any) -> bool:
+    one, two = np.asarray(one), np.asarray(two)
+    if one.shape != two.shape:
+        return False
+    if any(np.issubdtype(array.dtype, np.inexact) for array in (one, two)):
+        # A float64 array and its copy in float32 are the same to the model.
+        return np.allclose(one, two, rtol=1e-6, atol=0, equal_nan=True)
+    return bool(np.all(one == two))
