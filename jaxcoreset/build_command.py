@@ -38,8 +38,8 @@ of several columns gives X[0], X[1], ...). The model is one of these:
   --model WHERE       a NumPyro model of your own, module:function or file.py:function. Its
                       arguments are filled by name: an argument takes the column of its name, or
                       the matrix of columns NAME[0], NAME[1], ...; an argument y takes --response;
-                      an argument x or X takes the matrix of --columns, or of all columns of
-                      numbers that are left. Others need a default. Nothing is standardised;
+                      an argument x or X takes the matrix of --columns, or of all columns
+                      that are left. Others need a default. Nothing is standardised;
                       columns named by --categorical become whole numbers from 0.
 """
 EPILOG = """\

@@ -7,10 +7,9 @@ model's arguments. Nothing in it is executed when it is loaded.
 import importlib
 import json
 import os
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
-from jaxcoreset.host import Clock, peak_memory
+from jaxcoreset.host import Clock, peak_memory, write_whole
 from jaxcoreset.laplace import LaplaceApproximation
 from jaxcoreset.likelihood import ModelLikelihood, weighted_model
 from jaxcoreset.model_arguments import flatten
@@ -227,7 +226,7 @@ class Coreset:
                 "pyarrow is missing; Parquet needs it: pip install 'jaxcoreset[tables]'",
                 name="pyarrow",
             ) from error
-        return write_whole(path, lambda file: frame.to_parquet(file, "pyarrow", index=False))
+        return write_whole(path, lambda file: frame.to_parquet(file, engine="pyarrow", index=False))
 
     def _data_columns(self) -> dict[str, np.ndarray]:
         """The model's data as columns by name."""
@@ -248,20 +247,6 @@ class Coreset:
                 suffix = f"[{','.join(map(str, index))}]" if index else ""
                 columns[name + suffix] = values[(slice(None), *index)]
         return columns
-
-
-def write_whole(path: str | os.PathLike, write: Callable[[IO[bytes]], Any]) -> Path:
-    """Write a file under another name and rename it, so that it is there whole or not at all."""
-    path = Path(path)
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
-    try:
-        with open(temporary, "xb") as file:
-            write(file)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return path
 
 
 def coreset_of_rows(

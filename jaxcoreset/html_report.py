@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxcoreset.coreset import Coreset, write_whole
+from jaxcoreset.coreset import Coreset
+from jaxcoreset.host import write_whole
+from jaxcoreset.html_page import MEANING, TOO_LARGE, USE, definitions, page, table
 from jaxcoreset.laplace import LaplaceApproximation, laplace_approximation
 from jaxcoreset.likelihood import model_likelihood
 from jaxcoreset.report import Report
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 _MOST_PANELS, _MOST_PARAMETERS = 20, 300
 _LOWER_BOUND_NATS = 0.3  # see `Report.kl`
+_RESOLVED = 1e-3  # standard deviations: the root of the Newton decrement in `laplace`
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ def html_report(
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="lead">{escape(verdict(report))}</p>',
-        _definitions(facts or {}),
+        definitions(facts or {}),
         "".join(f"<p>{escape(note)}</p>" for note in notes),
         "<h2>The numbers</h2>",
         _numbers(report),
@@ -139,7 +142,7 @@ def html_report(
     if comparison is not None:
         parts += ["<h2>The posterior, from the coreset and from all rows</h2>"]
         parts += [_comparison(comparison), _figure(*_marginal_figure(comparison))]
-    parts += ["<h2>How to use it</h2>", _USE]
+    parts += ["<h2>How to use it</h2>", USE]
     if scaling:
         parts.append(_scaling(scaling))
     for tool, program in (programs or {}).items():
@@ -147,7 +150,7 @@ def html_report(
             f"<details><summary>{escape(tool)}</summary><pre>{escape(program)}</pre></details>"
         )
     parts.append("<h2>The curve in numbers</h2>" + _curve(report))
-    return _PAGE.format(title=escape(title), style=_STYLE, body="\n".join(parts))
+    return page(title, "\n".join(parts))
 
 
 def verdict(report: Report) -> str:
@@ -206,25 +209,27 @@ def _numbers(report: Report) -> str:
             ", ".join(f"{name} {spent:.1f}" for name, spent in report.seconds.items()),
         ),
     ]
-    return _table([], rows, head_row=False)
+    return table([], rows, head_row=False)
 
 
 def _meaning(report: Report) -> str:
     small = report.kl < _LOWER_BOUND_NATS
-    caution = "" if small else f"<p><strong>{escape(_TOO_LARGE)}</strong></p>"
-    return f"{_MEANING}{caution}"
+    caution = "" if small else f"<p><strong>{escape(TOO_LARGE)}</strong></p>"
+    return f"{MEANING}{caution}"
 
 
 def _comparison(comparison: Comparison) -> str:
     shifts, ratios = comparison.shifts, comparison.ratios
     worst = int(np.abs(shifts).argmax())
+    # The mode of the coreset is looked for from that of all rows, and no closer than this.
+    largest = f"{abs(shifts[worst]):.2g}" if abs(shifts[worst]) > _RESOLVED else "below 0.001"
     text = (
-        f"<p>The largest difference of a mean is {abs(shifts[worst]):.2g} posterior standard "
+        f"<p>The largest difference of a mean is {largest} posterior standard "
         f"deviations ({escape(comparison.names[worst])}); the standard deviations' ratios are "
         f"{ratios.min():.3f} to {ratios.max():.3f}. Both columns are Laplace approximations "
         "(a normal distribution at the posterior's mode, on unconstrained parameters: the "
-        "logarithm of a positive one). They check the coreset by means and spreads, and say nothing of how "
-        "far a posterior is from normal.</p>"
+        "logarithm of a positive one). They check the coreset by means and spreads, and say "
+        "nothing of how far a posterior is from normal.</p>"
     )
     order = np.argsort(-np.abs(shifts), kind="stable")[:_MOST_PARAMETERS]
     full, small = comparison.full, comparison.small
@@ -235,7 +240,7 @@ def _comparison(comparison: Comparison) -> str:
             f"{full.sd[i]:.3g}",
             f"{small.mode[i]:.4g}",
             f"{small.sd[i]:.3g}",
-            f"{shifts[i]:+.3f}",
+            f"{round(shifts[i], 3) + 0.0:.3f}",
             f"{ratios[i]:.3f}",
         ]
         for i in sorted(order)
@@ -255,7 +260,7 @@ def _comparison(comparison: Comparison) -> str:
             f"<p>Of {len(shifts):,} parameters the {_MOST_PARAMETERS} that differ most are "
             "listed.</p>"
         )
-    return text + _table(head, rows) + more
+    return text + table(head, rows) + more
 
 
 def _curve(report: Report) -> str:
@@ -270,7 +275,7 @@ def _curve(report: Report) -> str:
     if len(rows) > 60:
         rows = [rows[i] for i in np.unique(np.geomspace(1, len(rows), 40).astype(int) - 1)]
     head = ["rows", "KL (nats)", "standard error", "held-out error"]
-    return f"<details><summary>Error by size</summary>{_table(head, rows)}</details>"
+    return f"<details><summary>Error by size</summary>{table(head, rows)}</details>"
 
 
 def _scaling(scaling: Mapping[str, tuple[float, float]]) -> str:
@@ -280,25 +285,8 @@ def _scaling(scaling: Mapping[str, tuple[float, float]]) -> str:
         "standard deviation, both of <em>all</em> rows. The file has them as they were. Scale them "
         "by these numbers, as the programs below do, not by those of the few rows.</p>"
         "<details><summary>Means and standard deviations</summary>"
-        f"{_table(['column', 'mean', 'standard deviation'], rows)}</details>"
+        f"{table(['column', 'mean', 'standard deviation'], rows)}</details>"
     )
-
-
-def _definitions(facts: Mapping[str, str]) -> str:
-    items = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items()
-    )
-    return f"<dl>{items}</dl>" if items else ""
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, head_row: bool = True) -> str:
-    top = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    kind = "numbers" if head_row else "facts"
-    above = f"<thead><tr>{top}</tr></thead>" if head_row else ""
-    return f'<table class="{kind}">{above}<tbody>{body}</tbody></table>'
 
 
 def _error_figure(coreset: Coreset, tol: float | None) -> tuple["Figure", str]:
@@ -362,56 +350,3 @@ def _figure(figure: "Figure", caption: str) -> str:
         f'<figure><img alt="{escape(caption)}" src="data:image/png;base64,{data}">'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
-
-
-_MEANING = """<p><strong>What the estimate says.</strong> It compares two posteriors: that of the
-weighted rows and that of all rows. Zero means that they are the same. If both are nearly normal
-with equal spread, a symmetrised divergence of <var>J</var> nats means that no posterior mean is
-off by more than √<var>J</var> of its standard deviation: 0.01 nats is a tenth of one, 0.0001 nats
-a hundredth.</p>
-<p><strong>What it does not say.</strong> It is an estimate: the variance of the difference of the
-two log-likelihoods, over draws from an approximation of the posterior that the search did not see.
-The error behind ± is that of the finite number of draws only. Where the approximation is poor, so
-is the estimate; above 0.3 nats it is a lower bound. It holds for this model with these columns and
-this prior, and for no other: with another column or another model, build another coreset. The rows
-are no random sample either, so means or tables of them, weighted or not, do not describe the
-data.</p>"""
-_TOO_LARGE = (
-    "Here the estimate is above 0.3 nats: the posteriors differ by at least that, and may differ "
-    "by far more. Build the coreset with more rows (a larger --size, or --tol)."
-)
-_USE = """<p>Every row <var>i</var> counts as many times as its weight says: multiply its
-log-likelihood by the weight, <var>w<sub>i</sub></var> log p(<var>y<sub>i</sub></var> |
-<var>θ</var>), and leave the prior as it is. The weights are no whole numbers, and need not sum to
-the number of rows exactly. A program that takes <em>frequency</em> or <em>likelihood</em> weights
-does just that; <em>survey</em> and <em>inverse variance</em> weights are something else.</p>"""
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 60rem;
-  margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.7rem; } h2 { font-size: 1.25rem; margin-top: 2.2rem; }
-.lead { font-size: 1.1rem; border-left: 4px solid #0072B2; padding-left: 0.9rem; }
-dl { display: grid; grid-template-columns: max-content auto; gap: 0.2rem 1.2rem; }
-dt { color: #555; } dd { margin: 0; overflow-wrap: anywhere; }
-table { border-collapse: collapse; margin: 1rem 0; }
-td, th { padding: 0.25rem 0.8rem; border-bottom: 1px solid #ddd; text-align: left;
-  vertical-align: top; }
-.numbers td:not(:first-child), .numbers th:not(:first-child) { text-align: right;
-  font-variant-numeric: tabular-nums; }
-.facts td:nth-child(2) { white-space: nowrap; } .facts td:nth-child(3) { color: #555; }
-figure { margin: 1rem 0; } img { max-width: 100%; } figcaption { color: #555; font-size: 0.9rem; }
-pre { background: #f5f5f5; padding: 0.8rem; overflow-x: auto; font-size: 0.85rem; }
-summary { cursor: pointer; padding: 0.3rem 0; }
-"""
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""

@@ -7,7 +7,7 @@ whose arguments are filled from columns of the same names.
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,12 @@ class Inputs:
     notes: list[str] = field(default_factory=list)
 
     def parameter_name(self, name: str) -> str:
-        """A parameter's name with the column's in place of the number: ``age`` for ``beta[2]``."""
+        """An unconstrained parameter's name for people: ``age`` for ``beta[2]``."""
         site, _, index = name.rstrip("]").partition("[")
-        if self.likelihood is None or site not in ("beta", "intercept"):
+        if self.likelihood is None:
             return name
+        if site not in ("beta", "intercept"):
+            return f"log {name}"  # scales and shapes, all positive
         places = [int(place) for place in index.split(",") if place]
         plain = self.coefficients[places.pop(0)] if site == "beta" else site
         return f"{plain} → {self.classes[places[0] + 1]}" if places else plain
@@ -169,19 +171,49 @@ def model_inputs(
         TableError: if there is no such model, or the table does not have what it takes.
     """
     model = import_model(spec)
-    parameters = inspect.signature(model).parameters
-    for name in categorical:
-        table.check(name)
-    if response is not None:
-        table.check(response)
+    sources = _sources(
+        table, spec, inspect.signature(model).parameters, response, columns, categorical
+    )
     levels: dict[str, list[str]] = {}
 
     def read(name: str) -> np.ndarray:
         if name in categorical:
             codes, levels[name] = table.labels(name)
             return codes
-        return table.numbers(name, f"If {name!r} is a category, say --categorical {name}.")
+        return table.numbers(
+            name,
+            f"If {name!r} is a category, say --categorical {name}; to leave it out of a matrix, "
+            "name those wanted with --columns.",
+        )
 
+    arguments = {
+        name: read(source)
+        if isinstance(source, str)
+        else np.stack([read(column) for column in source], axis=1)
+        for name, source in sources.items()
+    }
+    used = {name for source in sources.values() for name in _as_list(source)}
+    return Inputs(
+        model=model,
+        title=f"the model {spec}",
+        arguments=arguments,
+        response=response,
+        columns=[name for name in table.columns if name in used and name != response],
+        levels=levels,
+    )
+
+
+def _sources(
+    table: Table,
+    spec: str,
+    parameters: Mapping[str, inspect.Parameter],
+    response: str | None,
+    columns: Sequence[str] | None,
+    categorical: Sequence[str],
+) -> dict[str, str | list[str]]:
+    """For each argument of a model the column, or the columns of the matrix, that it is given."""
+    for name in (*categorical, *([response] if response is not None else [])):
+        table.check(name)
     sources: dict[str, str | list[str]] = {}
     for name in parameters:
         if name in table.columns:
@@ -193,11 +225,13 @@ def model_inputs(
     taken = {name for names in sources.values() for name in _as_list(names)}
     rest = _columns(table, columns, [*taken, *([response] if response else [])], categorical)
     for name, parameter in parameters.items():
-        if name in _MATRIX_NAMES and name not in sources:
+        if name in sources or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if name in _MATRIX_NAMES:
             sources[name] = [column for column in rest if column not in categorical]
-        elif name not in sources and parameter.default is parameter.empty:
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                continue
+            if not sources[name]:
+                raise TableError(f"{table.path} has no columns left for the matrix {name!r}.")
+        elif parameter.default is parameter.empty:
             response_hint = " or name it with --response" if name == _RESPONSE_NAME else ""
             raise TableError(
                 f"{spec} has an argument {name!r}, and {table.path} no column of that name"
@@ -205,15 +239,7 @@ def model_inputs(
                 f"columns {name}[0], {name}[1], ... for a matrix, or a default in the model. The "
                 f"columns are {listed(table.columns)}."
             )
-    arguments: dict[str, Any] = {}
-    for name, source in sources.items():
-        if isinstance(source, str):
-            arguments[name] = read(source)
-        elif not source:
-            raise TableError(f"{table.path} has no columns left for the model's matrix {name!r}.")
-        else:
-            arguments[name] = np.stack([read(column) for column in source], axis=1)
-    if not arguments:
+    if not sources:
         raise TableError(
             f"no argument of {spec} is a column of {table.path}: its arguments are "
             f"{listed(list(parameters)) or 'none'}, the columns {listed(table.columns)}."
@@ -230,14 +256,7 @@ def model_inputs(
                 f"{listed(list(parameters))}. An argument takes the column of its own name, y the "
                 "response, and x or X the matrix of the columns of numbers."
             )
-    return Inputs(
-        model=model,
-        title=f"the model {spec}",
-        arguments=arguments,
-        response=response,
-        columns=[name for name in table.columns if name in used and name != response],
-        levels=levels,
-    )
+    return sources
 
 
 def import_model(spec: str) -> Callable:

@@ -152,7 +152,7 @@ class Table:
         if others:
             rest = f" and {rows.size - 4:,} more" if rows.size > 4 else ""
             plural = "s" if len(others) > 1 else ""
-            more = f" (so it is in {word}{plural} {', '.join(map(str, others))}{rest})"
+            more = f" (the same in {word}{plural} {', '.join(map(str, others))}{rest})"
         raise TableError(
             f"{self.path}, {word} {first}, column {name!r}: {found}{more}. {wanted}".rstrip()
         )
