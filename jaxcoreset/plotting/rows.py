@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Float
+from jaxtyping import Num
 
 from jaxcoreset.coreset import Coreset
 from jaxcoreset.plotting.style import (
@@ -30,7 +30,7 @@ _LEAST_RADIUS = 1.0  # in points
 
 
 def plot_rows(
-    points: Float[ArrayLike, "n d"],
+    points: Num[ArrayLike, "n d"],
     coreset: Rows,
     ax: "Axes | None" = None,
     *,
@@ -84,8 +84,8 @@ def plot_rows(
     ax.scatter(*shown.T, s=3 if dense else 9, color="0.6", alpha=0.35 if dense else 0.6, lw=0)
     largest = float(weights.max(initial=0.0)) or 1.0
 
-    def area(weight: Any) -> np.ndarray:
-        radius = np.maximum(max_radius * np.asarray(weight) / largest, _LEAST_RADIUS)
+    def area(weight: Any) -> Any:
+        radius = np.maximum(max_radius * weight / largest, _LEAST_RADIUS)
         return (2 * radius) ** 2
 
     order = np.argsort(-weights, kind="stable")  # small ones on top
@@ -113,9 +113,9 @@ def plot_rows(
 
 
 def plot_surface(
-    x: Float[ArrayLike, " p"],
-    y: Float[ArrayLike, " q"],
-    values: Float[ArrayLike, "q p"],
+    x: Num[ArrayLike, " p"],
+    y: Num[ArrayLike, " q"],
+    values: Num[ArrayLike, "q p"],
     ax: "Axes | None" = None,
     *,
     label: str | None = None,
