@@ -153,7 +153,7 @@ class Coreset:
                 name="pandas",
             ) from error
         if table is None:
-            table = pd.DataFrame(self._data_columns())
+            frame = pd.DataFrame(self._data_columns())
         elif not isinstance(table, pd.DataFrame):
             raise TypeError(f"table is a {type(table).__name__}; wanted a pandas DataFrame.")
         elif len(table) != self.report.num_data:
@@ -162,16 +162,16 @@ class Coreset:
                 "coreset was built from, in the same order."
             )
         else:
-            table = table.iloc[self.indices].copy()
+            frame = table.iloc[self.indices].copy()
         for option, name in (("row", row), ("weight", weight)):
-            if name in table.columns or row == weight:
+            if name in frame.columns or row == weight:
                 raise ValueError(
                     f"{option} is {name!r}, and there is another column of that name; wanted a new "
                     f"one, for instance {option}='coreset_{name}'."
                 )
-        table.insert(0, row, self.indices)
-        table.insert(1, weight, self.weights)
-        return table
+        frame.insert(0, row, self.indices)
+        frame.insert(1, weight, self.weights)
+        return frame
 
     def to_csv(
         self,

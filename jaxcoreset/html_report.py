@@ -240,10 +240,10 @@ def _comparison(comparison: Comparison) -> str:
             f"{full.sd[i]:.3g}",
             f"{small.mode[i]:.4g}",
             f"{small.sd[i]:.3g}",
-            f"{round(shifts[i], 3) + 0.0:.3f}",
+            f"{round(float(shifts[i]), 3) + 0.0:.3f}",
             f"{ratios[i]:.3f}",
         ]
-        for i in sorted(order)
+        for i in sorted(order.tolist())
     ]
     head = [
         "parameter",
@@ -320,7 +320,7 @@ def _marginal_figure(comparison: Comparison) -> tuple["Figure", str]:
     axes = plot_marginals(
         _marginal(comparison.small, shown),
         _marginal(comparison.full, shown),
-        names=[_shortened(comparison.names[i]) for i in shown],
+        names=[_shortened(comparison.names[int(i)]) for i in shown],
         axes=grid[: shown.size],
     )
     figure.legend(

@@ -93,18 +93,18 @@ def categorical(
     intercept = numpyro.sample(
         "intercept", dist.Normal(0.0, 4 * prior_scale).expand([others]).to_event(1)
     )
-    prior = dist.Normal(0.0, prior_scale).expand([x.shape[1], others])
-    eta = intercept + x @ numpyro.sample("beta", prior.to_event(2))
+    prior = dist.Normal(0.0, prior_scale).expand([x.shape[1], others]).to_event(2)
+    eta = intercept + x @ jnp.asarray(numpyro.sample("beta", prior))
     with numpyro.plate("rows", x.shape[0]):
         logits = jnp.concatenate([jnp.zeros((x.shape[0], 1), eta.dtype), eta], axis=1)
-        numpyro.sample("y", dist.Categorical(logits=logits), obs=y)
+        numpyro.sample("y", dist.CategoricalLogits(logits=logits), obs=y)
 
 
 def _linear_predictor(x: ArrayLike, prior_scale: float) -> Float[Array, " n"]:
     x = jnp.asarray(x)
     intercept = numpyro.sample("intercept", dist.Normal(0.0, 4 * prior_scale))
     prior = dist.Normal(0.0, prior_scale).expand([x.shape[1]]).to_event(1)
-    return intercept + x @ numpyro.sample("beta", prior)
+    return jnp.asarray(intercept) + x @ jnp.asarray(numpyro.sample("beta", prior))
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class Table:
             TableError: if there is no such column, or values are missing in it.
         """
         self.check(name)
-        values = self.frame[name]
+        values: Any = self.frame[name]
         self.refuse(name, values.isna().to_numpy(), "a value is missing", "Fill it in or drop it.")
         return values
 
@@ -87,7 +87,7 @@ class Table:
         """
         import pandas as pd
 
-        values = self.column(name)
+        values: Any = self.column(name)
         if pd.api.types.is_datetime64_any_dtype(values) or pd.api.types.is_timedelta64_dtype(
             values
         ):
@@ -97,7 +97,7 @@ class Table:
             )
         if not (pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values)):
             values = values.astype(object)
-            numbers = pd.to_numeric(values, errors="coerce")
+            numbers: Any = pd.to_numeric(values, errors="coerce")
             text = numbers.isna().to_numpy()
             if text.any():
                 found = str(values[text].iloc[0])

@@ -153,7 +153,8 @@ def test_arguments_that_happen_to_be_as_long_as_the_coreset_are_no_columns():
 
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 3)), rng.normal(size=60)
-    builder = jc.CoresetBuilder(model, size=3, num_draws=50, num_held_out=50)
+    solver = jc.MatchingPursuit()  # quick to compile
+    builder = jc.CoresetBuilder(model, 3, solver=solver, num_draws=50, num_held_out=50)
     small = builder.run(jax.random.key(0), x, jnp.ones(3), y=y)
     assert len(small) == 3
     assert list(small.to_frame().columns) == ["row", "weight", "X[0]", "X[1]", "X[2]", "y"]

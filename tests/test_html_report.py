@@ -54,7 +54,8 @@ def coreset():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 2))
     y = (rng.random(200) < 1 / (1 + np.exp(-x[:, 0]))).astype(int)
-    builder = jc.CoresetBuilder(logistic, size=12, num_draws=100, num_held_out=100)
+    solver = jc.MatchingPursuit()  # quick to compile
+    builder = jc.CoresetBuilder(logistic, 12, solver=solver, num_draws=100, num_held_out=100)
     return builder.run(jax.random.key(0), x=x, y=y)
 
 
