@@ -236,7 +236,10 @@ class _Marginals:
             grid, density = self.density(i)
             ax.fill_between(grid, density, color=CORESET, alpha=0.45, lw=0, label=label)
         else:
-            ax.hist(self.draws[:, i], bins=40, density=True, color=CORESET, alpha=0.45, label=label)
+            bins = int(np.clip(np.sqrt(len(self.draws)), 10, 40))
+            ax.hist(
+                self.draws[:, i], bins=bins, density=True, color=CORESET, alpha=0.45, label=label
+            )
 
     def draw_line(self, ax: "Axes", i: int, label: str) -> None:
         ax.plot(*self.density(i), color=FULL, lw=1.6, label=label)
