@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxcoreset import __version__
+from jaxcoreset.build_command import add_build_parser, positive_integer, run_build
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -15,9 +16,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: what follows the command's name; those of the process if left out.
 
     Returns:
-        The exit status: 0, or 1 after an error that was told on standard error.
+        The exit status: 0, or 1 (``demo``) or 2 (``build``) after an error that was told on
+        standard error.
     """
+    if arguments is None:
+        arguments = sys.argv[1:]
     options = _parser().parse_args(arguments)
+    if options.command == "build":
+        return run_build(options, arguments)
     if options.command == "demo":
         return _demo(options)
     _parser().print_help()
@@ -31,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"jaxcoreset {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
+    add_build_parser(commands)
     demo = commands.add_parser(
         "demo",
         help="build a coreset of 325,000 flights and run NUTS on it",
@@ -40,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
             "posterior beside that of all rows, and writes a figure and the coreset."
         ),
     )
-    demo.add_argument("--size", type=_positive, default=250, help="rows allowed (250)")
+    demo.add_argument("--size", type=positive_integer, default=250, help="rows allowed (250)")
     demo.add_argument("--seed", type=int, default=0, help="of all random numbers (0)")
     demo.add_argument(
         "--output", type=Path, default=Path("jaxcoreset-demo"), help="directory (jaxcoreset-demo)"
@@ -70,16 +77,6 @@ def _demo(options: argparse.Namespace) -> int:
         print(f"jaxcoreset: cannot write to {options.output}: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _positive(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
-    return number
 
 
 if __name__ == "__main__":

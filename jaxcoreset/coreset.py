@@ -7,10 +7,9 @@ model's arguments. Nothing in it is executed when it is loaded.
 import importlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +18,15 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int, PRNGKeyArray
 from numpyro.infer import MCMC
 
-from jaxcoreset.host import Clock, peak_memory
+from jaxcoreset.host import Clock, peak_memory, write_whole
 from jaxcoreset.laplace import LaplaceApproximation
 from jaxcoreset.likelihood import ModelLikelihood, weighted_model
+from jaxcoreset.model_arguments import flatten
 from jaxcoreset.report import Report
 from jaxcoreset.warm_start import WarmStart, warm_start
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FORMAT = 1
 
@@ -59,6 +62,7 @@ class Coreset:
         model_name: str | None = None,
         approximation: LaplaceApproximation | None = None,
         likelihood: ModelLikelihood | None = None,
+        data_names: Mapping[str, int] | None = None,
     ):
         self.indices: Int[np.ndarray, " m"] = np.asarray(indices, np.int64)
         self.weights: Float[np.ndarray, " m"] = np.asarray(weights)
@@ -69,6 +73,8 @@ class Coreset:
         self.likelihood = likelihood
         self._full_model = model
         self._data_dims = dict(data_dims)
+        # Names of the data among the arguments, and their places when (args, kwargs) is flattened.
+        self._data_names = None if data_names is None else dict(data_names)
         self._model_name = model_name or _name_of(model)
         self._model: Callable | None = None
 
@@ -139,18 +145,138 @@ class Coreset:
             "report": self.report.to_dict(),
             "data_dims": self._data_dims,
             "model": self._model_name,
+            "data_names": self._data_names,
         }
         arrays |= {"indices": self.indices, "weights": self.weights}
         arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        return write_whole(
+            path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays)
+        )
+
+    def to_frame(
+        self, table: "pd.DataFrame | None" = None, *, weight: str = "weight", row: str = "row"
+    ) -> "pd.DataFrame":
+        """The coreset as a table: one line for each of its rows, with the weight.
+
+        Args:
+            table: the data frame, of n rows, that the model's arguments were made from. If left
+                out, the columns are those arguments themselves.
+            weight: the name of the weights' column.
+            row: the name of the column of row numbers, which count from 0.
+
+        Returns:
+            A data frame of m rows: the row numbers, the weights, and either the table's columns at
+            these rows, under the table's index, or the model's data by argument name: an array of
+            one axis as ``y``, others as ``X[0]``, ``X[1]``, ....
+
+        Raises:
+            ValueError: if the table has not n rows, or a column is called like the weights or the
+                row numbers.
+            TypeError: if `table` is no data frame.
+            ModuleNotFoundError: if pandas is not installed; the extra ``tables`` brings it.
+        """
         try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez_compressed(file, allow_pickle=False, **arrays)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-        return path
+            import pandas as pd
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "pandas is missing; to_frame needs it: pip install 'jaxcoreset[tables]'",
+                name="pandas",
+            ) from error
+        if table is None:
+            frame = pd.DataFrame(self._data_columns())
+        elif not isinstance(table, pd.DataFrame):
+            raise TypeError(f"table is a {type(table).__name__}; wanted a pandas DataFrame.")
+        elif len(table) != self.report.num_data:
+            raise ValueError(
+                f"table has {len(table):,} rows; wanted the {self.report.num_data:,} that the "
+                "coreset was built from, in the same order."
+            )
+        else:
+            frame = table.iloc[self.indices].copy()
+        for option, name in (("row", row), ("weight", weight)):
+            if name in frame.columns or row == weight:
+                raise ValueError(
+                    f"{option} is {name!r}, and there is another column of that name; wanted a new "
+                    f"one, for instance {option}='coreset_{name}'."
+                )
+        frame.insert(0, row, self.indices)
+        frame.insert(1, weight, self.weights)
+        return frame
+
+    def to_csv(
+        self,
+        path: str | os.PathLike,
+        table: "pd.DataFrame | None" = None,
+        *,
+        weight: str = "weight",
+        row: str = "row",
+    ) -> Path:
+        """Write `to_frame` as CSV with a header and without the index, whole or not at all.
+
+        Args:
+            path: where to.
+            table: see `to_frame`.
+            weight: see `to_frame`.
+            row: see `to_frame`.
+
+        Returns:
+            The path written.
+        """
+        frame = self.to_frame(table, weight=weight, row=row)
+        return write_whole(path, lambda file: frame.to_csv(file, index=False, encoding="utf-8"))
+
+    def to_parquet(
+        self,
+        path: str | os.PathLike,
+        table: "pd.DataFrame | None" = None,
+        *,
+        weight: str = "weight",
+        row: str = "row",
+    ) -> Path:
+        """Write `to_frame` as Parquet without the index, whole or not at all.
+
+        Args:
+            path: where to.
+            table: see `to_frame`.
+            weight: see `to_frame`.
+            row: see `to_frame`.
+
+        Returns:
+            The path written.
+
+        Raises:
+            ModuleNotFoundError: if pandas or pyarrow is not installed; the extra ``tables`` brings
+                them.
+        """
+        frame = self.to_frame(table, weight=weight, row=row)
+        try:
+            importlib.import_module("pyarrow")
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "pyarrow is missing; Parquet needs it: pip install 'jaxcoreset[tables]'",
+                name="pyarrow",
+            ) from error
+        return write_whole(path, lambda file: frame.to_parquet(file, engine="pyarrow", index=False))
+
+    def _data_columns(self) -> dict[str, np.ndarray]:
+        """The model's data as columns by name."""
+        leaves = jax.tree.leaves((self.args, self.kwargs))
+        names = self._data_names
+        if names is None:  # made by hand, or saved by a version that kept no names
+            model = self._full_model or (lambda *args, **kwargs: None)
+            found = flatten(model, self.args, self.kwargs).names
+            names = {
+                name: at
+                for at, name in enumerate(found)
+                if np.ndim(leaves[at]) > 0 and len(leaves[at]) == len(self)
+            }
+        columns: dict[str, np.ndarray] = {}
+        for name, at in names.items():
+            values = np.asarray(leaves[at])
+            for index in np.ndindex(values.shape[1:]):
+                suffix = f"[{','.join(map(str, index))}]" if index else ""
+                columns[name + suffix] = values[(slice(None), *index)]
+        return columns
 
 
 def coreset_of_rows(
@@ -173,6 +299,7 @@ def coreset_of_rows(
         data_dims=likelihood.data_dims,
         approximation=approximation,
         likelihood=likelihood,
+        data_names=likelihood.data_names,
     )
 
 
@@ -202,9 +329,16 @@ def whole_coreset(model: Callable, likelihood: ModelLikelihood, size: int, clock
     )
     args, kwargs = likelihood.assemble(likelihood.data)
     weights = np.ones(n, jnp.zeros(()).dtype)
-    dims = likelihood.data_dims
     return Coreset(
-        model, np.arange(n), weights, args, kwargs, report, data_dims=dims, likelihood=likelihood
+        model,
+        np.arange(n),
+        weights,
+        args,
+        kwargs,
+        report,
+        data_dims=likelihood.data_dims,
+        data_names=likelihood.data_names,
+        likelihood=likelihood,
     )
 
 
@@ -243,6 +377,7 @@ def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:
         Report.from_dict(header["report"]),
         data_dims=header["data_dims"],
         model_name=header["model"],
+        data_names=header.get("data_names"),
     )
 
 

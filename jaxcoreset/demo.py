@@ -159,7 +159,9 @@ def _figure(
     figure = plt.figure(figsize=(12, 5.6), layout="constrained")
     parts = figure.subfigures(1, 2, width_ratios=[2.1, 1], squeeze=False)
     left, right = parts[0]
-    axes = plot_marginals(draws, full.mode, full.sd, names, left.subplots(4, 5).flat)
+    labels = ("coreset, NUTS", "all rows, Laplace")
+    grid = left.subplots(4, 5).flat
+    axes = plot_marginals(draws, full.mode, full.sd, names, grid, labels=labels)
     left.legend(
         *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False
     )

@@ -1,10 +1,13 @@
-"""What is done on the host beside the device: choices of rows, progress, clocks, checks, memory."""
+"""What is done on the host beside the device: choices of rows, progress, clocks, checks, files."""
 
+import os
 import sys
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import jax
 import numpy as np
@@ -64,3 +67,17 @@ def at_least(name: str, value: Any, lowest: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < lowest:
         raise ValueError(f"{name} is {value!r}; wanted a whole number of at least {lowest}.")
     return int(value)
+
+
+def write_whole(path: str | os.PathLike, write: Callable[[IO[bytes]], Any]) -> Path:
+    """Write a file under another name and rename it, so that it is there whole or not at all."""
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        with open(temporary, "xb") as file:
+            write(file)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return path

@@ -77,6 +77,12 @@ class ModelLikelihood:
         """The number of data, n."""
         return self.data[0].shape[0]
 
+    @property
+    def data_names(self) -> dict[str, int]:
+        """The data's names, as X or batch['x'], and their places among the arguments' leaves."""
+        arguments = self._arguments
+        return {arguments.names[position]: position for position in arguments.data_at}
+
     def assemble(self, data: Sequence) -> tuple[tuple, dict]:
         """The model's (args, kwargs) with `data` in place of the data leaves.
 

@@ -1,11 +1,13 @@
-"""The command and the demonstration, the latter on a part of the flights."""
+"""The command: the demonstration on a part of the flights, and builds from files."""
 
 import os
 import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
+from sklearn.linear_model import LogisticRegression
 
 import jaxcoreset as jc
 from jaxcoreset import cli, demo, flights
@@ -78,3 +80,190 @@ def test_every_public_name_is_there():
         assert getattr(jc, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = jc.nothing
+
+
+@pytest.fixture(scope="module")
+def shop():
+    """Three columns that explain whether somebody is late, and how often they come."""
+    rng = np.random.default_rng(0)
+    n = 400
+    age, member = rng.normal(40, 12, n).round(1), rng.random(n) < 0.4
+    town = rng.choice(["Bergen", "Oslo"], n)
+    eta = 0.8 * (age - 40) / 12 + 0.9 * member - 0.6 * (town == "Oslo")
+    late = (rng.random(n) < 1 / (1 + np.exp(-eta))).astype(int)
+    visits = rng.poisson(np.exp(0.5 * eta))
+    return pd.DataFrame(
+        {"age": age, "member": member, "town": town, "late": late, "visits": visits}
+    )
+
+
+@pytest.fixture
+def file(shop, tmp_path):
+    path = tmp_path / "shop.csv"
+    shop.to_csv(path, index=False)
+    return path
+
+
+LATE = ["--likelihood", "logistic", "--response", "late", "--categorical", "town", "--columns"]
+LATE += ["age,member,town"]
+SIZE = ["--size", "24"]  # one size for all, so that the solver is compiled once
+
+
+def build(*arguments):
+    return cli.main(["build", *map(str, arguments), "--no-progress"])
+
+
+def test_build_writes_the_rows_of_the_file_with_weights(file, shop, tmp_path, capsys):
+    out = tmp_path / "coreset.csv"
+    assert build(file, *LATE, *SIZE, "--out", out) == 0
+    written = pd.read_csv(out)
+    assert list(written.columns) == ["row", "weight", *shop.columns]
+    assert 10 < len(written) <= 24
+    assert (written["weight"] > 0).all()
+    assert written["weight"].sum() == pytest.approx(len(shop), rel=0.1)
+    chosen = shop.iloc[written["row"]].reset_index(drop=True)
+    pd.testing.assert_frame_equal(written[shop.columns], chosen, check_dtype=False)
+    told = capsys.readouterr().out
+    assert "estimated KL" in told
+    assert f"Wrote {out}" in told
+
+
+def test_weighted_fit_elsewhere_is_the_fit_on_all_rows(file, shop, tmp_path):
+    """scikit-learn on the 24 rows, with their weights, against scikit-learn on all 400.
+
+    The prior of the command is the penalty: C is the square of its scale; the intercept's prior is
+    so wide that leaving it out changes nothing here. The tolerance is a twentieth of a posterior
+    standard deviation (about 0.11 for the standardised age).
+    """
+    out = tmp_path / "coreset.parquet"
+    assert build(file, *LATE, *SIZE, "--out", out, "--prior-scale", 2) == 0
+    coreset = pd.read_parquet(out)
+
+    def fit(frame, weight=None):
+        age = (frame["age"] - shop["age"].mean()) / shop["age"].std(ddof=0)
+        x = np.stack([age, frame["member"], frame["town"] == "Oslo"], axis=1).astype(float)
+        model = LogisticRegression(C=4.0, tol=1e-8, max_iter=1000)
+        model.fit(x, frame["late"], sample_weight=weight)
+        return np.append(model.coef_[0], model.intercept_)
+
+    expected = fit(shop)
+    np.testing.assert_allclose(fit(coreset, coreset["weight"]), expected, atol=5e-3)
+    # without the weights, or with others, it is not
+    assert np.abs(fit(coreset) - expected).max() > 0.05
+
+
+def test_npz_is_a_coreset_that_loads_with_its_model(file, tmp_path):
+    out = tmp_path / "coreset.npz"
+    options = ["--likelihood", "poisson", "--response", "visits", "--columns", "age"]
+    assert build(file, *options, "--tol", 0.01, "--out", out) == 0
+    coreset = jc.load(out)
+    assert coreset.report.kl + 2 * coreset.report.kl_standard_error < 0.01
+    assert coreset.report.num_data == 400
+    assert coreset.model is not None
+    assert coreset.kwargs["x"].shape == (len(coreset), 1)
+
+
+def test_same_seed_gives_the_same_coreset_and_another_does_not(file, tmp_path):
+    outs = [tmp_path / f"{i}.csv" for i in range(3)]
+    for out, seed in zip(outs, (1, 1, 2), strict=True):
+        assert build(file, *LATE, *SIZE, "--out", out, "--seed", seed) == 0
+    first, second, third = (out.read_text() for out in outs)
+    assert first == second != third
+
+
+def test_model_of_the_user_is_built_for(file, tmp_path, capsys):
+    model = tmp_path / "shop_model_of_test_cli.py"
+    model.write_text(
+        "import numpyro, numpyro.distributions as dist\n"
+        "def visits(member, town, y):\n"
+        "    a = numpyro.sample('a', dist.Normal(0, 2).expand([2]).to_event(1))\n"
+        "    b = numpyro.sample('b', dist.Normal(0, 2))\n"
+        "    with numpyro.plate('rows', len(y)):\n"
+        "        numpyro.sample('y', dist.Bernoulli(logits=a[town] + b * member), obs=y)\n"
+        "def broken(member, y):\n"
+        "    return member.nothing\n",
+        encoding="utf-8",
+    )
+    out, report = tmp_path / "out.csv", tmp_path / "out.html"
+    options = ["--response", "late", "--categorical", "town", *SIZE, "--out", out]
+    assert build(file, "--model", f"{model}:visits", *options, "--report", report) == 0
+    # Eight kinds of rows are all that such a model can tell apart.
+    assert len(pd.read_csv(out)) <= 8
+    assert "shop_model_of_test_cli.py:visits" in report.read_text(encoding="utf-8")
+    capsys.readouterr()
+    options = ["--response", "late", "--out", out]
+    assert build(file, "--model", f"{model}:broken", *options) == 2
+    error = capsys.readouterr().err
+    assert "failed with AttributeError in shop_model_of_test_cli.py, line 8" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["absent.csv", *LATE], "there is no file absent.csv"),
+        ([*LATE[:2]], "--response is missing"),
+        (["--likelihood", "logistic", "--response", "lat"], "did you mean 'late'?"),
+        ([*LATE[:4], "--columns", "agee"], "no column 'agee'; did you mean 'age'?"),
+        ([*LATE[:4], "--columns", "age,town"], "line 2, column 'town': "),
+        (["--likelihood", "logistic", "--response", "visits"], "column 'visits': found "),
+        (["--likelihood", "poisson", "--response", "age"], "column 'age': found "),
+        ([*LATE, "--out", "absent/coreset.csv"], "there is no directory absent"),
+        ([*LATE, "--out", "coreset.xlsx"], "wanted a name in .csv, .parquet, .npz"),
+        ([*LATE, "--out", "shop.csv"], "is the file that is read"),
+        ([*LATE, "--weight-column", "age"], "has a column 'age' already"),
+        (["--model", "nowhere_at_all:model"], "no module 'nowhere_at_all'"),
+        (
+            ["--model", "nowhere:model", "--prior-scale", "2"],
+            "--prior-scale goes with --likelihood",
+        ),
+        ([*LATE, "--max-size", "2", "--tol", "1e-9"], "Raise max_size"),
+    ],
+)
+def test_mistakes_are_told_without_a_traceback(arguments, message, file, monkeypatch, capsys):
+    monkeypatch.chdir(file.parent)
+    given = arguments if arguments[0].endswith(".csv") else ["shop.csv", *arguments]
+    out = [] if "--out" in arguments else ["--out", "coreset.csv"]
+    assert build(*given, *out) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("jaxcoreset: ")
+    assert message in error
+    assert "Traceback" not in error
+    assert sorted(os.listdir()) == ["shop.csv"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["shop.csv", "--out", "c.csv"],
+        ["shop.csv", "--likelihood", "gamma", "--out", "c.csv"],
+        ["shop.csv", *LATE, "--size", "0", "--out", "c.csv"],
+        ["shop.csv", *LATE, "--size", "5", "--tol", "0.1", "--out", "c.csv"],
+        ["shop.csv", *LATE, "--tol", "-1", "--out", "c.csv"],
+        ["shop.csv", *LATE[:4], "--columns", "a,,b", "--out", "c.csv"],
+        ["shop.csv", *LATE],
+    ],
+)
+def test_options_that_make_no_sense_exit_with_two(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["build", *arguments])
+    assert stopped.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_build_runs_as_a_command_of_its_own(file, tmp_path):
+    """Progress goes to standard error, and the report of the build to standard output."""
+    out, report = tmp_path / "coreset.csv", tmp_path / "report.html"
+    program, size = [sys.executable, "-m", "jaxcoreset.cli", "build"], ["--size", "5"]
+    found = subprocess.run(
+        [*program, file.name, *LATE, *size, "--out", out.name, "--report", report.name],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert found.returncode == 0, found.stderr
+    assert "400 rows, 5 columns." in found.stderr
+    assert found.stdout.startswith("Coreset report")
+    assert out.is_file()
+    assert "</html>" in report.read_text(encoding="utf-8")

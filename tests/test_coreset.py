@@ -2,11 +2,15 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas as pd
 import pytest
 from numpyro.infer.util import log_density
 
@@ -117,3 +121,114 @@ def test_saved_file_holds_no_pickle(coreset, tmp_path):
     path: Path = coreset.save(tmp_path / "rows.npz")
     with np.load(path, allow_pickle=False) as contents:
         assert all(contents[name].dtype != object for name in contents.files)
+
+
+def test_frame_has_rows_weights_and_the_models_arguments(coreset):
+    frame = coreset.to_frame()
+    assert list(frame.columns) == ["row", "weight", "x[0]", "x[1]", "y"]
+    np.testing.assert_array_equal(frame["row"], coreset.indices)
+    np.testing.assert_array_equal(frame["weight"], coreset.weights)
+    np.testing.assert_array_equal(frame[["x[0]", "x[1]"]], coreset.args[0])
+    np.testing.assert_array_equal(frame["y"], coreset.kwargs["y"])
+
+
+def test_frame_of_a_table_has_its_rows_and_leaves_it_alone(coreset):
+    table = pd.DataFrame({"id": np.arange(300) * 7, "name": [f"n{i}" for i in range(300)]})
+    table.index = table.index + 1000
+    frame = coreset.to_frame(table)
+    assert list(table.columns) == ["id", "name"]
+    assert list(frame.columns) == ["row", "weight", "id", "name"]
+    np.testing.assert_array_equal(frame["id"], 7 * coreset.indices)
+    np.testing.assert_array_equal(frame.index, coreset.indices + 1000)
+    assert frame["name"].tolist() == [f"n{i}" for i in coreset.indices]
+
+
+def test_arguments_that_happen_to_be_as_long_as_the_coreset_are_no_columns():
+    """A vector of prior scales, of the length that the coreset will have, is not data."""
+
+    def model(X, scales, y=None):
+        beta = numpyro.sample("beta", dist.Normal(0, scales).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ beta, 1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 3)), rng.normal(size=60)
+    solver = jc.MatchingPursuit()  # quick to compile
+    builder = jc.CoresetBuilder(model, 3, solver=solver, num_draws=50, num_held_out=50)
+    small = builder.run(jax.random.key(0), x, jnp.ones(3), y=y)
+    assert len(small) == 3
+    assert list(small.to_frame().columns) == ["row", "weight", "X[0]", "X[1]", "X[2]", "y"]
+
+
+def test_loaded_coreset_has_the_same_frame_even_without_its_model(coreset, tmp_path):
+    local = jc.Coreset(
+        lambda X, y: None,
+        coreset.indices,
+        coreset.weights,
+        coreset.args,
+        coreset.kwargs,
+        coreset.report,
+        data_dims={"y": -1},
+        data_names=coreset._data_names,
+    )
+    loaded = jc.load(local.save(tmp_path / "local.npz"))
+    pd.testing.assert_frame_equal(loaded.to_frame(), coreset.to_frame())
+
+
+def test_frame_is_there_without_recorded_names(coreset):
+    """As in files of the first version."""
+    old = jc.Coreset(
+        logistic,
+        coreset.indices,
+        coreset.weights,
+        coreset.args,
+        coreset.kwargs,
+        coreset.report,
+        data_dims={"y": -1},
+    )
+    pd.testing.assert_frame_equal(old.to_frame(), coreset.to_frame())
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_written_table_is_the_frame(coreset, kind, tmp_path):
+    table = pd.DataFrame({"x": np.linspace(0, 1, 300), "town": ["Bodø, N", 'say "hi"', "c"] * 100})
+    path = tmp_path / f"rows.{kind}"
+    write, read = (
+        (coreset.to_csv, pd.read_csv) if kind == "csv" else (coreset.to_parquet, pd.read_parquet)
+    )
+    assert write(path, table) == path
+    expected = coreset.to_frame(table).reset_index(drop=True)
+    pd.testing.assert_frame_equal(read(path), expected, check_dtype=False)
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_failed_table_leaves_the_old_file(coreset, tmp_path, monkeypatch):
+    path = coreset.to_csv(tmp_path / "rows.csv")
+    before = path.read_bytes()
+
+    def broken(*args, **kwargs):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(pd.DataFrame, "to_csv", broken)
+    with pytest.raises(OSError, match="disk full"):
+        coreset.to_csv(path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["rows.csv"]
+
+
+def test_tables_that_do_not_fit_are_refused(coreset):
+    table = pd.DataFrame({"weight": np.zeros(300)})
+    with pytest.raises(ValueError, match="weight is 'weight', and there is another column"):
+        coreset.to_frame(table)
+    assert "w" in coreset.to_frame(table, weight="w")
+    with pytest.raises(ValueError, match=r"299 rows; wanted the 300"):
+        coreset.to_frame(pd.DataFrame({"a": np.zeros(299)}))
+    with pytest.raises(TypeError, match="wanted a pandas DataFrame"):
+        coreset.to_frame({"a": np.zeros(300)})
+
+
+@pytest.mark.parametrize("package", ["pandas", "pyarrow"])
+def test_missing_package_names_the_extra(coreset, package, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'jaxcoreset\[tables\]'"):
+        coreset.to_parquet(tmp_path / "rows.parquet")

@@ -1,0 +1,190 @@
+"""How good: the error against the number of rows, and a solver's way to its solution."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jax.typing import ArrayLike
+
+from jaxcoreset.plotting.style import (
+    COLOURS,
+    CORESET,
+    DASHES,
+    EXTRA,
+    FULL,
+    clear_legend,
+    count_axis,
+    log_band,
+    new_axes,
+    tidy,
+)
+from jaxcoreset.report import Report
+from jaxcoreset.solution import Solution
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Where the estimate of the divergence is only a lower bound; see `Report.kl`.
+_LOWER_BOUND_NATS = 0.3
+
+
+def plot_error(report: Report, ax: "Axes | None" = None) -> "Axes":
+    """The error against the number of rows: on the solver's draws, and on draws it did not see.
+
+    Args:
+        report: of a coreset built with a solver that holds a whole path.
+        ax: axes to draw into; new ones if left out.
+
+    Returns:
+        The axes.
+    """
+    ax = new_axes(ax)
+    curve = _positive(report, "held_out_error")
+    rows, held_out = curve["num_used"], curve["held_out_error"]
+    ax.plot(rows, curve["relative_error"], ls=DASHES[1], color=FULL, label="draws the solver saw")
+    ax.plot(rows, held_out, "o-", ms=3.5, color=CORESET, label="held-out draws")
+    # The error is the root of the divergence: two standard errors of one are one of the other.
+    spread = held_out * curve["kl_standard_error"] / np.maximum(curve["kl"], 1e-300)
+    ax.fill_between(
+        rows,
+        *log_band(held_out, spread),
+        color=CORESET,
+        alpha=0.25,
+        lw=0,
+        label="± 2 standard errors",
+    )
+    ax.set(yscale="log", xlabel="rows in the coreset", ylabel="relative error  ‖y − Φw‖ / ‖y‖")
+    count_axis(ax)
+    tidy(ax)
+    clear_legend(ax, loc="lower left")
+    return ax
+
+
+def plot_kl(report: Report, ax: "Axes | None" = None, tol: float | None = None) -> "Axes":
+    """The estimate of the symmetrised KL divergence, in nats, against the number of rows.
+
+    Above 0.3 nats, shaded grey, the estimate is only a lower bound.
+
+    Args:
+        report: of a coreset built with a solver that holds a whole path.
+        ax: axes to draw into; new ones if left out.
+        tol: a tolerance in nats to mark, such as that of the builder.
+
+    Returns:
+        The axes.
+    """
+    ax = new_axes(ax)
+    curve = _positive(report, "kl")
+    rows, kl = curve["num_used"], curve["kl"]
+    ax.plot(rows, kl, "o-", ms=3.5, color=CORESET, label="estimate, held-out draws")
+    band = log_band(kl, 2 * curve["kl_standard_error"])
+    ax.fill_between(rows, *band, color=CORESET, alpha=0.25, lw=0, label="± 2 standard errors")
+    if tol is not None:
+        ax.axhline(tol, color=FULL, ls=DASHES[1], lw=1.3, label=f"tolerance, {tol:g} nats")
+    if report.kl > 0:
+        ax.plot(
+            [report.num_used],
+            [report.kl],
+            "D",
+            ms=7,
+            mfc="none",
+            mec=EXTRA,
+            mew=1.8,
+            ls="none",
+            label=f"this coreset, {report.num_used:,} rows",
+        )
+    ax.set(yscale="log", xlabel="rows in the coreset", ylabel="symmetrised KL divergence (nats)")
+    top = ax.get_ylim()[1]
+    if top > _LOWER_BOUND_NATS:
+        ax.axhspan(_LOWER_BOUND_NATS, top, color="0.93", lw=0, zorder=0)
+        ax.set_ylim(top=top)
+        ax.annotate(
+            "lower bound only",
+            (0.99, _LOWER_BOUND_NATS),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=8,
+            color="0.35",
+        )
+    count_axis(ax)
+    tidy(ax)
+    clear_legend(ax, loc="lower left")
+    return ax
+
+
+def plot_convergence(
+    solutions: Mapping[str, Solution | ArrayLike] | Sequence[Solution],
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """The objective ‖y − Φw‖² after each iteration, of one solver or several.
+
+    As in Zhang et al. (2021), Figure 5: a solver without a history, such as `GIGA`, is a level line
+    at its final objective.
+
+    Args:
+        solutions: single solutions by label, or a sequence of them, which are labelled by their
+            solvers. `IHT`, `AIHT` and `AIHT2` keep a history with ``record_history=True``. In a
+            dictionary there may be plain histories too, arrays of shape (iterations,).
+        ax: axes to draw into; new ones if left out.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: if there is none, or one is a batch of solutions.
+    """
+    if not isinstance(solutions, Mapping):
+        solutions = {solution.solver: solution for solution in solutions}
+    if not solutions:
+        raise ValueError("solutions is empty; wanted at least one Solution.")
+    ax = new_axes(ax, (6.6, 3.8))
+    histories = {label: _history(label, solution) for label, solution in solutions.items()}
+    longest = max(values.size for values in histories.values())
+    for i, (label, values) in enumerate(histories.items()):
+        style = {"color": COLOURS[i % len(COLOURS)], "ls": DASHES[i % len(DASHES)], "lw": 1.7}
+        if values.size == 1:
+            ax.axhline(values[0], label=f"{label} (final)", **style)
+            continue
+        ax.plot(np.arange(1, values.size + 1), values, label=label, **style)
+        if values.size < longest:
+            ax.plot(values.size, values[-1], "o", ms=4.5, color=style["color"])
+    ax.set(yscale="log", xlabel="iteration", ylabel="objective  ‖y − Φw‖²")
+    ax.set_xlim(left=0, right=max(longest * 1.03, 2))
+    tidy(ax)
+    ax.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9)
+    return ax
+
+
+def _history(label: str, solution: Solution | ArrayLike) -> np.ndarray:
+    """The objective by iteration, without the repeats after the stop; one value if none is kept."""
+    if not isinstance(solution, Solution):
+        values = np.atleast_1d(np.asarray(solution, np.float64))
+    elif np.ndim(solution.objective):
+        raise ValueError(
+            f"solution {label!r} is a batch of shape {np.shape(solution.objective)}; wanted a "
+            "single one: pick it with jax.tree.map(lambda leaf: leaf[i], solution)."
+        )
+    elif solution.history is None:
+        values = np.asarray(solution.objective, np.float64)[None]
+    else:
+        stop = max(int(solution.num_iters), 1)
+        values = np.asarray(solution.history, np.float64)[:stop]
+    if values.ndim != 1 or not values.size:
+        raise ValueError(
+            f"history {label!r} has the shape {values.shape}; wanted (iterations,), one or more."
+        )
+    return values
+
+
+def _positive(report: Report, name: str) -> dict[str, np.ndarray]:
+    """The curve where logarithms can be drawn."""
+    keep = np.asarray(report.curve[name]) > 0
+    if not keep.any():
+        raise ValueError(
+            f"report.curve[{name!r}] has no positive value: a coreset of all rows has no error to "
+            "draw. Build one with fewer rows."
+        )
+    return {key: np.asarray(values)[keep] for key, values in report.curve.items()}

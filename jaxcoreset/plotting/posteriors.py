@@ -1,0 +1,370 @@
+"""Two posteriors on top of each other: marginals, and contours of pairs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jax.typing import ArrayLike
+
+from jaxcoreset.laplace import LaplaceApproximation, parameter_names
+from jaxcoreset.plotting.style import CORESET, DASHES, FULL, new_axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Draws of shape (draws, D), or by site with that leading axis; or a Gaussian.
+Posterior = Mapping[str, ArrayLike] | ArrayLike | LaplaceApproximation | tuple[ArrayLike, ArrayLike]
+
+_MOST_DRAWS = 4000  # in a density estimate of a pair
+_GRID = 80
+_SMOOTHING = 1.2  # of Scott's bandwidth, whose contours of far-out draws are frayed
+
+
+def plot_marginals(
+    coreset: Posterior,
+    full: Posterior,
+    sd: ArrayLike | None = None,
+    names: Sequence[str] | None = None,
+    axes: "Iterable[Axes] | None" = None,
+    *,
+    labels: tuple[str, str] = ("coreset", "all rows"),
+) -> np.ndarray:
+    """Marginals of the coreset posterior and of the full posterior, one panel a parameter.
+
+    Args:
+        coreset: the coreset posterior: draws of shape (draws, D); a dictionary of sites, as
+            ``mcmc.get_samples()``; a `LaplaceApproximation`; or (mean, covariance).
+        full: the full posterior, likewise; or its D means, with `sd`.
+        sd: the full posterior's D standard deviations, where `full` is its means.
+        names: D titles; those of the sites if left out.
+        axes: D axes; a grid of new ones if left out.
+        labels: what the two are called in the legend. A new grid has one; for axes of your own take
+            ``axes[0].get_legend_handles_labels()``.
+
+    Returns:
+        The D axes, an object array.
+
+    Raises:
+        ValueError: if the two differ in their number of parameters, or the names do.
+    """
+    first = _Marginals(coreset)
+    if sd is not None:
+        full = (np.asarray(full), np.diag(np.asarray(sd) ** 2))
+    second = _Marginals(full)
+    names = _names(names, first, second)
+    new = axes is None
+    axes = _grid_axes(len(names)) if axes is None else np.asarray(list(axes), dtype=object)
+    for i, ax in enumerate(axes):
+        first.draw_filled(ax, i, labels[0])
+        second.draw_line(ax, i, labels[1])
+        ax.set_title(names[i], fontsize=9)
+        _clean_marginal(ax)
+    if new:
+        axes[0].get_figure().legend(
+            *axes[0].get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=2,
+            frameon=False,
+        )
+    return axes
+
+
+def plot_contours(
+    coreset: Posterior,
+    full: Posterior,
+    ax: "Axes | None" = None,
+    *,
+    parameters: tuple[int, int] = (0, 1),
+    masses: Sequence[float] = (0.5, 0.95),
+    names: Sequence[str] | None = None,
+    labels: tuple[str, str] = ("coreset", "all rows"),
+    legend: bool = True,
+) -> "Axes":
+    """Contours of two parameters, of the coreset posterior over the full posterior.
+
+    Each line holds that share of its posterior's mass with the highest density: an ellipse for a
+    Gaussian (mass 0.865 is the 2σ ellipse of Zhang et al. 2021, Figure 6), a line of a kernel
+    density estimate for draws.
+
+    Args:
+        coreset: the coreset posterior; see `plot_marginals`.
+        full: the full posterior.
+        ax: axes to draw into; new ones if left out.
+        parameters: which two.
+        masses: the shares, each between 0 and 1.
+        names: D names, two of which label the axes.
+        labels: what the two are called in the legend.
+        legend: whether to draw one.
+
+    Returns:
+        The axes.
+    """
+    first, second = _Marginals(coreset), _Marginals(full)
+    names = _names(names, first, second)
+    if not masses or not all(0 < mass < 1 for mass in masses):
+        raise ValueError(f"masses is {masses!r}; wanted shares between 0 and 1.")
+    ax = new_axes(ax, (4.6, 4.2))
+    i, j = parameters
+    second.draw_pair(ax, i, j, sorted(masses), FULL, "-", 2.2)
+    first.draw_pair(ax, i, j, sorted(masses), CORESET, DASHES[1], 1.6)
+    ax.set(xlabel=names[i], ylabel=names[j])
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.autoscale_view()
+    if legend:
+        ax.legend(
+            _line_handles(),
+            [labels[1], labels[0]],
+            loc="lower center",
+            bbox_to_anchor=(0.5, 1.0),
+            ncols=2,
+            frameon=False,
+        )
+    return ax
+
+
+def plot_pairs(
+    coreset: Posterior,
+    full: Posterior,
+    names: Sequence[str] | None = None,
+    parameters: Sequence[int] | None = None,
+    *,
+    masses: Sequence[float] = (0.5, 0.95),
+    labels: tuple[str, str] = ("coreset", "all rows"),
+) -> np.ndarray:
+    """Marginals on the diagonal, and under it the contours of all pairs of parameters.
+
+    Args:
+        coreset: the coreset posterior; see `plot_marginals`.
+        full: the full posterior.
+        names: D names; those of the sites if left out.
+        parameters: which of them to show; the first five if left out.
+        masses: see `plot_contours`.
+        labels: what the two are called in the legend.
+
+    Returns:
+        The p × p axes, an object array; those above the diagonal are not visible.
+    """
+    import matplotlib.pyplot as plt
+
+    first, second = _Marginals(coreset), _Marginals(full)
+    names = _names(names, first, second)
+    shown = list(range(min(5, len(names)))) if parameters is None else list(parameters)
+    p = len(shown)
+    figure, axes = plt.subplots(
+        p, p, figsize=(1.75 * p + 0.8, 1.6 * p + 0.9), layout="constrained", squeeze=False
+    )
+    for row, i in enumerate(shown):
+        for column, j in enumerate(shown):
+            ax = axes[row, column]
+            if column > row:
+                ax.set_visible(False)
+            elif column == row:
+                first.draw_filled(ax, i, labels[0])
+                second.draw_line(ax, i, labels[1])
+                _clean_marginal(ax)
+            else:
+                second.draw_pair(ax, j, i, sorted(masses), FULL, "-", 1.9)
+                first.draw_pair(ax, j, i, sorted(masses), CORESET, DASHES[1], 1.4)
+                ax.autoscale_view()
+                ax.spines[["top", "right"]].set_visible(False)
+                ax.tick_params(labelsize=7)
+                ax.locator_params(nbins=3)
+            if row == p - 1:
+                ax.set_xlabel(names[j], fontsize=9)
+            else:
+                ax.tick_params(labelbottom=False)
+            if column == 0 and row:
+                ax.set_ylabel(names[i], fontsize=9)
+            elif column:
+                ax.tick_params(labelleft=False)
+    for column in range(p):  # one scale for a parameter wherever it is drawn
+        low, high = _limits(shown[column], first, second)
+        for row in range(column, p):
+            axes[row, column].set_xlim(low, high)
+        for other in range(column):
+            axes[column, other].set_ylim(low, high)
+    share = " and ".join(f"{mass:.0%}" for mass in sorted(masses))
+    figure.legend(
+        _line_handles(),
+        [labels[1], labels[0]],
+        title=f"regions of {share}",
+        loc="upper right",
+        frameon=False,
+    )
+    return axes
+
+
+class _Marginals:
+    """A posterior that is looked at one or two parameters at a time: draws, or a Gaussian."""
+
+    def __init__(self, posterior: Posterior):
+        self.names: list[str] | None = None
+        self.draws: np.ndarray | None = None
+        if isinstance(posterior, LaplaceApproximation):
+            self.names = list(posterior.names)
+            self.mean, self.covariance = posterior.mode, posterior.covariance
+        elif isinstance(posterior, tuple):
+            self.mean, self.covariance = (np.asarray(part, np.float64) for part in posterior)
+        else:
+            self.draws, self.names = _flat_draws(posterior)
+            self.mean = self.draws.mean(axis=0)
+            self.covariance = np.atleast_2d(np.cov(self.draws, rowvar=False))
+        d = self.mean.size
+        if self.mean.ndim != 1 or self.covariance.shape != (d, d):
+            raise ValueError(
+                f"a Gaussian has a mean of shape {self.mean.shape} and a covariance of shape "
+                f"{self.covariance.shape}; wanted (D,) and (D, D)."
+            )
+
+    def sd(self, i: int) -> float:
+        return float(np.sqrt(self.covariance[i, i]))
+
+    def density(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """Places and the marginal density there."""
+        mean, sd = self.mean[i], self.sd(i)
+        grid = mean + sd * np.linspace(-4, 4, 201)
+        if self.draws is None:
+            return grid, np.exp(-0.5 * ((grid - mean) / sd) ** 2) / (sd * np.sqrt(2 * np.pi))
+        from scipy.stats import gaussian_kde
+
+        draws = self.draws[:, i]
+        grid = np.linspace(draws.min() - 0.3 * sd, draws.max() + 0.3 * sd, 201)
+        return grid, gaussian_kde(_thin(draws[:, None])[:, 0])(grid)
+
+    def draw_filled(self, ax: "Axes", i: int, label: str) -> None:
+        if self.draws is None:
+            grid, density = self.density(i)
+            ax.fill_between(grid, density, color=CORESET, alpha=0.45, lw=0, label=label)
+        else:
+            bins = int(np.clip(np.sqrt(len(self.draws)), 10, 40))
+            ax.hist(
+                self.draws[:, i], bins=bins, density=True, color=CORESET, alpha=0.45, label=label
+            )
+
+    def draw_line(self, ax: "Axes", i: int, label: str) -> None:
+        ax.plot(*self.density(i), color=FULL, lw=1.6, label=label)
+
+    def draw_pair(
+        self,
+        ax: "Axes",
+        i: int,
+        j: int,
+        masses: Sequence[float],
+        color: str,
+        dash: Any,
+        width: float,
+    ) -> None:
+        both = [i, j]
+        if self.draws is None:
+            factor = np.linalg.cholesky(self.covariance[np.ix_(both, both)])
+            angle = np.linspace(0, 2 * np.pi, 181)
+            circle = np.stack([np.cos(angle), np.sin(angle)])
+            for mass in masses:
+                radius = np.sqrt(-2 * np.log1p(-mass))  # χ² with two degrees of freedom
+                ellipse = self.mean[both, None] + radius * factor @ circle
+                ax.plot(*ellipse, color=color, ls=dash, lw=width, zorder=4)
+            return
+        from scipy.stats import gaussian_kde
+
+        draws = _thin(self.draws[:, both])
+        estimate = gaussian_kde(draws.T, lambda kde: _SMOOTHING * kde.scotts_factor())
+        margin = 0.6 * draws.std(axis=0)
+        low, high = draws.min(axis=0) - margin, draws.max(axis=0) + margin
+        x, y = (np.linspace(a, b, _GRID) for a, b in zip(low, high, strict=True))
+        heights = estimate(np.stack(np.meshgrid(x, y)).reshape(2, -1)).reshape(_GRID, _GRID)
+        levels = np.quantile(estimate(draws.T), sorted(1 - mass for mass in masses))
+        ax.contour(
+            x,
+            y,
+            heights,
+            np.unique(levels),
+            colors=[color],
+            linestyles=[dash],
+            linewidths=width,
+            zorder=4,
+        )
+
+
+def _flat_draws(posterior: Any) -> tuple[np.ndarray, list[str] | None]:
+    """Draws as a matrix (draws, D), and the parameters' names where they are known."""
+    if isinstance(posterior, Mapping):
+        sites = {name: np.asarray(values) for name, values in posterior.items()}
+        lengths = {len(values) for values in sites.values() if values.ndim}
+        if len(lengths) != 1 or any(values.ndim == 0 for values in sites.values()):
+            raise ValueError(
+                "the sites of a posterior differ in their number of draws: "
+                f"{ {name: values.shape for name, values in sites.items()} }; wanted one leading "
+                "axis of draws for all."
+            )
+        names = parameter_names({name: values[0] for name, values in sites.items()})
+        columns = [sites[name].reshape(len(sites[name]), -1) for name in sorted(sites)]
+        return np.concatenate(columns, axis=1).astype(np.float64), names
+    draws = np.asarray(posterior, np.float64)
+    if draws.ndim != 2 or len(draws) < 2:
+        raise ValueError(
+            f"draws have the shape {draws.shape}; wanted (draws, D), at least two draws, a "
+            "dictionary of sites, a LaplaceApproximation, or (mean, covariance)."
+        )
+    return draws, None
+
+
+def _names(names: Sequence[str] | None, first: _Marginals, second: _Marginals) -> Sequence[str]:
+    d = first.mean.size
+    if second.mean.size != d:
+        raise ValueError(
+            f"the coreset posterior has {d} parameters and the full posterior {second.mean.size}; "
+            "wanted the same ones."
+        )
+    if names is None:
+        names = first.names or second.names or [f"parameter {i}" for i in range(d)]
+    if len(names) != d:
+        raise ValueError(f"names has {len(names)} entries; wanted {d}, one a parameter.")
+    return names
+
+
+def _limits(i: int, *posteriors: _Marginals) -> tuple[float, float]:
+    low, high = [], []
+    for posterior in posteriors:
+        mean, sd = posterior.mean[i], posterior.sd(i)
+        low.append(mean - 3.7 * sd)
+        high.append(mean + 3.7 * sd)
+    return min(low), max(high)
+
+
+def _thin(draws: np.ndarray) -> np.ndarray:
+    """At most so many draws, evenly spaced."""
+    return draws[:: -(-len(draws) // _MOST_DRAWS)]
+
+
+def _grid_axes(count: int) -> np.ndarray:
+    import matplotlib.pyplot as plt
+
+    columns = min(5, count)
+    rows = -(-count // columns)
+    _, grid = plt.subplots(
+        rows,
+        columns,
+        figsize=(2.2 * columns, 1.7 * rows + 0.35),
+        layout="constrained",
+        squeeze=False,
+    )
+    for ax in grid.flat[count:]:
+        ax.set_visible(False)
+    return grid.reshape(-1)[:count]
+
+
+def _clean_marginal(ax: "Axes") -> None:
+    ax.set_yticks([])
+    ax.set_ylim(bottom=0)
+    ax.tick_params(labelsize=7)
+    ax.locator_params(axis="x", nbins=4)
+    ax.spines[["top", "left", "right"]].set_visible(False)
+
+
+def _line_handles() -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    return [
+        Line2D([], [], color=FULL, ls="-", lw=2),
+        Line2D([], [], color=CORESET, ls=DASHES[1], lw=1.6),
+    ]

@@ -1,0 +1,242 @@
+"""What was kept: the chosen rows over the data, and their weights."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Num
+
+from jaxcoreset.coreset import Coreset
+from jaxcoreset.plotting.style import (
+    CORESET,
+    DASHES,
+    FULL,
+    GREY,
+    clear_legend,
+    new_axes,
+    plain_log_axis,
+    tidy,
+)
+from jaxcoreset.solution import Solution
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Rows = Coreset | Solution | tuple[ArrayLike, ArrayLike]
+
+_MOST_POINTS = 20_000
+_LEAST_RADIUS = 1.0  # in points
+
+
+def plot_rows(
+    points: Num[ArrayLike, "n d"],
+    coreset: Rows,
+    ax: "Axes | None" = None,
+    *,
+    names: Sequence[str] | None = None,
+    max_radius: float = 11.0,
+    color: str = "black",
+    legend: bool = True,
+) -> "Axes":
+    """The chosen rows over all the data, with a radius in proportion to the weight.
+
+    As in Zhang et al. (2021), Figures 2, 6 and 7. Draw `plot_contours` or `plot_surface` into the
+    same axes first, and the points lie over the posterior.
+
+    Args:
+        points: shape (n, d), where each of the data is drawn. With d > 2 they are projected on
+            their two leading principal directions.
+        coreset: a `Coreset`, a single `Solution`, or (indices, weights).
+        ax: axes to draw into; new ones if left out.
+        names: two labels of the axes.
+        max_radius: of the largest weight, in printer's points. No radius is below one point, so
+            that each row can be seen.
+        color: of the chosen rows.
+        legend: whether to say what the sizes mean.
+
+    Returns:
+        The axes, with two collections: all the data (at most 20,000 of them), and the chosen rows.
+
+    Raises:
+        ValueError: if the points are no matrix of two or more columns, or the coreset has rows that
+            are not among them.
+    """
+    points = np.asarray(points, np.float64)
+    if points.ndim != 2 or points.shape[1] < 2:
+        raise ValueError(
+            f"points has the shape {points.shape}; wanted (n, 2), or more columns to project."
+        )
+    indices, weights = _rows(coreset)
+    if indices.size and not 0 <= indices.min() <= indices.max() < len(points):
+        raise ValueError(
+            f"the coreset has rows from {indices.min()} to {indices.max()}, and points has "
+            f"{len(points)}; wanted the points of all the data that it was built from."
+        )
+    if points.shape[1] > 2:
+        points = _project(points)
+        names = names or ["principal direction 1", "principal direction 2"]
+    ax = new_axes(ax, (5.2, 4.6))
+    shown = points
+    if len(points) > _MOST_POINTS:
+        shown = points[np.random.default_rng(0).choice(len(points), _MOST_POINTS, replace=False)]
+    dense = len(shown) > 2000
+    ax.scatter(*shown.T, s=3 if dense else 9, color="0.6", alpha=0.35 if dense else 0.6, lw=0)
+    largest = float(weights.max(initial=0.0)) or 1.0
+
+    def area(weight: Any) -> Any:
+        radius = np.maximum(max_radius * weight / largest, _LEAST_RADIUS)
+        return (2 * radius) ** 2
+
+    order = np.argsort(-weights, kind="stable")  # small ones on top
+    style = {"facecolor": color, "edgecolor": "white", "alpha": 0.8, "linewidth": 0.6}
+    ax.scatter(*points[indices[order]].T, s=area(weights[order]), zorder=2.5, **style)
+    if names is not None:
+        ax.set(xlabel=names[0], ylabel=names[1])
+    if legend and indices.size:
+        marks = sorted({_round(largest * part) for part in (0.25, 0.5, 1.0)})
+        handles = [ax.scatter([], [], s=area(mark), **style) for mark in marks]
+        for handle in handles:  # the samples of the legend are not data
+            handle.remove()
+        ax.legend(
+            handles,
+            [f"{mark:,.3g}" if mark < 1000 else f"{mark:,.0f}" for mark in marks],
+            title=f"weight ({len(indices):,} of {len(points):,} rows)",
+            loc="lower center",
+            bbox_to_anchor=(0.5, 1.0),
+            ncols=len(marks),
+            frameon=False,
+            handletextpad=0.8,
+            columnspacing=2.0,
+        )
+    return ax
+
+
+def plot_surface(
+    x: Num[ArrayLike, " p"],
+    y: Num[ArrayLike, " q"],
+    values: Num[ArrayLike, "q p"],
+    ax: "Axes | None" = None,
+    *,
+    label: str | None = None,
+    limits: tuple[float, float] | None = None,
+) -> "Axes":
+    """A function over the plane as filled contours, such as a regression's posterior mean.
+
+    As under the points of Zhang et al. (2021), Figures 2 and 7.
+
+    Args:
+        x: p places along the first axis.
+        y: q places along the second.
+        values: the function there, shape (q, p).
+        ax: axes to draw into; new ones if left out.
+        label: of the colour bar, with the unit; without it there is no bar.
+        limits: the values at the two ends of the colours. Give the same to panels that are
+            compared.
+
+    Returns:
+        The axes.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    ax = new_axes(ax, (5.2, 4.6))
+    values = np.asarray(values)
+    low, high = limits or (float(values.min()), float(values.max()))
+    levels = MaxNLocator(12, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    filled = ax.contourf(
+        np.asarray(x),
+        np.asarray(y),
+        values,
+        levels,
+        cmap="cividis",
+        extend="both" if limits else "neither",
+        alpha=0.75,
+    )
+    ax.contour(np.asarray(x), np.asarray(y), values, levels, colors="white", linewidths=0.5)
+    if label is not None:
+        figure = ax.get_figure()
+        assert figure is not None
+        figure.colorbar(filled, ax=ax, label=label)
+    return ax
+
+
+def plot_weights(coreset: Rows, ax: "Axes | None" = None, *, num_data: int | None = None) -> "Axes":
+    """The weights, largest first, and what they sum to against the number of data.
+
+    Args:
+        coreset: a `Coreset`, a single `Solution`, or (indices, weights).
+        ax: axes to draw into; new ones if left out.
+        num_data: n, for the comparison; a coreset's own if left out.
+
+    Returns:
+        The axes. Their first line has the sorted weights, the second, where n is known, the level
+        n/m that m equal weights would have.
+    """
+    _, weights = _rows(coreset)
+    if not weights.size:
+        raise ValueError("the coreset has no rows with a positive weight, so nothing to draw.")
+    if num_data is None and isinstance(coreset, Coreset):
+        num_data = coreset.report.num_data
+    ax = new_axes(ax)
+    ranks = np.arange(1, weights.size + 1)
+    ordered = np.sort(weights)[::-1]
+    ax.plot(
+        ranks,
+        ordered,
+        "o-",
+        color=CORESET,
+        ms=3.5 if weights.size < 300 else 2,
+        lw=1,
+        label="weight",
+    )
+    total = (
+        f"sum of weights {weights.sum():,.5g}"
+        if weights.sum() < 1e4
+        else (f"sum of weights {weights.sum():,.0f}")
+    )
+    if num_data is not None:
+        ax.axhline(
+            num_data / weights.size,
+            color=FULL,
+            ls=DASHES[1],
+            lw=1.4,
+            label=f"n / m = {num_data / weights.size:,.4g}, equal weights",
+        )
+        total += f", n = {num_data:,} ({weights.sum() / num_data:.1%})"
+    ax.set(xlabel="row, largest weight first", ylabel="weight (data that the row stands for)")
+    ax.set_yscale("log")
+    plain_log_axis(ax.yaxis, *ax.get_ylim())
+    ax.set_title(total, fontsize=10, color=GREY, loc="left")
+    tidy(ax)
+    clear_legend(ax, loc="lower left")
+    return ax
+
+
+def _rows(coreset: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers and positive weights."""
+    if isinstance(coreset, tuple):
+        indices, weights = coreset
+    else:
+        indices, weights = coreset.indices, coreset.weights
+    indices, weights = np.asarray(indices), np.asarray(weights, np.float64)
+    if indices.ndim != 1 or indices.shape != weights.shape:
+        raise ValueError(
+            f"indices and weights have the shapes {indices.shape} and {weights.shape}; wanted (m,) "
+            "for both: pick one solution of a batch."
+        )
+    used = weights > 0
+    return indices[used], weights[used]
+
+
+def _project(points: np.ndarray) -> np.ndarray:
+    centred = points - points.mean(axis=0)
+    _, directions = np.linalg.eigh(centred.T @ centred)
+    leading = directions[:, ::-1][:, :2]
+    # A sign for each direction, so that the picture does not depend on the eigensolver.
+    signs = np.sign(leading[np.abs(leading).argmax(axis=0), [0, 1]])
+    return centred @ (leading * signs)
+
+
+def _round(value: float) -> float:
+    """A number with one or two digits."""
+    return float(f"{value:.2g}")

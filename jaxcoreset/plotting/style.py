@@ -1,0 +1,63 @@
+"""What all pictures share: colours, dashes, axes, and ticks that people read without thinking."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's colours, without the yellow, which is too light for a line on white.
+FULL, CORESET, EXTRA = "#0072B2", "#D55E00", "#009E73"
+GREY = "#767676"
+COLOURS = (CORESET, FULL, EXTRA, "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.3)), (0, (7, 2, 1.5, 2)), (0, (3, 1.2)))
+_INCHES = (5.2, 3.8)
+
+
+def new_axes(ax: Any, size: tuple[float, float] = _INCHES) -> "Axes":
+    """The axes given, or those of a new figure."""
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=size, layout="constrained")[1]
+
+
+def tidy(ax: "Axes") -> None:
+    """A light grid behind the data, and no box around them."""
+    ax.grid(True, which="major", color="0.88", lw=0.7)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def plain_log_axis(axis: Any, low: float, high: float) -> None:
+    """Ticks of a logarithmic axis at 1, 2, 5, 10, ..., written out; sparser on a long one."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    decades = np.log10(high / low)
+    subs = (1, 2, 3, 5, 7) if decades < 1 else (1, 2, 5) if decades < 3.5 else (1,)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}")
+    )
+    axis.set_minor_formatter(NullFormatter())
+
+
+def count_axis(ax: "Axes") -> None:
+    """A logarithmic x axis of whole numbers."""
+    ax.set_xscale("log")
+    plain_log_axis(ax.xaxis, *ax.get_xlim())
+
+
+def clear_legend(ax: "Axes", *args: Any, **kwargs: Any) -> None:
+    """A legend whose words stay legible over a line."""
+    ax.legend(*args, frameon=True, framealpha=0.9, edgecolor="none", fontsize=9, **kwargs)
+
+
+def log_band(values: np.ndarray, spread: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A band around positive values that stays positive: their logarithms ± spread / values."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(values > 0, spread / values, 0.0)
+    factor = np.exp(np.minimum(ratio, 20.0))
+    return values / factor, values * factor
