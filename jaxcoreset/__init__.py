@@ -50,16 +50,22 @@ if _TYPE_CHECKING:
     from jaxcoreset.solvers.stochastic import ProjectedOptax as ProjectedOptax
     from jaxcoreset.solvers.stochastic import StochasticAIHT as StochasticAIHT
     from jaxcoreset.sparse_vi import SparseVI as SparseVI
+    from jaxcoreset.weighting import Guide as Guide
+    from jaxcoreset.weighting import Pathfinder as Pathfinder
+    from jaxcoreset.weighting import SubsampleNUTS as SubsampleNUTS
 
 __version__ = "0.1.0"
 
 # What brings optax with it, or is rarely wanted, is imported when it is asked for.
 _LATER = {
     "CompressedProblem": "jaxcoreset.compression",
+    "Guide": "jaxcoreset.weighting",
+    "Pathfinder": "jaxcoreset.weighting",
     "ProjectedOptax": "jaxcoreset.solvers.stochastic",
     "SVRGIHT": "jaxcoreset.solvers.stochastic",
     "SparseVI": "jaxcoreset.sparse_vi",
     "StochasticAIHT": "jaxcoreset.solvers.stochastic",
+    "SubsampleNUTS": "jaxcoreset.weighting",
     "compress": "jaxcoreset.compression",
     "kernel_problem": "jaxcoreset.kernel",
     "project": "jaxcoreset.compression",
