@@ -6,6 +6,10 @@ built again. The same draws tell when to stop. With L and L_w the log-likelihood
 the coreset, the variance of L − L_w estimates the symmetrised KL divergence under π̂, and under the
 coreset posterior π_w as well: since π/π_w ∝ exp(L − L_w), it is then a statement about π that does
 not lean on π̂. Where both say the same, π̂ served its purpose.
+
+A coreset built far from the posterior is sure of a wrong place: its log-likelihood is right where
+π̂ was, and off by v = Var(L − L_w) ≫ 1 nat² where its own posterior is. Taken as the next π̂ it can
+wander. So the next π̂ is then the posterior of L_w/√v, which is wider by v^¼.
 """
 
 import dataclasses
@@ -18,7 +22,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxcoreset.draw_pool import DrawPool
+from jaxcoreset.draw_pool import DrawPool, Use
 from jaxcoreset.laplace import LaplaceApproximation
 from jaxcoreset.likelihood import ModelLikelihood
 from jaxcoreset.tolerance import Choice, Estimate, estimate_at
@@ -28,10 +32,13 @@ from jaxcoreset.weighting.nuts import ChainDraws, CoresetSampler
 MOST_ROUNDS = 5
 # Of 100 draws of π̂, so many must be worth a draw of the full posterior for π̂ to pass unrepaired.
 GOOD_EFFICIENCY = 0.1
-# Estimates agree within this factor, their standard errors included.
-_FACTOR = 2.0
+# Estimates agree within this part of the smaller one, beside their standard errors. Under two
+# posteriors that are near, the variances differ by this much even without Monte Carlo error.
+_SLACK = 0.25
 # Above, an estimate in nats is a lower bound only, and agreement may be chance.
 _TRUSTED = 0.3
+# Above, in nats, a coreset's posterior is too sure of the wrong place, and is widened.
+_TEMPERED = 1.0
 # Below, in nats, it does not matter whether two estimates agree.
 _NEGLIGIBLE = 1e-4
 
@@ -50,6 +57,8 @@ class Round:
         agrees: whether the two agree; None where there is one only.
         r_hat: the largest split R-hat of the chains on the coreset posterior.
         num_divergent: their divergent transitions.
+        next_temperature: what the coreset's log-likelihood is divided by in the posterior that is
+            the next π̂; 1 where the own estimate is at most one nat.
         efficiency: what fraction of the weighting's draws is worth a draw of the full posterior,
             by importance weights under a Gaussian of the draws' mean and covariance, or under the
             Laplace approximation where the draws are its own; None where it was not asked for.
@@ -64,6 +73,7 @@ class Round:
     agrees: bool | None = None
     r_hat: float | None = None
     num_divergent: int | None = None
+    next_temperature: float | None = None
     efficiency: float | None = None
 
     @classmethod
@@ -122,12 +132,19 @@ class Checker:
         """
         if self._sampler is None:
             self._sampler = CoresetSampler(self.likelihood, num_samples=self.num_draws)
-        nuts_key, key = jax.random.split(key)
-        source = sample_coreset_posterior(self._sampler, pool, choice, nuts_key)
-        own_pool = pool.on(source, key)
+        keys = jax.random.split(key, 4)
+        source = sample_coreset_posterior(self._sampler, pool, choice, keys[0])
+        own_pool = pool.on(source, keys[1])
         own_pool.want(select=self.num_draws)
         own = estimate_at(own_pool, choice.path, choice.at, "select")
         self.is_settled, self._were_alike = agree(choice.estimate, own, self._were_alike, self.tol)
+        temperature = 1.0
+        if own.kl > _TEMPERED and not self.is_settled:
+            temperature = float(np.sqrt(own.kl / _TEMPERED))
+            wide = sample_coreset_posterior(
+                self._sampler, own_pool, choice, keys[2], temperature=temperature, use="select"
+            )
+            own_pool = pool.on(wide, keys[3])
         return own_pool, dataclasses.replace(
             outcome,
             own_kl=own.kl,
@@ -135,6 +152,7 @@ class Checker:
             agrees=self.is_settled,
             r_hat=source.r_hat,
             num_divergent=source.num_divergent,
+            next_temperature=temperature,
         )
 
 
@@ -143,10 +161,10 @@ def agree(
 ) -> tuple[bool, bool]:
     """Whether the estimates under π̂ and under the coreset's own posterior agree.
 
-    They do where each is within a factor of two of the other, or both are negligible: below 1e-4
-    nats, or a tenth of `tol`; two standard errors are allowed for. With `tol`, the coreset's own
-    estimate must not be above it. Above 0.3 nats an estimate is a lower bound only, and two must
-    agree in two rounds running.
+    They do where they differ by no more than a quarter of the smaller one and two of their joint
+    standard errors, or where both are negligible: below 1e-4 nats, or a tenth of `tol`. With `tol`,
+    the coreset's own estimate must not be above it, two standard errors allowed. Above 0.3 nats an
+    estimate is a lower bound only, and two must be alike in two rounds running.
 
     Args:
         under_weighting: the estimate under π̂.
@@ -158,10 +176,13 @@ def agree(
         Whether to stop, and whether the two were alike.
     """
     negligible = _NEGLIGIBLE if tol is None else tol / 10
-    alike = (
-        own.lower <= _FACTOR * under_weighting.upper
-        and under_weighting.lower <= _FACTOR * own.upper
-    ) or max(own.upper, under_weighting.upper) <= negligible
+    error = np.hypot(own.standard_error, under_weighting.standard_error)
+    smaller = min(own.kl, under_weighting.kl)
+    difference = abs(own.kl - under_weighting.kl)
+    alike = bool(
+        difference <= _SLACK * smaller + 2 * error
+        or max(own.upper, under_weighting.upper) <= negligible
+    )
     if tol is not None and own.lower > tol:
         return False, alike
     return alike and (before or own.kl <= _TRUSTED), alike
@@ -186,19 +207,27 @@ def efficiency(pool: DrawPool) -> float:
 
 
 def sample_coreset_posterior(
-    sampler: CoresetSampler, pool: DrawPool, choice: Choice, key: PRNGKeyArray
+    sampler: CoresetSampler,
+    pool: DrawPool,
+    choice: Choice,
+    key: PRNGKeyArray,
+    *,
+    temperature: float = 1.0,
+    use: Use = "solver",
 ) -> ChainDraws:
-    """NUTS on a coreset, from the likeliest of the draws that it was built at.
+    """NUTS on a coreset, from the likeliest of some draws.
 
     Args:
         sampler: the model's sampler; compiled once for coresets of one length.
         pool: the draws, and the candidates' log-likelihoods at them.
         choice: the coreset.
         key: a JAX random key.
+        temperature: what the coreset's log-likelihood is divided by.
+        use: which of the pool's draws to start from.
     """
     indices = np.asarray(choice.path.indices[choice.at], np.int64)
-    weights = np.asarray(choice.path.weights[choice.at])
-    part = pool.parts("solver")[0]
+    weights = np.asarray(choice.path.weights[choice.at]) / temperature
+    part = pool.parts(use)[0]
     flat, prior = _flat_and_prior(pool.likelihood, [part])
     density = weights @ np.asarray(part.values[indices]) + prior
     density[~np.isfinite(density)] = -np.inf
@@ -206,7 +235,7 @@ def sample_coreset_posterior(
     starts = flat[np.resize(best, sampler.num_chains)]
     rows = indices if pool.rows is None else pool.rows[indices]
     # One shape for all the coresets of a size: the rest are repetitions of a row with weight 0.
-    return sampler.run(key, rows, weights, starts, _covariance(flat))
+    return sampler.run(key, rows, weights, starts, temperature * _covariance(flat))
 
 
 def _flat_and_prior(likelihood: ModelLikelihood, parts: list) -> tuple[np.ndarray, np.ndarray]:

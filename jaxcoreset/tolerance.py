@@ -143,28 +143,30 @@ def errors(
         held_out: the candidates' atoms, and the target, under draws that the solver did not see.
         inefficiency: how many of these draws are worth an independent one.
     """
-
-    @jax.jit
-    def measure(indices: Array, weights: Array) -> tuple[Array, Array, Array]:
-        residual = held_out.target - jnp.matmul(
-            weights, held_out.gather(indices), precision=HIGHEST
-        )
-        # Entries are over √S: times S, their squares are draws of the squared difference.
-        squares = held_out.num_draws * residual**2
-        kl = jnp.mean(squares)
-        error = jnp.sqrt(kl) / jnp.linalg.norm(held_out.target)
-        spread = jnp.std(squares) * np.sqrt(inefficiency / held_out.num_draws)
-        return error, kl, spread
-
-    measured = jax.lax.map(lambda pair: measure(*pair), (path.indices, path.weights))
-    error, kl, standard_error = (np.asarray(value, np.float64) for value in measured)
+    measured = _measure(held_out, path.indices, path.weights)
+    error, kl, spread = (np.asarray(value, np.float64) for value in measured)
     return {
         "num_used": np.asarray(path.size),
         "relative_error": np.asarray(path.relative_error, np.float64),
         "held_out_error": error,
         "kl": kl,
-        "kl_standard_error": standard_error,
+        "kl_standard_error": spread * np.sqrt(inefficiency / held_out.num_draws),
     }
+
+
+@jax.jit
+def _measure(held_out: CoresetProblem, indices: Array, weights: Array) -> tuple:
+    """Relative error, squared residuals' mean, and their standard deviation, by solution."""
+
+    def one(pair: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        indices, weights = pair
+        combined = jnp.matmul(weights, held_out.gather(indices), precision=HIGHEST)
+        # Entries are over √S: times S, their squares are draws of the squared difference.
+        squares = held_out.num_draws * (held_out.target - combined) ** 2
+        kl = jnp.mean(squares)
+        return jnp.sqrt(kl) / jnp.linalg.norm(held_out.target), kl, jnp.std(squares)
+
+    return jax.lax.map(one, (indices, weights))
 
 
 def _curve(pool: DrawPool, path: Solution, sizes: np.ndarray) -> dict[str, np.ndarray]:

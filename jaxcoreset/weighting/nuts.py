@@ -1,15 +1,16 @@
 """NUTS on weighted rows: on a uniform subset as π̂, and on a coreset to repair a π̂."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 from jax.flatten_util import ravel_pytree
+from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer.hmc import HMCState, hmc
 
 from jaxcoreset.host import at_least, host_generator
 from jaxcoreset.laplace import Params
@@ -20,6 +21,7 @@ from jaxcoreset.weighting.base import DrawSource, Weighting
 # Up to so many parameters the whole mass matrix is adapted, beyond its diagonal.
 _DENSE = 100
 _JITTER = 0.1
+_STEPS_PER_CALL = 50
 
 
 class SubsampleNUTS(Weighting):
@@ -69,13 +71,14 @@ class CoresetSampler:
     """NUTS on the posterior of weighted rows, compiled once for all weights and rows of one shape.
 
     It moves in coordinates z with θ = centre + scale · z, so that what is known of the posterior
-    is a warm start of its mass matrix.
+    is a warm start of its mass matrix. Warm-up and sampling are calls of one compiled function, in
+    which chains are a batch.
 
     Args:
         likelihood: the model's likelihood and data.
         num_chains: chains, run as one batch.
-        num_warmup: steps of adaptation of each chain.
-        num_samples: draws that are made at a time, of all chains together.
+        num_warmup: steps of adaptation of each chain, rounded up to a multiple of 50.
+        num_samples: draws that are made at first, of all chains together, rounded up likewise.
     """
 
     def __init__(
@@ -88,33 +91,50 @@ class CoresetSampler:
     ):
         self.likelihood = likelihood
         self.num_chains = num_chains
+        self.num_warmup = -(-num_warmup // _STEPS_PER_CALL) * _STEPS_PER_CALL
+        self.num_samples = num_samples
         flat, self.unravel = ravel_pytree(likelihood.init_params)
 
-        def model(data: tuple, weights: Array, centre: Array, scale: Array) -> None:
-            real = dist.constraints.real_vector
-            z = numpyro.sample("z", dist.ImproperUniform(real, (), (flat.size,)))
-            params = self.unravel(centre + jnp.matmul(scale, z, precision=HIGHEST))
-            values = likelihood.log_likelihood(params, data)
-            numpyro.factor("likelihood", jnp.vdot(weights, values, precision=HIGHEST))
-            numpyro.factor("prior", likelihood.log_prior(params))
+        def potential(data: tuple, weights: Array, centre: Array, scale: Array) -> Callable:
+            def energy(z: Array) -> Float[Array, ""]:
+                params = self.unravel(centre + jnp.matmul(scale, z, precision=HIGHEST))
+                values = likelihood.log_likelihood(params, data)
+                total = jnp.vdot(weights, values, precision=HIGHEST)
+                return -total - likelihood.log_prior(params)
 
-        self.mcmc = MCMC(
-            NUTS(model, dense_mass=flat.size <= _DENSE),
-            num_warmup=num_warmup,
-            num_samples=max(8, -(-num_samples // num_chains)),
-            num_chains=num_chains,
-            chain_method="vectorized",
-            progress_bar=False,
-            jit_model_args=True,
-        )
+            return energy
+
+        begin, move = hmc(potential_fn_gen=potential, algo="NUTS")
+
+        @jax.jit
+        def start(keys: PRNGKeyArray, z: Array, args: tuple) -> HMCState:
+            return jax.vmap(
+                lambda key, at: begin(
+                    at,
+                    self.num_warmup,
+                    dense_mass=flat.size <= _DENSE,
+                    model_args=args,
+                    rng_key=key,
+                )
+            )(keys, z)
+
+        @jax.jit
+        def advance(state: HMCState, args: tuple) -> tuple[HMCState, tuple[Array, Array]]:
+            def step(state: HMCState, _: None) -> tuple[HMCState, tuple[Array, Array]]:
+                state = jax.vmap(lambda one: move(one, args))(state)
+                return state, (state.z, state.diverging)
+
+            return jax.lax.scan(step, state, None, length=_STEPS_PER_CALL)
+
+        self._start, self._advance = start, advance
 
     def run(
         self,
         key: PRNGKeyArray,
         rows: Int[np.ndarray, " m"],
         weights: ArrayLike,
-        starts: Float[ArrayLike, "c d"],
-        covariance: Float[ArrayLike, "d d"] | None = None,
+        starts: ArrayLike,
+        covariance: ArrayLike | None = None,
     ) -> "ChainDraws":
         """Adapt, and draw for the first time.
 
@@ -122,28 +142,34 @@ class CoresetSampler:
             key: a JAX random key.
             rows: row numbers, shape (m,).
             weights: shape (m,).
-            starts: a starting point for each chain, flat and unconstrained.
-            covariance: what is known of the posterior's covariance, positive definite.
+            starts: a starting point for each chain, flat and unconstrained, shape (chains, D).
+            covariance: what is known of the posterior's covariance, shape (D, D) and positive
+                definite.
         """
-        starts = jnp.asarray(starts)
-        if covariance is None:
-            scale = jnp.eye(starts.shape[1], dtype=starts.dtype)
-        else:
-            scale = jnp.asarray(np.linalg.cholesky(np.asarray(covariance, np.float64)))
-            scale = scale.astype(starts.dtype)
-        centre = starts[0]
+        starts = jnp.asarray(starts, jnp.zeros(()).dtype)
+        width = starts.shape[1]
+        known = np.eye(width) if covariance is None else np.asarray(covariance, np.float64)
+        scale = jnp.asarray(np.linalg.cholesky(known), starts.dtype)
         data = tuple(jnp.asarray(leaf) for leaf in self.likelihood.take(rows))
-        args = (data, jnp.asarray(weights, starts.dtype), centre, scale)
-        z = jax.scipy.linalg.solve_triangular(scale, (starts - centre).T, lower=True).T
-        self.mcmc.post_warmup_state = None
-        self.mcmc.run(key, *args, init_params={"z": z})
-        return ChainDraws(self, key, args)
+        args = (data, jnp.asarray(weights, starts.dtype), starts[0], scale)
+        z = solve_triangular(scale, (starts - starts[0]).T, lower=True).T
+        state = self._start(jax.random.split(key, self.num_chains), z, args)
+        for _ in range(self.num_warmup // _STEPS_PER_CALL):
+            state, _ = self._advance(state, args)
+        return ChainDraws(self, state, args)
 
-    def draws(self, args: tuple) -> Float[np.ndarray, "c s d"]:
-        """The draws of the last run, flat and unconstrained, by chain."""
+    def go_on(
+        self, state: HMCState, args: tuple, num: int
+    ) -> tuple[HMCState, Float[np.ndarray, "s c d"], int]:
+        """At least `num` draws of all chains together; also, how many transitions diverged."""
+        parts, divergent = [], 0
+        while len(parts) * _STEPS_PER_CALL * self.num_chains < num:
+            state, (z, diverging) = self._advance(state, args)
+            parts.append(np.asarray(z))
+            divergent += int(jnp.sum(diverging))
         _, _, centre, scale = args
-        z = self.mcmc.get_samples(group_by_chain=True)["z"]
-        return np.asarray(centre + jnp.einsum("csd,ed->cse", z, scale, precision=HIGHEST))
+        z = np.concatenate(parts)
+        return state, np.asarray(centre) + z @ np.asarray(scale).T, divergent
 
 
 class ChainDraws(DrawSource):
@@ -154,16 +180,14 @@ class ChainDraws(DrawSource):
         num_divergent: divergent transitions in the first run.
     """
 
-    def __init__(self, sampler: CoresetSampler, key: PRNGKeyArray, args: tuple):
-        self._sampler, self._key, self._args = sampler, key, args
-        self._state = sampler.mcmc.last_state
-        first = sampler.draws(args)
-        self._parts = [_interleave(first)]
-        self.r_hat = float(np.max(split_gelman_rubin(first.astype(np.float64))))
-        self.num_divergent = int(np.sum(sampler.mcmc.get_extra_fields()["diverging"]))
-        effective = np.min(effective_sample_size(first.astype(np.float64)))
-        num = first.shape[0] * first.shape[1]
-        self._inefficiency = float(num / np.clip(effective, 1, num))
+    def __init__(self, sampler: CoresetSampler, state: HMCState, args: tuple):
+        self._sampler, self._args = sampler, args
+        self._state, first, self.num_divergent = sampler.go_on(state, args, sampler.num_samples)
+        self._flat = _in_turn(first)
+        by_chain = np.swapaxes(first, 0, 1).astype(np.float64)
+        self.r_hat = float(np.max(split_gelman_rubin(by_chain)))
+        effective = np.nan_to_num(np.min(effective_sample_size(by_chain)))
+        self._inefficiency = float(len(self._flat) / np.clip(effective, 1, len(self._flat)))
 
     @property
     def inefficiency(self) -> float:
@@ -172,19 +196,13 @@ class ChainDraws(DrawSource):
 
     def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
         """See `DrawSource.take`; the chains have a key of their own, and `key` is not used."""
-        while sum(map(len, self._parts)) < start + num:
-            self._go_on()
-        flat = np.concatenate(self._parts)[start : start + num]
-        return jax.vmap(self._sampler.unravel)(jnp.asarray(flat))
-
-    def _go_on(self) -> None:
-        mcmc = self._sampler.mcmc
-        mcmc.post_warmup_state = self._state
-        mcmc.run(jax.random.fold_in(self._key, len(self._parts)), *self._args)
-        self._state = mcmc.last_state
-        self._parts.append(_interleave(self._sampler.draws(self._args)))
+        missing = start + num - len(self._flat)
+        if missing > 0:
+            self._state, more, _ = self._sampler.go_on(self._state, self._args, missing)
+            self._flat = np.concatenate([self._flat, _in_turn(more)])
+        return jax.vmap(self._sampler.unravel)(jnp.asarray(self._flat[start : start + num]))
 
 
-def _interleave(draws: Float[np.ndarray, "c s d"]) -> Float[np.ndarray, "n d"]:
+def _in_turn(draws: Float[np.ndarray, "s c d"]) -> Float[np.ndarray, "n d"]:
     """Draws of several chains in turn, so that any part of the sequence has all of them."""
-    return np.swapaxes(draws, 0, 1).reshape(-1, draws.shape[-1])
+    return draws.reshape(-1, draws.shape[-1])
