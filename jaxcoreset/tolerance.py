@@ -3,7 +3,9 @@
 The smallest of many estimates on the same draws is too low: it is chosen for being low. So a size
 is chosen by the "select" draws, and what is said about it comes from the "confirm" draws, which
 had no part in the choice. Where they do not confirm it, they join the others, and new ones are
-drawn for the next choice.
+drawn for the next choice. Passing is a condition on the confirming draws as well, so that estimates
+that come within two standard errors of the tolerance are low by about half of one; a standard error
+is at most a tenth of the tolerance.
 """
 
 from dataclasses import dataclass

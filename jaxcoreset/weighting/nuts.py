@@ -107,7 +107,7 @@ class CoresetSampler:
         begin, move = hmc(potential_fn_gen=potential, algo="NUTS")
 
         @jax.jit
-        def start(keys: PRNGKeyArray, z: Array, args: tuple) -> HMCState:
+        def start(keys: Array, z: Array, args: tuple) -> HMCState:
             return jax.vmap(
                 lambda key, at: begin(
                     at,
