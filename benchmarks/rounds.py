@@ -4,8 +4,8 @@
 
 Every start is built, sampled and built again until the builder stops by itself, at most five
 times: ``CoresetBuilder(rounds=5)``. The starts: draws of the full posterior (NUTS on all rows), in
-one round, to say what can be reached; the Laplace approximation; draws whose mean is three of the posterior's
-standard deviations off in every parameter and whose spread is twice as wide; and the prior.
+one round, to say what can be reached; the Laplace approximation; draws whose mean is three of the
+posterior's standard deviations off in every parameter, and twice as wide; and the prior.
 
 The error is the symmetrised KL divergence between full and coreset posterior, in nats. Without
 normalisers it is E_π[L − L_w] − E_{π_w}[L − L_w], here by NUTS on all rows and on the coreset.
