@@ -45,7 +45,7 @@ def hierarchical(group: Any, y: Any = None, num_groups: int = 50) -> None:
     with numpyro.plate("groups", num_groups):
         z = numpyro.sample("z", dist.Normal(0.0, 1.0))
     with numpyro.plate("data", group.shape[0]):
-        numpyro.sample("y", dist.Normal((mu + tau * z)[group], sigma), obs=y)
+        numpyro.sample("y", dist.Normal(jnp.asarray(mu + tau * z)[group], sigma), obs=y)
 
 
 def robust(x: Any, y: Any = None) -> None:

@@ -195,7 +195,7 @@ class CoresetBuilder:
     ) -> list[Coreset]:
         """Build until the coreset's own posterior agrees with what it was built under."""
         likelihood, clock = construction.likelihood, construction.clock
-        most = MOST_ROUNDS if self.rounds == "auto" else self.rounds
+        most = MOST_ROUNDS if isinstance(self.rounds, str) else self.rounds
         checker = Checker(likelihood, self.tol, self.num_held_out)
         name = type(self.weighting).__name__
         found: list[Coreset] = []

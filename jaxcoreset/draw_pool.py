@@ -20,7 +20,7 @@ from jaxcoreset.laplace import Params
 from jaxcoreset.likelihood import ModelLikelihood
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.weighting import DrawSource
-from jaxcoreset.weighting.base import shares
+from jaxcoreset.weighting.base import FEWEST, shares
 
 Use = Literal["solver", "select", "confirm"]
 
@@ -83,10 +83,15 @@ class DrawPool:
         return self.likelihood.num_data if self.rows is None else self.rows.size
 
     @property
-    def is_exhausted(self) -> bool:
-        """Whether the source has no more draws."""
+    def remaining(self) -> int | None:
+        """How many draws the source still has; None where there are as many as one wants."""
         limit = self.source.limit
-        return limit is not None and self._taken >= limit
+        return None if limit is None else limit - self._taken
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the source has too few draws left to be of use."""
+        return self.remaining is not None and self.remaining < FEWEST
 
     def parts(self, use: Use) -> list[Part]:
         """The draws of one use, block by block."""
@@ -118,14 +123,10 @@ class DrawPool:
             for use in self._parts
             if counts.get(use, 0) > self.count(use)
         }
-        if not missing or self.is_exhausted:
+        if not missing or (self._taken and self.is_exhausted):
             return
-        limit = self.source.limit
-        left = None if limit is None else limit - self._taken
-        if left is not None and self._taken and left < 8:
-            self._taken += left  # too few to be centred and shared out
-            return
-        shared = dict(zip(missing, shares(list(missing.values()), left), strict=True))
+        wanted = list(missing.values())
+        shared = dict(zip(missing, shares(wanted, self.remaining), strict=True))
         num = sum(shared.values())
         draws = self.source.take(self._key, self._taken, num)
         self._taken += num

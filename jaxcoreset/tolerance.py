@@ -18,6 +18,7 @@ from jaxtyping import Array
 from jaxcoreset.draw_pool import DrawPool, Use
 from jaxcoreset.problem import HIGHEST, CoresetProblem
 from jaxcoreset.solution import Solution
+from jaxcoreset.weighting.base import FEWEST
 
 # The standard error of the estimate is at most this part of the tolerance, where draws allow.
 PRECISION = 0.1
@@ -118,7 +119,7 @@ def smallest_within(
             estimate = estimate_at(pool, path, at, "confirm")
         if estimate.upper <= tol:
             return Choice(path, sizes, at, estimate, curve)
-        if pool.is_exhausted:
+        if pool.remaining is not None and pool.remaining < max(FEWEST, num_held_out // 4):
             # The draws of a fixed stock confirm again, and so only another size can pass.
             first = at + 1
         else:

@@ -36,6 +36,12 @@ class Normal(DrawSource):
         return {"theta": jax.random.normal(jax.random.fold_in(key, start), (num, 40))}
 
 
+class Stock(Normal):
+    """As many of them as `limit`."""
+
+    limit = 0
+
+
 class Linear:
     """Row i has the log-likelihood θ_i: the variance of L − L_w is Σ (1 − w_i)², exactly."""
 
@@ -62,8 +68,8 @@ def path_of(variances):
     return Solution(indices, jnp.asarray(weights), zeros, zeros, zeros.astype(int), zeros == 0)
 
 
-def choose(variances, seed, tol=1.0, num_held_out=400):
-    pool = DrawPool(LINEAR, Normal(), jax.random.key(seed))
+def choose(variances, seed, tol=1.0, num_held_out=400, source=None):
+    pool = DrawPool(LINEAR, source or Normal(), jax.random.key(seed))
     pool.want(solver=8, select=num_held_out, confirm=num_held_out)
     sizes = np.arange(1, len(variances) + 1)
     return smallest_within(pool, path_of(variances), sizes, tol, num_held_out), pool
@@ -119,6 +125,19 @@ def test_draws_do_not_grow_without_end():
     choice, pool = choose(np.array([1.0]), 1, num_held_out=50)
     assert not choice.is_within
     assert pool.count("select") + pool.count("confirm") <= 50 * 16 * 7
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize("left", [0, 5, 60, 150])
+def test_fixed_stock_of_draws_is_used_up_and_no_more(left):
+    """Sizes just above the tolerance fail; whatever is left after that, the good one is found."""
+    source = Stock()
+    source.limit = 8 + 2 * 400 + left
+    choice, pool = choose(np.append(np.full(25, 1.0), 0.5), 0, source=source)
+    assert choice.is_within
+    assert choice.at == 25
+    assert pool.count("solver") + pool.count("select") + pool.count("confirm") <= source.limit
+    assert pool.count("confirm") > 0
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from jaxtyping import PRNGKeyArray
 from jaxcoreset.laplace import LaplaceApproximation, Params
 from jaxcoreset.likelihood import ModelLikelihood
 
-_FEWEST = 8
+# Fewer draws can be neither centred nor shared out.
+FEWEST = 8
 
 
 class DrawSource(abc.ABC):
@@ -78,9 +79,9 @@ def shares(wanted: list[int], available: int | None) -> list[int]:
     total = sum(wanted)
     if available is None or available >= total:
         return wanted
-    if available < _FEWEST:
+    if available < FEWEST:
         raise ValueError(
-            f"samples has {available} draws; wanted at least {_FEWEST}, better 1000. Bring more "
+            f"samples has {available} draws; wanted at least {FEWEST}, better 1000. Bring more "
             "draws (weighting)."
         )
     lowest = [min(4, one) for one in wanted]
