@@ -260,7 +260,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two rounds, fewer draws")
-    parser.add_argument("--only", help="only models whose name has this in it")
+    parser.add_argument(
+        "--only", help="only models whose name has this in it; the output's other rows are kept"
+    )
     parser.add_argument("--data-dir", type=Path, help="folder of the papers' data sets")
     parser.add_argument("--output", type=Path, help="where the JSON goes")
     parser.add_argument("--figure", type=Path, help="where the figure goes")
@@ -270,9 +272,12 @@ def main(arguments: list[str] | None = None) -> None:
         draw(json.loads(options.redraw.read_text())["rows"], options.figure)
         return
     rows: list[dict[str, Any]] = []
+    if options.only and options.output and options.output.is_file():
+        rows = json.loads(options.output.read_text())["rows"]
     for name, (model, args, size) in cases(options.data_dir).items():
         if options.only and options.only not in name:
             continue
+        rows = [row for row in rows if row["model"] != name]
         rows += run_one(name, model, args, size, options.quick)
         common.write(
             options.output,

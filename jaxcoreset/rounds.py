@@ -162,7 +162,8 @@ def agree(
     """Whether the estimates under π̂ and under the coreset's own posterior agree.
 
     They do where they differ by no more than a quarter of the smaller one and two of their joint
-    standard errors, or where both are negligible: below 1e-4 nats, or a tenth of `tol`. With `tol`,
+    standard errors, which count up to the smaller one itself: an estimate that could be anything
+    agrees with nothing. Or both are negligible: below 1e-4 nats, or a tenth of `tol`. With `tol`,
     the coreset's own estimate must not be above it, two standard errors allowed. Above 0.3 nats an
     estimate is a lower bound only, and two must be alike in two rounds running.
 
@@ -180,7 +181,7 @@ def agree(
     smaller = min(own.kl, under_weighting.kl)
     difference = abs(own.kl - under_weighting.kl)
     alike = bool(
-        difference <= _SLACK * smaller + 2 * error
+        difference <= _SLACK * smaller + min(2 * error, smaller)
         or max(own.upper, under_weighting.upper) <= negligible
     )
     if tol is not None and own.lower > tol:

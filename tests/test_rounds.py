@@ -166,6 +166,7 @@ def test_sampler_draws_from_the_weighted_posterior(data):
         ((0.01, 0.001), (0.02, 0.001), False, None, False),
         ((0.02, 0.001), (0.01, 0.001), False, None, False),
         ((0.01, 0.005), (0.02, 0.005), False, None, True),  # as far as one can tell
+        ((9.0, 7.6), (0.2, 0.01), False, None, False),  # nothing can be told
         ((1e-7, 1e-8), (2e-5, 1e-6), False, None, True),  # negligible
         ((1e-4, 1e-5), (4e-4, 1e-5), False, 0.01, True),  # negligible for this tolerance
         ((0.009, 0.0001), (0.012, 0.0005), False, 0.01, False),  # above it

@@ -39,7 +39,7 @@ class Guide(Weighting):
     """
 
     autoguide: Callable[..., Any] = AutoMultivariateNormal
-    num_steps: int = 3000
+    num_steps: int = 4000
     batch_size: int = 500
     learning_rate: float = 0.02
     optimizer: optax.GradientTransformation | None = None
@@ -130,7 +130,7 @@ class Guide(Weighting):
                 "steps; lower learning_rate, raise batch_size or num_particles, or give a factory "
                 "with an init_loc_fn of its own."
             )
-        if not any((value.std(axis=0) > 0).any() for value in values):
+        if not any((np.ptp(value, axis=0) > 0).any() for value in values):
             raise ValueError(
                 f"autoguide is {type(guide).__name__}, whose draws are all the same; wanted one "
                 "with spread, for instance AutoMultivariateNormal."
