@@ -110,6 +110,11 @@ def _claims(result: dict[str, Any]) -> str:
     return markdown(rows, list(rows[0]))
 
 
+def _rounds(result: dict[str, Any]) -> str:
+    columns = ["model", "size", "start", "round", "true KL", "estimate", "own estimate", "stops"]
+    return markdown([row for row in result["rows"] if "round" in row], columns)
+
+
 _ORDER = (
     ("AIHT2", "GIGA"),
     ("AIHT2", "SparseVI"),
@@ -129,6 +134,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "scaling": ("solvers", _scaling),
     "methods": ("methods", _methods),
     "claims": ("methods", _claims),
+    "rounds": ("rounds", _rounds),
 }
 
 

@@ -54,6 +54,9 @@ if _TYPE_CHECKING:
     from jaxcoreset.solvers.stochastic import ProjectedOptax as ProjectedOptax
     from jaxcoreset.solvers.stochastic import StochasticAIHT as StochasticAIHT
     from jaxcoreset.sparse_vi import SparseVI as SparseVI
+    from jaxcoreset.weighting import Guide as Guide
+    from jaxcoreset.weighting import Pathfinder as Pathfinder
+    from jaxcoreset.weighting import SubsampleNUTS as SubsampleNUTS
 
 __version__ = "0.1.0"
 
@@ -61,10 +64,13 @@ __version__ = "0.1.0"
 _LATER = {
     "Certificate": "jaxcoreset.certificate",
     "CompressedProblem": "jaxcoreset.compression",
+    "Guide": "jaxcoreset.weighting",
+    "Pathfinder": "jaxcoreset.weighting",
     "ProjectedOptax": "jaxcoreset.solvers.stochastic",
     "SVRGIHT": "jaxcoreset.solvers.stochastic",
     "SparseVI": "jaxcoreset.sparse_vi",
     "StochasticAIHT": "jaxcoreset.solvers.stochastic",
+    "SubsampleNUTS": "jaxcoreset.weighting",
     "certificate_cost": "jaxcoreset.certificate",
     "certify": "jaxcoreset.certificate",
     "compress": "jaxcoreset.compression",

@@ -2,45 +2,30 @@
 
 The stages are: find the weighting π̂, draw from it, sum the log-likelihoods of *all* rows at the
 draws into the target, evaluate the candidates' into atoms, solve, and measure the error on draws
-that the solver did not see.
+that the solver did not see. With rounds, the coreset's own posterior is then looked at, and is the
+next π̂ where the two do not agree.
 """
 
-import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.constraints import Constraint
+from jaxcoreset.construction import Construction
 from jaxcoreset.coreset import Coreset, coreset_of_rows, whole_coreset
-from jaxcoreset.embedding import centre, log_likelihood_matrix, log_likelihood_sum
-from jaxcoreset.host import Clock, at_least, host_generator, peak_memory, progress_bar
+from jaxcoreset.draw_pool import DrawPool
+from jaxcoreset.host import Clock, at_least, peak_memory
 from jaxcoreset.likelihood import ModelLikelihood, model_likelihood
-from jaxcoreset.problem import HIGHEST, CoresetProblem
 from jaxcoreset.report import Report
-from jaxcoreset.solution import Solution
-from jaxcoreset.solve import default_solver, sweep
+from jaxcoreset.rounds import MOST_ROUNDS, Checker, Round
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.hard_thresholding import AIHT2, HardThresholding
-from jaxcoreset.weighting import DrawSource, Laplace, Params, Weighting
-
-# Up to here every row is a candidate; beyond, a uniform subset of so many, or of so many times the
-# size asked for. The target is a sum over all rows either way.
-_ALL_CANDIDATES = 10_000
-_MIN_CANDIDATES = 2_000
-_CANDIDATES_PER_ROW = 8
-_CANDIDATES_PER_GROUP = 64
-# The draws must be several times the rows, or the solver fits the draws and not the posterior.
-_MIN_DRAWS = 500
-_DRAWS_PER_ROW = 4
-_CURVE_POINTS = 24
-# With a tolerance, the first size that is tried lies between these.
-_FIRST_SIZE, _LARGEST_FIRST_SIZE = 32, 256
+from jaxcoreset.tolerance import Choice, Estimate
+from jaxcoreset.weighting import DrawSource, Laplace, Weighting
 
 
 class CoresetBuilder:
@@ -52,11 +37,23 @@ class CoresetBuilder:
         model: a NumPyro model whose observations are independent given its parameters.
         size: at most so many rows.
         tol: as few rows as bring the estimated symmetrised KL divergence, with two Monte Carlo
-            standard errors on top, to at most so many nats. Sizes are tried by doubling, and the
-            draws grow with them.
-        weighting: how the weighting distribution π̂ is found: `Laplace` or `Draws`.
+            standard errors on top, to at most so many nats. Sizes are tried by doubling, and draws
+            are added: four for every row that is tried, and held-out ones until the standard error
+            is at most a tenth of `tol`. A size is chosen by some of the held-out draws, and the
+            estimate that is reported comes from others.
+        weighting: how the weighting distribution π̂ is found: `Laplace`, `Draws`, `Guide`,
+            `Pathfinder` or `SubsampleNUTS`.
         solver: the solver; the default is that of `solve`.
-        num_draws: draws of π̂ for the solver, S; four times the size and at least 500 if left out.
+        num_draws: draws of π̂ for the solver, S; four times the size and at least 500 if left out,
+            and with `tol` at least four times the size whatever it is.
+        rounds: at most so many builds. After each of them the coreset's own posterior is sampled by
+            NUTS, and where the error estimated under it does not agree with that under π̂, the
+            coreset is built again with these draws as π̂; see `jaxcoreset.rounds`. 1 builds once
+            and does not look. "auto", the default, looks only where importance weights say that
+            less than a tenth of π̂'s draws is worth a draw of the full posterior, which costs
+            nothing; then there are at most five builds.
+        on_missed_tol: what to do where `tol` cannot be met: "raise" an error that says what was
+            reached, or return the "best" coreset there is, whose report says so.
         constraint: a `Constraint` on the rows and weights over all n rows, such as
             ``StratifiedTopK(labels, reserved=5)`` for at least five slots of every class; or, with
             `by`, what makes one of the labels, such as ``partial(StratifiedTopK, reserved=5)``. The
@@ -82,6 +79,8 @@ class CoresetBuilder:
         solver: Solver | None = None,
         num_draws: int | None = None,
         *,
+        rounds: int | Literal["auto"] = "auto",
+        on_missed_tol: Literal["raise", "best"] = "raise",
         constraint: Constraint | Callable[[np.ndarray], Constraint] | None = None,
         by: str | None = None,
         max_size: int = 2000,
@@ -107,6 +106,10 @@ class CoresetBuilder:
         self.constraint = constraint
         self.by = by
         self.num_draws = None if num_draws is None else at_least("num_draws", num_draws, 2)
+        self.rounds = rounds if rounds == "auto" else at_least("rounds", rounds, 1)
+        if on_missed_tol not in ("raise", "best"):
+            raise ValueError(f"on_missed_tol is {on_missed_tol!r}; wanted 'raise' or 'best'.")
+        self.on_missed_tol = on_missed_tol
         self.max_size = at_least("max_size", max_size, 1)
         self.num_held_out = at_least("num_held_out", num_held_out, 2)
         self.num_candidates = (
@@ -144,9 +147,14 @@ class CoresetBuilder:
             **kwargs: the model's keyword arguments.
 
         Raises:
-            ValueError: if the model or the data cannot be used; the message says what to do.
+            ValueError: if the model or the data cannot be used, or `tol` cannot be met; the message
+                says what to do.
         """
-        start_key, weighting_key, *keys = jax.random.split(key, 5)
+        return self.run_rounds(key, *args, **kwargs)[-1]
+
+    def run_rounds(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> list[Coreset]:
+        """The coresets after each round, of which `run` returns the last; arguments as in `run`."""
+        start_key, weighting_key, draws_key, rows_key, solver_key = jax.random.split(key, 5)
         clock = Clock()
         with clock.stage("model"):
             likelihood = model_likelihood(
@@ -158,14 +166,88 @@ class CoresetBuilder:
                 key=start_key,
             )
         if self.size is not None and self.size >= likelihood.num_data:
-            return whole_coreset(self.model, likelihood, self.size, clock)
-        constraint = self._constraint(likelihood.num_data, args, kwargs)
+            return [whole_coreset(self.model, likelihood, self.size, clock)]
+        construction = Construction(
+            likelihood=likelihood,
+            constraint=self._constraint(likelihood.num_data, args, kwargs),
+            solver=self.solver,
+            size=self.size,
+            tol=self.tol,
+            max_size=self.max_size,
+            num_draws=self.num_draws,
+            num_held_out=self.num_held_out,
+            num_candidates=self.num_candidates,
+            rows_key=rows_key,
+            clock=clock,
+        )
         with clock.stage("weighting"):
             source = self.weighting.fit(likelihood, weighting_key, show_progress=self.progress_bar)
-        if self.size is not None:
-            attempt = self._attempt(likelihood, source, constraint, keys, self.size, clock)
-            return self._finish(likelihood, source, clock, attempt, len(attempt.sizes) - 1)
-        return self._within_tolerance(likelihood, source, constraint, keys, clock)
+        pool = DrawPool(likelihood, source, draws_key, self.batch_size, self.progress_bar)
+        return self._repair(construction, source, pool, draws_key, solver_key)
+
+    def _repair(
+        self,
+        construction: Construction,
+        source: DrawSource,
+        pool: DrawPool,
+        draws_key: PRNGKeyArray,
+        solver_key: PRNGKeyArray,
+    ) -> list[Coreset]:
+        """Build until the coreset's own posterior agrees with what it was built under."""
+        likelihood, clock = construction.likelihood, construction.clock
+        most = MOST_ROUNDS if isinstance(self.rounds, str) else self.rounds
+        checker = Checker(likelihood, self.tol, self.num_held_out)
+        name = type(self.weighting).__name__
+        found: list[Coreset] = []
+        history: list[Round] = []
+        while True:
+            number = len(history) + 1
+            construction.embed(pool)
+            looks = most > 1 and not checker.is_settled
+            worth = None
+            if looks and self.rounds == "auto" and number == 1:
+                with clock.stage("agreement"):
+                    worth, looks = checker.is_worth_a_look(pool)
+            choice = construction.build(
+                pool,
+                jax.random.fold_in(solver_key, number),
+                is_final=not looks or number == most,
+            )
+            if choice is None:
+                return [*found, whole_coreset(self.model, likelihood, likelihood.num_data, clock)]
+            own_pool = None
+            outcome = Round.of(name, choice, worth)
+            if looks:
+                with clock.stage("agreement"):
+                    own_pool, outcome = checker.look(
+                        pool, choice, outcome, jax.random.fold_in(draws_key, number)
+                    )
+            history.append(outcome)
+            found.append(self._finish(likelihood, source, clock, pool, choice, history))
+            settled = not looks or checker.is_settled
+            if own_pool is None or number == most or (settled and choice.is_within):
+                break
+            pool, name = own_pool, "coreset posterior"
+        self._check_tolerance(found[-1].report, pool)
+        return found
+
+    def _check_tolerance(self, report: Report, pool: DrawPool) -> None:
+        """Raise where the tolerance is not kept to and an error is wanted."""
+        if report.is_within_tol is not False or self.on_missed_tol == "best":
+            return
+        reached = report.kl + 2 * report.kl_standard_error
+        tried = int(report.curve["size"][-1])
+        advice = "Raise max_size, or tol, or num_candidates"
+        if pool.is_exhausted and tried < self.max_size:
+            advice = f"The weighting's {pool.source.limit} draws are few: bring more, or raise tol"
+        elif report.rounds and report.rounds[-1]["agrees"] is False:
+            advice = "The coreset's own posterior does not agree with π̂: raise rounds, or max_size"
+        limit = f"max_size = {tried}" if tried == self.max_size else str(tried)
+        raise ValueError(
+            f"tol is {self.tol} nats, but with {limit} rows of {report.num_data} the estimated KL "
+            f"divergence is still {reached:.3g} nats, its error included; wanted less. {advice}; "
+            "or take the best there is, by on_missed_tol='best'."
+        )
 
     def _constraint(self, n: int, args: tuple, kwargs: dict[str, Any]) -> Constraint | None:
         """The constraint on all rows, made of the labels in an argument where `by` names one."""
@@ -193,219 +275,60 @@ class CoresetBuilder:
             )
         return constraint(np.unique(values, return_inverse=True)[1])
 
-    def _within_tolerance(
-        self,
-        likelihood: ModelLikelihood,
-        source: DrawSource,
-        constraint: Constraint | None,
-        keys: Sequence[PRNGKeyArray],
-        clock: Clock,
-    ) -> Coreset:
-        """The smallest size on the path that keeps to `tol`, sizes doubling until there is one."""
-        assert self.tol is not None
-        n = likelihood.num_data
-        num_params = sum(np.size(value) for value in likelihood.init_params.values())
-        # A posterior that is nearly Gaussian needs about one row per coefficient of a quadratic.
-        size = int(np.clip(num_params * (num_params + 3) // 2, _FIRST_SIZE, _LARGEST_FIRST_SIZE))
-        while True:
-            size = min(size, self.max_size, n)
-            attempt = self._attempt(likelihood, source, constraint, keys, size, clock)
-            upper = attempt.curve["kl"] + 2 * attempt.curve["kl_standard_error"]
-            within = np.flatnonzero(upper <= self.tol)
-            if within.size:
-                return self._finish(likelihood, source, clock, attempt, int(within[0]))
-            if size == n:
-                return whole_coreset(self.model, likelihood, n, clock)
-            if size == self.max_size:
-                raise ValueError(
-                    f"tol is {self.tol} nats, but with max_size = {size} rows of {n} the estimated "
-                    f"KL divergence is still {upper.min():.3g} nats, its error included; wanted "
-                    "less. Raise max_size, or tol, or num_candidates."
-                )
-            size *= 2
-
-    def _attempt(
-        self,
-        likelihood: ModelLikelihood,
-        source: DrawSource,
-        constraint: Constraint | None,
-        keys: Sequence[PRNGKeyArray],
-        size: int,
-        clock: Clock,
-    ) -> "_Attempt":
-        """Embed, solve up to `size`, and measure the error on draws that the solver did not see."""
-        draws_key, rows_key, solver_key = keys
-        rows = self._candidates(rows_key, likelihood.num_data, size, constraint)
-        num_candidates = likelihood.num_data if rows is None else len(rows)
-        solver = self.solver or default_solver(num_candidates, size)
-        if constraint is not None and isinstance(solver, HardThresholding):
-            solver = dataclasses.replace(
-                solver, constraint=constraint if rows is None else constraint.take(rows)
-            )
-        with clock.stage("embedding"):
-            seen, held_out = self._embed(likelihood, source, draws_key, rows, size)
-        with clock.stage("solve"):
-            sizes = self._sizes(size)
-            path = sweep(seen, sizes, solver, solver_key if solver.needs_key else None)
-            jax.block_until_ready(path)
-        with clock.stage("held-out error"):
-            curve = {"size": sizes, **_errors(path, held_out)}
-        return _Attempt(sizes, rows, path, curve, seen.num_data, seen.num_draws, held_out.num_draws)
-
-    def _sizes(self, size: int) -> np.ndarray:
-        """The sizes to solve for, `size` last; smaller ones where they come with it."""
-        has_path = self.solver is None or self.solver.has_path
-        if self.tol is not None and has_path:
-            return np.arange(1, size + 1)
-        if self.tol is not None or has_path:
-            return np.unique(np.geomspace(1, size, _CURVE_POINTS).round().astype(int))
-        return np.array([size])
-
-    def _candidates(
-        self, key: PRNGKeyArray, n: int, size: int, constraint: Constraint | None
-    ) -> np.ndarray | None:
-        """The candidate rows in increasing order; None stands for all."""
-        wanted = self.num_candidates
-        if wanted is None:
-            default = max(_MIN_CANDIDATES, _CANDIDATES_PER_ROW * size)
-            wanted = n if n <= _ALL_CANDIDATES else default
-        if wanted >= n:
-            return None
-        if wanted < size:
-            raise ValueError(
-                f"num_candidates is {wanted}; wanted at least the size, {size}, better several "
-                "times that."
-            )
-        generator = host_generator(key)
-        rows = generator.choice(n, wanted, replace=False)
-        labels = getattr(constraint, "groups", None)
-        if labels is not None:
-            rows = np.union1d(rows, _some_of_each(np.asarray(labels), generator))
-        return np.sort(rows)
-
-    def _embed(
-        self,
-        likelihood: ModelLikelihood,
-        source: DrawSource,
-        key: PRNGKeyArray,
-        rows: np.ndarray | None,
-        size: int,
-    ) -> tuple[CoresetProblem, CoresetProblem]:
-        """The candidates' problems under the solver's draws and under the held-out draws."""
-        num_draws = self.num_draws or max(_MIN_DRAWS, _DRAWS_PER_ROW * size)
-        seen, held_out = source.split(key, num_draws, self.num_held_out)
-        num_seen = _leading(seen)
-        draws = jax.tree.map(lambda *parts: jnp.concatenate(parts), seen, held_out)
-
-        def evaluate(data: PyTree) -> Float[Array, "m s"]:
-            return log_likelihood_matrix(
-                likelihood.log_likelihood, draws, data, batch_size=self.batch_size
-            )
-
-        if rows is None:
-            values = evaluate(likelihood.data)
-            total = jnp.sum(values, axis=0)
-        else:
-            with progress_bar(likelihood.num_data, "Target", show=self.progress_bar) as bar:
-                total = log_likelihood_sum(
-                    likelihood.log_likelihood,
-                    draws,
-                    likelihood.data,
-                    batch_size=self.batch_size,
-                    on_rows=bar.update,
-                )
-            values = evaluate(likelihood.take(rows))
-        return (
-            CoresetProblem(centre(values[:, :num_seen]), centre(total[:num_seen])),
-            CoresetProblem(centre(values[:, num_seen:]), centre(total[num_seen:])),
-        )
-
     def _finish(
         self,
         likelihood: ModelLikelihood,
         source: DrawSource,
         clock: Clock,
-        attempt: "_Attempt",
-        at: int,
+        pool: DrawPool,
+        choice: Choice,
+        history: list[Round],
     ) -> Coreset:
         """The coreset of the solution at one place of the path."""
-        path, curve = attempt.path, attempt.curve
+        path, at = choice.path, choice.at
         weights = np.asarray(path.weights[at])
         chosen = np.asarray(path.indices[at], np.int64)[weights > 0]
-        indices = chosen if attempt.rows is None else attempt.rows[chosen]
+        indices = chosen if pool.rows is None else pool.rows[chosen]
         weights = weights[weights > 0]
         if not weights.size:
             raise ValueError(
                 "the solver chose no rows: no candidate's log-likelihood goes along with the sum "
                 "over all rows. Give more candidates (num_candidates) or other draws (weighting)."
             )
+        estimate = _reported(choice.estimate, history[-1])
+        is_within = None
+        if self.tol is not None:
+            is_within = choice.is_within and estimate.lower <= self.tol
         report = Report(
             num_data=likelihood.num_data,
-            size=int(attempt.sizes[at]),
+            size=int(choice.sizes[at]),
             num_used=weights.size,
-            num_candidates=attempt.num_candidates,
-            num_draws=attempt.num_draws,
-            num_held_out=attempt.num_held_out,
+            num_candidates=pool.num_candidates,
+            num_draws=pool.count("solver"),
+            num_held_out=pool.count("select") + pool.count("confirm"),
             relative_error=float(path.relative_error[at]),
-            held_out_error=float(curve["held_out_error"][at]),
-            kl=float(curve["kl"][at]),
-            kl_standard_error=float(curve["kl_standard_error"][at]),
+            held_out_error=choice.estimate.error,
+            kl=estimate.kl,
+            kl_standard_error=estimate.standard_error,
             solver=path.solver,
             converged=bool(path.converged[at]),
             weighting=type(self.weighting).__name__,
-            curve=curve,
-            seconds=clock.seconds,
+            curve=choice.curve,
+            seconds=dict(clock.seconds),
             peak_memory=peak_memory(),
+            tol=self.tol,
+            is_within_tol=is_within,
+            rounds=[one.to_dict() for one in history],
         )
         return coreset_of_rows(
             self.model, likelihood, indices, weights, report, source.approximation
         )
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    """Solutions along a path of sizes, and how good each is."""
-
-    sizes: np.ndarray
-    rows: np.ndarray | None
-    path: Solution
-    curve: dict[str, np.ndarray]
-    num_candidates: int
-    num_draws: int
-    num_held_out: int
-
-
-def _errors(path: Solution, held_out: CoresetProblem) -> dict[str, np.ndarray]:
-    """The errors along a path of solutions, on the solver's draws and on the held-out ones."""
-
-    @jax.jit
-    def measure(indices: Array, weights: Array) -> tuple[Array, Array, Array]:
-        residual = held_out.target - jnp.matmul(
-            weights, held_out.gather(indices), precision=HIGHEST
-        )
-        # Entries are over √S: times S, their squares are draws of the squared difference.
-        squares = held_out.num_draws * residual**2
-        kl = jnp.mean(squares)
-        error = jnp.sqrt(kl) / jnp.linalg.norm(held_out.target)
-        return error, kl, jnp.std(squares) / np.sqrt(held_out.num_draws)
-
-    measured = jax.lax.map(lambda pair: measure(*pair), (path.indices, path.weights))
-    error, kl, standard_error = (np.asarray(value, np.float64) for value in measured)
-    return {
-        "num_used": np.asarray(path.size),
-        "relative_error": np.asarray(path.relative_error, np.float64),
-        "held_out_error": error,
-        "kl": kl,
-        "kl_standard_error": standard_error,
-    }
-
-
-def _some_of_each(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Random rows of every group, so that a rare one has candidates too."""
-    order = np.lexsort((generator.random(labels.size), labels))
-    first = np.searchsorted(labels[order], labels[order])
-    return order[np.arange(labels.size) - first < _CANDIDATES_PER_GROUP]
-
-
-def _leading(params: Params) -> int:
-    return next(iter(params.values())).shape[0]
+def _reported(estimate: Estimate, last: Round) -> Estimate:
+    """The estimate under π̂, or the coreset's own where the two differ and that is larger."""
+    if last.agrees is not False or last.own_kl is None or last.own_kl_standard_error is None:
+        return estimate
+    if last.own_kl <= estimate.kl:
+        return estimate
+    return Estimate(last.own_kl, last.own_kl_standard_error, estimate.error)

@@ -120,7 +120,8 @@ class LaplaceFitter:
                 f"the posterior's mode was not reached in {full.num_passes} passes: a Newton step "
                 f"would still gain {decrement / 2:.3g} nats, mostly along "
                 f"{', '.join(names[i] for i in worst)}. Rescale these parameters, give a tighter "
-                "prior, or bring draws of your own: weighting=Draws(samples)."
+                "prior, take a weighting that needs no mode, SubsampleNUTS(), or bring draws of "
+                "your own: weighting=Draws(samples)."
             )
         return LaplaceApproximation(position, covariance, names, self._unravel, full.num_passes)
 
@@ -302,6 +303,7 @@ def _inverse_hessian(hessian: np.ndarray, names: list[str]) -> np.ndarray:
             "the Hessian of the negative log-posterior is not positive definite at the mode: it "
             f"is flat or falling along {', '.join(names[i] for i in worst)} (smallest eigenvalue "
             f"{values[0]:.3g} of the scaled matrix). These parameters are not identified: give "
-            "them a proper prior, drop one of them, or bring draws: weighting=Draws(samples)."
+            "them a proper prior or drop one of them; or, where the posterior is proper but has no "
+            "mode, take weighting=SubsampleNUTS(), or bring draws: weighting=Draws(samples)."
         )
     return (vectors / values) @ vectors.T * np.outer(scale, scale)

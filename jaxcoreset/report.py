@@ -23,6 +23,7 @@ class Report:
         kl: estimate of the symmetrised Kullback–Leibler divergence between the coreset posterior
             and the full posterior, in nats: the variance over the held-out draws of the difference
             of the two log-likelihoods. Good below about 0.3, a lower bound above.
+            Where a size was chosen by a tolerance, its draws had no part in the choice.
         kl_standard_error: its Monte Carlo standard error, in nats.
         solver: the solver's name.
         converged: whether the solver stopped by its own rule.
@@ -32,6 +33,10 @@ class Report:
             "usable_draws".
         seconds: wall time by stage.
         peak_memory: the most memory that the process has held so far, in bytes; None if unknown.
+        tol: the tolerance asked for, in nats; None where a size was.
+        is_within_tol: whether it is kept to; None without one.
+        rounds: what each build found, in order: see `jaxcoreset.rounds.Round` for the keys. Where
+            the estimates of the last one do not agree, `kl` is the larger of the two.
     """
 
     num_data: int
@@ -50,6 +55,9 @@ class Report:
     curve: dict[str, np.ndarray]
     seconds: dict[str, float]
     peak_memory: int | None = None
+    tol: float | None = None
+    is_within_tol: bool | None = None
+    rounds: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain numbers, strings and lists, as JSON can hold them."""
@@ -73,12 +81,32 @@ class Report:
             ("relative error", f"{self.relative_error:.2e}"),
             ("held-out error", f"{self.held_out_error:.2e}"),
             ("estimated KL", f"{_kl_text(self.kl, self.kl_standard_error)} nats, symmetrised"),
+            *self._tolerance_row(),
+            *self._round_rows(),
             ("seconds", ", ".join(f"{name} {spent:.1f}" for name, spent in self.seconds.items())),
         ]
         if self.peak_memory is not None:
             rows.append(("peak memory", f"{self.peak_memory / 2**20:,.0f} MiB"))
         width = max(len(name) for name, _ in rows)
         return "\n".join(["Coreset report", *(f"  {name:<{width}}  {text}" for name, text in rows)])
+
+    def _tolerance_row(self) -> list[tuple[str, str]]:
+        if self.tol is None:
+            return []
+        verdict = "not met: this is the best there was" if self.is_within_tol is False else "met"
+        return [("tolerance", f"{self.tol:.2g} nats, {verdict}")]
+
+    def _round_rows(self) -> list[tuple[str, str]]:
+        rows = []
+        for number, one in enumerate(self.rounds, 1):
+            if one["own_kl"] is None:
+                continue
+            under = _kl_text(one["kl"], one["kl_standard_error"])
+            own = _kl_text(one["own_kl"], one["own_kl_standard_error"])
+            verdict = "they agree" if one["agrees"] else "they differ"
+            text = f"KL {under} under {one['weighting']}, {own} under its own posterior: {verdict}"
+            rows.append((f"round {number}", text))
+        return rows
 
 
 def _kl_text(kl: float, standard_error: float) -> str:

@@ -1,16 +1,21 @@
-"""The Laplace approximation and draws that the user brings."""
+"""Weightings: each gives draws of what it says, and says what is wrong with what it is given."""
+
+import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.optimize
 import scipy.special
+from numpyro.infer import autoguide
 
 import jaxcoreset as jc
 from jaxcoreset import laplace
 from jaxcoreset.laplace import laplace_approximation, parameter_names
+from jaxcoreset.weighting.pathfinder import log_posterior
 
 
 def logistic(x, y=None):
@@ -161,3 +166,128 @@ def test_too_few_draws_are_refused(likelihood):
     source = jc.Draws({"beta": np.ones((5, 3))}).fit(likelihood, jax.random.key(0))
     with pytest.raises(ValueError, match="5 draws; wanted at least 8"):
         source.split(jax.random.key(0), 4, 4)
+
+
+@pytest.fixture(scope="module")
+def conjugate():
+    """Correlated linear regression: its likelihood, and its posterior's mean and precision."""
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(600, 3)) * np.array([1.0, 1.0, 3.0])
+    x[:, 1] += 0.7 * x[:, 0]
+    y = x @ np.array([1.0, -1.0, 0.5]) + 0.5 * rng.normal(size=600)
+    precision = x.T @ x / 0.25 + np.eye(3) / 4
+    mean = np.linalg.solve(precision, x.T @ y / 0.25)
+    return jc.model_likelihood(regression, (x, y)), mean, precision
+
+
+def whitened(draws, mean, precision):
+    """Draws in units of the posterior: of mean 0 and covariance I if they are of the posterior."""
+    return (np.asarray(draws["beta"], np.float64) - mean) @ np.linalg.cholesky(precision)
+
+
+# What each leaves beside Monte Carlo error (0.03 in a mean, 0.05 in a covariance's eigenvalue at
+# 2000 draws): the last steps of SVI's noise, a few in a hundred of an sd; L-BFGS's covariance.
+@pytest.mark.parametrize(
+    ("weighting", "mean_error", "least", "most"),
+    [
+        (jc.Laplace(), 0.12, 0.85, 1.15),
+        (jc.Guide(), 0.2, 0.75, 1.35),
+        (jc.Guide(batch_size=150), 0.35, 0.7, 1.5),
+        (jc.Pathfinder(), 0.3, 0.75, 1.35),
+        (jc.SubsampleNUTS(num_samples=2000), 0.15, 0.8, 1.2),
+    ],
+    ids=["Laplace", "Guide", "Guide on minibatches", "Pathfinder", "SubsampleNUTS"],
+)
+def test_weighting_draws_from_a_known_posterior(conjugate, weighting, mean_error, least, most):
+    if isinstance(weighting, jc.Pathfinder):
+        pytest.importorskip("blackjax")
+    likelihood, mean, precision = conjugate
+    draws = weighting.fit(likelihood, jax.random.key(0)).take(jax.random.key(1), 0, 2000)
+    z = whitened(draws, mean, precision)
+    assert np.linalg.norm(z.mean(0)) < mean_error
+    values = np.linalg.eigvalsh(np.cov(z.T))
+    assert least < values[0]
+    assert values[-1] < most
+
+
+def test_a_subset_of_rows_counts_as_all_of_them(conjugate):
+    """NUTS on 150 of 600 rows: as wide as the posterior of all, and off by about 2 sd = √(n/m)."""
+    likelihood, mean, precision = conjugate
+    source = jc.SubsampleNUTS(num_rows=150, num_samples=2000).fit(likelihood, jax.random.key(0))
+    z = whitened(source.take(jax.random.key(1), 0, 2000), mean, precision)
+    # The subset's own covariates make its covariance another by about 1/√150 a direction.
+    assert np.linalg.eigvalsh(np.cov(z.T))[0] > 0.6
+    assert np.linalg.eigvalsh(np.cov(z.T))[-1] < 1.6
+    assert np.linalg.norm(z.mean(0)) < 4 * 2 * np.sqrt(3)
+
+
+@pytest.mark.parametrize(
+    "weighting",
+    [jc.Laplace(), jc.Guide(autoguide.AutoNormal, num_steps=50), jc.SubsampleNUTS(50, 50, 400)],
+    ids=["Laplace", "Guide", "SubsampleNUTS"],
+)
+def test_draws_are_added_and_the_same_key_gives_the_same(conjugate, weighting):
+    likelihood, _, _ = conjugate
+    key = jax.random.key(3)
+    first = weighting.fit(likelihood, jax.random.key(0))
+    parts = [first.take(key, 0, 300)["beta"], first.take(key, 300, 500)["beta"]]
+    again = weighting.fit(likelihood, jax.random.key(0))
+    np.testing.assert_array_equal(again.take(key, 0, 300)["beta"], parts[0])
+    np.testing.assert_array_equal(again.take(key, 300, 500)["beta"], parts[1])
+    rows = np.concatenate(parts)
+    assert rows.shape == (800, 3)
+    assert len(np.unique(rows, axis=0)) > 700  # NUTS may stay where it is
+
+
+def scale_model(y):
+    s = numpyro.sample("s", dist.HalfNormal(5.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(0.0, s), obs=y)
+
+
+@pytest.mark.parametrize(
+    "weighting", [jc.Guide(), jc.SubsampleNUTS()], ids=["Guide", "SubsampleNUTS"]
+)
+def test_draws_of_a_positive_parameter_are_of_its_logarithm(weighting):
+    """log s has nearly the posterior N(log of the rms of y, 1/2n) under this flat a prior."""
+    y = 1.7 * np.random.default_rng(0).normal(size=400)
+    likelihood = jc.model_likelihood(scale_model, (y,))
+    draws = weighting.fit(likelihood, jax.random.key(0)).take(jax.random.key(1), 0, 1000)["s"]
+    sd = 1 / np.sqrt(800)
+    assert abs(np.mean(draws) - np.log(np.sqrt(np.mean(y**2)))) < 0.4 * sd
+    assert 0.75 < np.std(draws) / sd < 1.3
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: jc.Guide(num_steps=0), ValueError, "num_steps is 0"),
+        (lambda: jc.Guide(learning_rate=0.0), ValueError, "learning_rate is 0.0"),
+        (lambda: jc.Guide(autoguide.AutoDelta, num_steps=5), ValueError, "all the same"),
+        (lambda: jc.Guide(lambda model: model, num_steps=5), TypeError, "wanted an AutoGuide"),
+        (lambda: jc.SubsampleNUTS(num_rows=0), ValueError, "num_rows is 0"),
+        (lambda: jc.SubsampleNUTS(num_samples=8), ValueError, "num_samples is 8"),
+        (lambda: jc.Pathfinder(num_paths=0), ValueError, "num_paths is 0"),
+    ],
+)
+@pytest.mark.usefixtures("untyped")
+def test_bad_weightings_are_refused(likelihood, make, error, message):
+    with pytest.raises(error, match=message):
+        make().fit(likelihood, jax.random.key(0))
+
+
+def test_pathfinder_without_blackjax_names_the_extra(likelihood, monkeypatch):
+    monkeypatch.setitem(sys.modules, "blackjax.vi", None)
+    monkeypatch.setitem(sys.modules, "blackjax", None)
+    with pytest.raises(ModuleNotFoundError, match=r"jaxcoreset\[pathfinder\]"):
+        jc.Pathfinder().fit(likelihood, jax.random.key(0))
+
+
+def test_streamed_log_posterior_is_that_of_all_rows(conjugate):
+    likelihood, mean, _ = conjugate
+    params = {"beta": jnp.asarray(mean + 0.1, np.float32)}
+    data = tuple(jnp.asarray(leaf) for leaf in likelihood.data)
+    whole = likelihood.log_likelihood(params, data).sum() + likelihood.log_prior(params)
+    for batch_size in (7, 600, 1000):
+        value = log_posterior(likelihood, params, data, batch_size)
+        np.testing.assert_allclose(value, whole, rtol=1e-5)

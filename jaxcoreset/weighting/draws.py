@@ -1,0 +1,77 @@
+"""π̂ as draws that the user brings."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import PRNGKeyArray
+
+from jaxcoreset.laplace import Params
+from jaxcoreset.likelihood import ModelLikelihood
+from jaxcoreset.weighting.base import DrawSource, Weighting
+
+
+class Draws(Weighting):
+    """π̂ as draws that the user brings, for instance of a NUTS run on part of the data.
+
+    They are shuffled, and divided between solver and held-out error.
+
+    Args:
+        samples: dictionary from latent site to array with a leading axis of draws, *constrained*,
+            as ``mcmc.get_samples()`` gives it. Other sites in it are ignored.
+    """
+
+    samples: Mapping[str, ArrayLike]
+
+    def fit(
+        self, likelihood: ModelLikelihood, key: PRNGKeyArray, *, show_progress: bool = False
+    ) -> "_DrawStock":
+        """See `Weighting.fit`.
+
+        Raises:
+            ValueError: if a latent site is missing, shapes do not fit, or a draw is outside the
+                support of the prior.
+        """
+        missing = [name for name in likelihood.init_params if name not in self.samples]
+        if missing:
+            raise ValueError(
+                f"samples has no {', '.join(missing)}; wanted draws of every latent site of the "
+                f"model: {', '.join(likelihood.init_params)}."
+            )
+        sites = {name: jnp.asarray(self.samples[name]) for name in likelihood.init_params}
+        lengths = {name: value.shape[:1] for name, value in sites.items()}
+        if len(set(lengths.values())) != 1 or () in lengths.values():
+            raise ValueError(f"samples have leading axes {lengths}; wanted one number of draws.")
+        expected = likelihood.constrain(likelihood.init_params)
+        for name, value in sites.items():
+            if value.shape[1:] != expected[name].shape:
+                raise ValueError(
+                    f"samples[{name!r}] has shape {value.shape}; wanted (draws, "
+                    f"*{expected[name].shape}), as mcmc.get_samples() gives it."
+                )
+        stock = jax.vmap(likelihood.unconstrain)(sites)
+        for name, value in stock.items():
+            if not bool(jnp.isfinite(value).all()):
+                raise ValueError(
+                    f"samples[{name!r}] has draws outside the support of its prior or not finite; "
+                    "wanted constrained draws, as mcmc.get_samples() gives them."
+                )
+        return _DrawStock(stock)
+
+
+class _DrawStock(DrawSource):
+    """A fixed stock of draws, shuffled."""
+
+    def __init__(self, stock: Params):
+        self.stock = stock
+
+    @property
+    def limit(self) -> int:
+        """See `DrawSource.limit`."""
+        return next(iter(self.stock.values())).shape[0]
+
+    def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
+        """See `DrawSource.take`."""
+        chosen = jax.random.permutation(key, self.limit)[start : start + num]
+        return {name: value[chosen] for name, value in self.stock.items()}

@@ -1,0 +1,50 @@
+"""π̂ as the Laplace approximation of the full posterior."""
+
+import jax
+from jaxtyping import PRNGKeyArray
+
+from jaxcoreset.host import progress_bar
+from jaxcoreset.laplace import LaplaceApproximation, Params, laplace_approximation
+from jaxcoreset.likelihood import ModelLikelihood
+from jaxcoreset.weighting.base import DrawSource, Weighting
+
+
+class Laplace(Weighting):
+    """π̂ as the Laplace approximation of the full posterior; see `laplace_approximation`.
+
+    Args:
+        max_iters: at most so many Newton steps on all the data.
+    """
+
+    max_iters: int = 50
+
+    def fit(
+        self, likelihood: ModelLikelihood, key: PRNGKeyArray, *, show_progress: bool = False
+    ) -> "_LaplaceDraws":
+        """See `Weighting.fit`.
+
+        Raises:
+            ValueError: if the mode is not reached or the Hessian there is not positive definite;
+                the message names the directions.
+        """
+        with progress_bar(self.max_iters, "Laplace", show=show_progress, unit="passes") as bar:
+            approximation = laplace_approximation(
+                likelihood, key=key, max_iters=self.max_iters, on_pass=lambda: bar.update(1)
+            )
+        return _LaplaceDraws(approximation)
+
+
+class _LaplaceDraws(DrawSource):
+    """Draws made when they are asked for."""
+
+    def __init__(self, approximation: LaplaceApproximation):
+        self._approximation = approximation
+
+    @property
+    def approximation(self) -> LaplaceApproximation:
+        """See `DrawSource.approximation`."""
+        return self._approximation
+
+    def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
+        """See `DrawSource.take`."""
+        return self._approximation.draws(jax.random.fold_in(key, start), num)

@@ -1,0 +1,159 @@
+"""π̂ as a variational guide, fitted on minibatches of rows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import PRNGKeyArray
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoGuide, AutoMultivariateNormal
+from numpyro.infer.initialization import init_to_value
+
+from jaxcoreset.host import at_least, host_generator, progress_bar
+from jaxcoreset.laplace import Params
+from jaxcoreset.likelihood import ModelLikelihood, weighted_model
+from jaxcoreset.weighting.base import DrawSource, Weighting
+
+# Steps in one compiled call, for which the rows are gathered on the host.
+_STEPS_PER_CALL = 50
+
+
+class Guide(Weighting):
+    """π̂ as a NumPyro autoguide, fitted by stochastic variational inference on minibatches.
+
+    Each step sees `batch_size` rows, drawn anew and counted n / `batch_size` times, so its gradient
+    is an unbiased estimate of that of the evidence lower bound of all rows (Hoffman et al. 2013,
+    section 2.4; Kucukelbir et al. 2017, section 2.6).
+
+    Args:
+        autoguide: a class of ``numpyro.infer.autoguide``, or a function from a model to an
+            autoguide. One without spread, such as ``AutoDelta``, is refused.
+        num_steps: steps of the optimiser.
+        batch_size: rows per step; all of them where there are no more.
+        learning_rate: of Adam, at the start; it falls to zero along a cosine.
+        optimizer: another optax transformation, instead.
+        num_particles: draws of the guide per step.
+    """
+
+    autoguide: Callable[..., Any] = AutoMultivariateNormal
+    num_steps: int = 4000
+    batch_size: int = 500
+    learning_rate: float = 0.02
+    optimizer: optax.GradientTransformation | None = None
+    num_particles: int = 8
+
+    def __check_init__(self):
+        at_least("num_steps", self.num_steps, 1)
+        at_least("batch_size", self.batch_size, 1)
+        at_least("num_particles", self.num_particles, 1)
+        if not self.learning_rate > 0:
+            raise ValueError(
+                f"learning_rate is {self.learning_rate!r}; wanted a positive number, such as 0.02."
+            )
+
+    def fit(
+        self, likelihood: ModelLikelihood, key: PRNGKeyArray, *, show_progress: bool = False
+    ) -> "_GuideDraws":
+        """See `Weighting.fit`.
+
+        Raises:
+            TypeError: if `autoguide` does not give an autoguide.
+            ValueError: if the fit ends at values that are not finite, or the guide has no spread.
+        """
+        rows_key, start_key, check_key = jax.random.split(key, 3)
+        generator = host_generator(rows_key)
+        n = likelihood.num_data
+        size = min(self.batch_size, n)
+        model = weighted_model(likelihood, np.full(size, n / size, np.float32))
+        guide = self._make(model, likelihood)
+        schedule = optax.cosine_decay_schedule(self.learning_rate, self.num_steps)
+        svi = SVI(
+            model, guide, self.optimizer or optax.adam(schedule), Trace_ELBO(self.num_particles)
+        )
+
+        def batches(num: int) -> tuple:
+            """The rows of `num` steps, with that leading axis."""
+            if size == n:
+                return ()
+            rows = np.stack([generator.choice(n, size, replace=False) for _ in range(num)])
+            parts = likelihood.take(rows.ravel())
+            return tuple(jnp.reshape(x, (num, size, *x.shape[1:])) for x in parts)
+
+        everything = tuple(jnp.asarray(leaf) for leaf in likelihood.data) if size == n else ()
+
+        @jax.jit
+        def advance(state: Any, everything: tuple, rows: tuple, mask: Any) -> tuple:
+            def step(state: Any, inputs: tuple) -> tuple:
+                batch, counted = inputs
+                args, kwargs = likelihood.assemble(batch or everything)
+                new, loss = svi.update(state, *args, **kwargs)
+                return jax.tree.map(lambda a, b: jnp.where(counted, a, b), new, state), loss
+
+            return jax.lax.scan(step, state, (rows, mask))
+
+        first = likelihood.take(np.arange(size))
+        args, kwargs = likelihood.assemble(first)
+        state = svi.init(start_key, *args, **kwargs)
+        with progress_bar(self.num_steps, "SVI", show=show_progress, unit="steps") as bar:
+            for done in range(0, self.num_steps, _STEPS_PER_CALL):
+                mask = np.arange(done, done + _STEPS_PER_CALL) < self.num_steps
+                state, _ = advance(state, everything, batches(_STEPS_PER_CALL), mask)
+                bar.update(int(mask.sum()))
+        source = _GuideDraws(likelihood, guide, svi.get_params(state), args, kwargs)
+        self._check(source.take(check_key, 0, 16), guide)
+        return source
+
+    def _make(self, model: Callable, likelihood: ModelLikelihood) -> AutoGuide:
+        if not callable(self.autoguide) or isinstance(self.autoguide, AutoGuide):
+            raise TypeError(
+                f"autoguide is {self.autoguide!r}; wanted a class, such as AutoNormal, or a "
+                "function of the model, such as lambda model: AutoNormal(model)."
+            )
+        if isinstance(self.autoguide, type):
+            start = init_to_value(values=likelihood.constrain(likelihood.init_params))
+            return self.autoguide(model, init_loc_fn=start)
+        guide = self.autoguide(model)
+        if not isinstance(guide, AutoGuide):
+            raise TypeError(
+                f"autoguide returned a {type(guide).__name__}; wanted an AutoGuide of the model."
+            )
+        return guide
+
+    def _check(self, draws: Params, guide: AutoGuide) -> None:
+        values = [np.asarray(value) for value in draws.values()]
+        if not all(np.isfinite(value).all() for value in values):
+            raise ValueError(
+                f"the guide's fit ended at values that are not finite after {self.num_steps} "
+                "steps; lower learning_rate, raise batch_size or num_particles, or give a factory "
+                "with an init_loc_fn of its own."
+            )
+        if not any((np.ptp(value, axis=0) > 0).any() for value in values):
+            raise ValueError(
+                f"autoguide is {type(guide).__name__}, whose draws are all the same; wanted one "
+                "with spread, for instance AutoMultivariateNormal."
+            )
+
+
+class _GuideDraws(DrawSource):
+    """Draws of a guide that has been fitted."""
+
+    def __init__(
+        self, likelihood: ModelLikelihood, guide: AutoGuide, params: Any, args: tuple, kwargs: dict
+    ):
+        self._likelihood, self._guide, self._params = likelihood, guide, params
+        self._args, self._kwargs = args, kwargs
+
+    def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
+        """See `DrawSource.take`."""
+        sites = self._guide.sample_posterior(
+            jax.random.fold_in(key, start),
+            self._params,
+            *self._args,
+            sample_shape=(num,),
+            **self._kwargs,
+        )
+        latent = {name: sites[name] for name in self._likelihood.init_params}
+        return jax.vmap(self._likelihood.unconstrain)(latent)

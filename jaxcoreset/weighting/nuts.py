@@ -1,0 +1,208 @@
+"""NUTS on weighted rows: on a uniform subset as π̂, and on a coreset to repair a π̂."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.scipy.linalg import solve_triangular
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+from numpyro.infer.hmc import HMCState, hmc
+
+from jaxcoreset.host import at_least, host_generator
+from jaxcoreset.laplace import Params
+from jaxcoreset.likelihood import ModelLikelihood
+from jaxcoreset.problem import HIGHEST
+from jaxcoreset.weighting.base import DrawSource, Weighting
+
+# Up to so many parameters the whole mass matrix is adapted, beyond its diagonal.
+_DENSE = 100
+_JITTER = 0.1
+_STEPS_PER_CALL = 50
+
+
+class SubsampleNUTS(Weighting):
+    """π̂ as the posterior of a uniform subset of m rows, each counted n/m times, by NUTS.
+
+    It has about the width of the full posterior, and its centre is about √(n/m) of the full
+    posterior's standard deviations off; rounds mend that. It needs no mode.
+
+    Args:
+        num_rows: rows of the subset, m; all where there are no more.
+        num_warmup: steps of adaptation of each chain.
+        num_samples: draws that are made at a time; chains go on where more are wanted.
+        num_chains: chains, run as one batch.
+    """
+
+    num_rows: int = 1000
+    num_warmup: int = 500
+    num_samples: int = 1000
+    num_chains: int = 4
+
+    def __check_init__(self):
+        for name in ("num_rows", "num_warmup", "num_chains"):
+            at_least(name, getattr(self, name), 1)
+        at_least("num_samples", self.num_samples, 8 * self.num_chains)
+
+    def fit(
+        self, likelihood: ModelLikelihood, key: PRNGKeyArray, *, show_progress: bool = False
+    ) -> "ChainDraws":
+        """See `Weighting.fit`."""
+        rows_key, jitter_key, key = jax.random.split(key, 3)
+        n = likelihood.num_data
+        size = min(self.num_rows, n)
+        rows = np.sort(host_generator(rows_key).choice(n, size, replace=False))
+        flat, _ = ravel_pytree(likelihood.init_params)
+        shape = (self.num_chains, flat.size)
+        starts = flat + jax.random.uniform(jitter_key, shape, flat.dtype, -_JITTER, _JITTER)
+        sampler = CoresetSampler(
+            likelihood,
+            num_chains=self.num_chains,
+            num_warmup=self.num_warmup,
+            num_samples=self.num_samples,
+        )
+        return sampler.run(key, rows, np.full(size, n / size), starts)
+
+
+class CoresetSampler:
+    """NUTS on the posterior of weighted rows, compiled once for all weights and rows of one shape.
+
+    It moves in coordinates z with θ = centre + scale · z, so that what is known of the posterior
+    is a warm start of its mass matrix. Warm-up and sampling are calls of one compiled function, in
+    which chains are a batch.
+
+    Args:
+        likelihood: the model's likelihood and data.
+        num_chains: chains, run as one batch.
+        num_warmup: steps of adaptation of each chain, rounded up to a multiple of 50.
+        num_samples: draws that are made at first, of all chains together, rounded up likewise.
+    """
+
+    def __init__(
+        self,
+        likelihood: ModelLikelihood,
+        *,
+        num_chains: int = 4,
+        num_warmup: int = 300,
+        num_samples: int = 1000,
+    ):
+        self.likelihood = likelihood
+        self.num_chains = num_chains
+        self.num_warmup = -(-num_warmup // _STEPS_PER_CALL) * _STEPS_PER_CALL
+        self.num_samples = num_samples
+        flat, self.unravel = ravel_pytree(likelihood.init_params)
+
+        def potential(data: tuple, weights: Array, centre: Array, scale: Array) -> Callable:
+            def energy(z: Array) -> Float[Array, ""]:
+                params = self.unravel(centre + jnp.matmul(scale, z, precision=HIGHEST))
+                values = likelihood.log_likelihood(params, data)
+                total = jnp.vdot(weights, values, precision=HIGHEST)
+                return -total - likelihood.log_prior(params)
+
+            return energy
+
+        begin, move = hmc(potential_fn_gen=potential, algo="NUTS")
+
+        @jax.jit
+        def start(keys: Array, z: Array, args: tuple) -> HMCState:
+            return jax.vmap(
+                lambda key, at: begin(
+                    at,
+                    self.num_warmup,
+                    dense_mass=flat.size <= _DENSE,
+                    model_args=args,
+                    rng_key=key,
+                )
+            )(keys, z)
+
+        @jax.jit
+        def advance(state: HMCState, args: tuple) -> tuple[HMCState, tuple[Array, Array]]:
+            def step(state: HMCState, _: None) -> tuple[HMCState, tuple[Array, Array]]:
+                state = jax.vmap(lambda one: move(one, args))(state)
+                return state, (state.z, state.diverging)
+
+            return jax.lax.scan(step, state, None, length=_STEPS_PER_CALL)
+
+        self._start, self._advance = start, advance
+
+    def run(
+        self,
+        key: PRNGKeyArray,
+        rows: Int[np.ndarray, " m"],
+        weights: ArrayLike,
+        starts: ArrayLike,
+        covariance: ArrayLike | None = None,
+    ) -> "ChainDraws":
+        """Adapt, and draw for the first time.
+
+        Args:
+            key: a JAX random key.
+            rows: row numbers, shape (m,).
+            weights: shape (m,).
+            starts: a starting point for each chain, flat and unconstrained, shape (chains, D).
+            covariance: what is known of the posterior's covariance, shape (D, D) and positive
+                definite.
+        """
+        starts = jnp.asarray(starts, jnp.zeros(()).dtype)
+        width = starts.shape[1]
+        known = np.eye(width) if covariance is None else np.asarray(covariance, np.float64)
+        scale = jnp.asarray(np.linalg.cholesky(known), starts.dtype)
+        data = tuple(jnp.asarray(leaf) for leaf in self.likelihood.take(rows))
+        args = (data, jnp.asarray(weights, starts.dtype), starts[0], scale)
+        z = solve_triangular(scale, (starts - starts[0]).T, lower=True).T
+        state = self._start(jax.random.split(key, self.num_chains), z, args)
+        for _ in range(self.num_warmup // _STEPS_PER_CALL):
+            state, _ = self._advance(state, args)
+        return ChainDraws(self, state, args)
+
+    def go_on(
+        self, state: HMCState, args: tuple, num: int
+    ) -> tuple[HMCState, Float[np.ndarray, "s c d"], int]:
+        """At least `num` draws of all chains together; also, how many transitions diverged."""
+        parts, divergent = [], 0
+        while len(parts) * _STEPS_PER_CALL * self.num_chains < num:
+            state, (z, diverging) = self._advance(state, args)
+            parts.append(np.asarray(z))
+            divergent += int(jnp.sum(diverging))
+        _, _, centre, scale = args
+        z = np.concatenate(parts)
+        return state, np.asarray(centre) + z @ np.asarray(scale).T, divergent
+
+
+class ChainDraws(DrawSource):
+    """Draws of chains that go on when more are wanted.
+
+    Attributes:
+        r_hat: the largest split Gelman–Rubin statistic of a parameter in the first run.
+        num_divergent: divergent transitions in the first run.
+    """
+
+    def __init__(self, sampler: CoresetSampler, state: HMCState, args: tuple):
+        self._sampler, self._args = sampler, args
+        self._state, first, self.num_divergent = sampler.go_on(state, args, sampler.num_samples)
+        self._flat = _in_turn(first)
+        by_chain = np.swapaxes(first, 0, 1).astype(np.float64)
+        self.r_hat = float(np.max(split_gelman_rubin(by_chain)))
+        effective = np.nan_to_num(np.min(effective_sample_size(by_chain)))
+        self._inefficiency = float(len(self._flat) / np.clip(effective, 1, len(self._flat)))
+
+    @property
+    def inefficiency(self) -> float:
+        """See `DrawSource.inefficiency`; by the parameter with the smallest effective size."""
+        return self._inefficiency
+
+    def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
+        """See `DrawSource.take`; the chains have a key of their own, and `key` is not used."""
+        missing = start + num - len(self._flat)
+        if missing > 0:
+            self._state, more, _ = self._sampler.go_on(self._state, self._args, missing)
+            self._flat = np.concatenate([self._flat, _in_turn(more)])
+        return jax.vmap(self._sampler.unravel)(jnp.asarray(self._flat[start : start + num]))
+
+
+def _in_turn(draws: Float[np.ndarray, "s c d"]) -> Float[np.ndarray, "n d"]:
+    """Draws of several chains in turn, so that any part of the sequence has all of them."""
+    return draws.reshape(-1, draws.shape[-1])
