@@ -14,6 +14,7 @@ Iterates are projected onto a constraint set (`jaxcoreset.constraints`), the de-
 points with the iterate's support, so that whatever the momentum, a solution is a point of the set.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Literal
 
@@ -23,13 +24,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxcoreset.constraints import Constraint, Sparse, TopK
+from jaxcoreset.nnls import product
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solution import Solution, make_solution
 from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.dense_thresholding import Rule, dense_path
 
 # Halvings of a step in the backtracking line search. One that is a millionth of the exact minimiser
 # is still too long only where all that is left is rounding.
 _MAX_HALVINGS = 20
+# A sweep over so many k or more, on at most so many rows, is done with whole vectors.
+_SOME, _FEW_ROWS = 8, 2000
 
 
 class Iterate(eqx.Module):
@@ -96,6 +101,8 @@ class HardThresholding(Solver):
             makes (the test of Blumensath and Davies 2010, "Normalized iterative hard
             thresholding"); without momentum the objective then never rises. Each try costs a
             projection.
+        warm_starts: whether a sweep solves for one k after the other, each from the solution of the
+            next smaller one, in place of all side by side from w = 0.
     """
 
     constraint: Constraint = TopK()
@@ -104,6 +111,7 @@ class HardThresholding(Solver):
     max_iters: int = 300
     record_history: bool = False
     line_search: Literal["exact", "backtracking"] = "exact"
+    warm_starts: bool = False
 
     def __check_init__(self) -> None:
         if self.line_search not in ("exact", "backtracking"):
@@ -160,11 +168,53 @@ class HardThresholding(Solver):
         key: PRNGKeyArray | None = None,
     ) -> Solution:
         """Iterate from w = 0 until the stopping rule or the limit; see `Solver.run`."""
+        return self._run_from(None, problem, k, max_k)[0]
+
+    def run_path(
+        self,
+        problem: CoresetProblem,
+        ks: Int[Array, " m"],
+        max_k: int,
+        key: PRNGKeyArray | None = None,
+    ) -> Solution:
+        """Solve for each of `ks`; see `Solver.run_path`.
+
+        With `warm_starts` one after the other, from the smallest. Else side by side; where there
+        are few rows by the Gram matrix, see `jaxcoreset.solvers.dense_thresholding`.
+        """
+        if self.warm_starts:
+            order = jnp.argsort(ks)
+
+            def solve_next(start: Iterate, k: Array) -> tuple[Iterate, Solution]:
+                solution, found = self._run_from(start, problem, k, max_k)
+                return found, solution
+
+            path = jax.lax.scan(solve_next, zero_iterate(problem, max_k), ks[order])[1]
+            return jax.tree.map(lambda x: x[jnp.argsort(order)], path)
+        rule = self._dense_rule()
+        few = problem.num_data <= min(_FEW_ROWS, 2 * problem.num_draws)
+        plain = type(self.constraint) is TopK and self.line_search == "exact"
+        if rule is None or not (few and plain) or self.record_history or len(ks) < _SOME:
+            return super().run_path(problem, ks, max_k, key)
+        weights, num_iters, stopped = dense_path(problem, ks, rule)
+        residuals = problem.target - product(weights, problem.atoms)
+        values, indices = jax.lax.top_k(weights, max_k)
+        make = functools.partial(make_solution, problem, solver=type(self).__name__)
+        return jax.vmap(make)(indices, values, jnp.sum(residuals**2, axis=1), num_iters, stopped)
+
+    def _dense_rule(self) -> Rule | None:
+        """How the iteration goes on whole vectors; None where it cannot."""
+        return None
+
+    def _run_from(
+        self, start: Iterate | None, problem: CoresetProblem, k: Int[Array, ""], max_k: int
+    ) -> tuple[Solution, Iterate]:
+        """The solution that the iteration finds from an iterate, w = 0 if None, and its iterate."""
         dtype = problem.target.dtype
         history_length = self.max_iters if self.record_history else 0
-        nothing = zero_iterate(problem, max_k)
+        start = zero_iterate(problem, max_k) if start is None else start
         state = _State(
-            iterates=Accelerated(nothing, nothing, jnp.zeros((), dtype)),
+            iterates=Accelerated(start, start, jnp.zeros((), dtype)),
             num_iters=jnp.zeros((), jnp.int32),
             stopped=jnp.zeros((), bool),
             history=jnp.zeros(history_length, dtype),
@@ -182,7 +232,7 @@ class HardThresholding(Solver):
         if self.record_history:
             done = jnp.arange(history_length) < state.num_iters
             history = jnp.where(done, state.history, objective)
-        return make_solution(
+        solution = make_solution(
             problem,
             found.weights.indices,
             found.weights.values,
@@ -192,6 +242,7 @@ class HardThresholding(Solver):
             solver=type(self).__name__,
             history=history,
         )
+        return solution, found
 
     def _iterate(
         self,
@@ -312,11 +363,18 @@ class IHT(HardThresholding):
         record_history: whether the solution carries the objective after every iteration.
         line_search: "exact" or "backtracking", which halves a step that the projection makes too
             long; see `HardThresholding`.
+        warm_starts: whether a sweep starts from the solution for the next smaller k.
         step: a fixed μ, the multiple of ∇f = −2Φᵀr that is subtracted. Converges if it is at most
             1/(2‖Φ‖²).
     """
 
     step: float | None = None
+
+    def _dense_rule(self) -> Rule | None:
+        """See `HardThresholding._dense_rule`; a subclass may have changed a part of the step."""
+        if type(self) is not IHT:
+            return None
+        return Rule(self.step, self.step_fraction, 0.0, False, self.tol, self.max_iters)
 
     def step_size(
         self,
@@ -348,10 +406,24 @@ class AIHT(HardThresholding):
         record_history: whether the solution carries the objective after every iteration.
         line_search: "exact" or "backtracking" for the step, which section 3.2 names as the
             alternative; see `HardThresholding`. The momentum's is exact.
+        warm_starts: whether a sweep starts from the solution for the next smaller k.
         momentum_fraction: the momentum as a fraction of the exact minimiser.
     """
 
     momentum_fraction: float = 1.0
+
+    def _dense_rule(self) -> Rule | None:
+        """See `HardThresholding._dense_rule`; a subclass may have changed a part of the step."""
+        if type(self) not in (AIHT, AIHT2):
+            return None
+        return Rule(
+            step=None,
+            step_fraction=self.step_fraction,
+            momentum_fraction=self.momentum_fraction,
+            debiases=isinstance(self, AIHT2),
+            tol=self.tol,
+            max_iters=self.max_iters,
+        )
 
     def momentum_size(self, problem: CoresetProblem, new: Iterate, old: Iterate) -> Array:
         """See `HardThresholding.momentum_size`; line 8 of Algorithm 2."""
