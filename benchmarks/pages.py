@@ -115,6 +115,47 @@ def _rounds(result: dict[str, Any]) -> str:
     return markdown([row for row in result["rows"] if "round" in row], columns)
 
 
+def _kl(result: dict[str, Any]) -> str:
+    columns = ["data", "k", "estimate", "standard error", "true KL", "k-hat", "estimate / true"]
+    summary = "\n".join(f"- {key}: {value}" for key, value in result["summary"].items())
+    return markdown(result["rows"], [*columns, "Laplace KL"]) + f"\n\n{summary}"
+
+
+def _flights(result: dict[str, Any]) -> str:
+    columns = ["method", "seconds", "draws", "effective draws", "effective draws per second"]
+    columns += ["largest error of a mean, in sd", "its Monte Carlo error, in sd"]
+    rows = [result[part] for part in ("full", "coreset", "hmcecs") if part in result]
+    text = markdown(rows, columns)
+    if "coreset" in result:
+        found = result["coreset"]
+        certificate = found["certificate"]
+        text += (
+            f"\n\nWith tol = {found['tol']} the builder chose {found['rows']} of "
+            f"{result['rows']:,} rows and estimated {_cell(found['estimated KL'])} ± "
+            f"{_cell(found['its standard error'])} nats; the certificate says "
+            f"{_cell(certificate['kl'])} ± {_cell(certificate['kl_standard_error'])} nats, k-hat "
+            f"{_cell(certificate['khat'])}."
+        )
+    if "truth" in result:
+        known = result["truth"]
+        text += (
+            f" Errors are against {known['how']}: R-hat {known['largest R-hat']:.4f}, "
+            f"{known['effective draws'][0]:.0f} effective draws at least."
+        )
+    return text
+
+
+def _warm_start(result: dict[str, Any]) -> str:
+    columns = ["method", "warm-up", "warm-up gradients", "sampling gradients", "least ESS"]
+    columns += ["ESS per 1000", "error in sd", "seconds"]
+    spent = result["on the coreset"]["coreset gradients"]
+    return (
+        f"{result['rows']:,} rows, a coreset of {result['size']}.\n\n"
+        + markdown(result["results"], columns)
+        + f"\n\nNUTS on the coreset came to {spent:.0f} passes over all rows."
+    )
+
+
 _ORDER = (
     ("AIHT2", "GIGA"),
     ("AIHT2", "SparseVI"),
@@ -135,6 +176,9 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "methods": ("methods", _methods),
     "claims": ("methods", _claims),
     "rounds": ("rounds", _rounds),
+    "kl": ("kl_estimate", _kl),
+    "flights": ("flights", _flights),
+    "warm_start": ("warm_start", _warm_start),
 }
 
 

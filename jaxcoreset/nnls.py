@@ -298,7 +298,7 @@ def nnls(
     Works under ``jit`` and ``vmap``; m is static, and `mask` or `count` say which of the m atoms
     there are. Atoms may repeat, be zero, or outnumber their entries. In float32 the objective is
     within 1e-3 of its smallest value wherever ‖target − Σ w_i atoms_i‖ is above 3e-5 ‖target‖, and
-    within a few times that where atoms of no exact dependence are dependent to float32.
+    within one or two per cent where atoms of no exact dependence are dependent to float32.
 
     Args:
         atoms: shape (m, S), one row per atom.

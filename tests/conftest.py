@@ -1,7 +1,15 @@
-"""Fixtures for all tests."""
+"""Fixtures for all tests, and how their programs are compiled."""
 
+import os
+
+import jax
 import jaxtyping
 import pytest
+
+# Most of the time goes into compiling small programs that run once. Set the variable to 0 to test
+# what the compiler makes of them at its best, as CI does for the slow tests.
+_QUICK = os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") not in ("0", "false", "False")
+jax.config.update("jax_disable_most_optimizations", _QUICK)
 
 
 @pytest.fixture

@@ -251,6 +251,7 @@ def test_options_that_make_no_sense_exit_with_two(arguments, capsys):
     assert "error:" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_build_runs_as_a_command_of_its_own(file, tmp_path):
     """Progress goes to standard error, and the report of the build to standard output."""
     out, report = tmp_path / "coreset.csv", tmp_path / "report.html"

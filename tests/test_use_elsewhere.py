@@ -25,6 +25,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_programs_run_one_after_the_other(folder):
     """All that need nothing but what the tests have; and PyMC and statsmodels where they are."""
     namespace, sklearn_fit = {}, None

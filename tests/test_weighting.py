@@ -221,6 +221,7 @@ def test_a_subset_of_rows_counts_as_all_of_them(conjugate):
     assert np.linalg.norm(z.mean(0)) < 4 * 2 * np.sqrt(3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "weighting",
     [jc.Laplace(), jc.Guide(autoguide.AutoNormal, num_steps=50), jc.SubsampleNUTS(50, 50, 400)],
@@ -245,6 +246,7 @@ def scale_model(y):
         numpyro.sample("y", dist.Normal(0.0, s), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "weighting", [jc.Guide(), jc.SubsampleNUTS()], ids=["Guide", "SubsampleNUTS"]
 )
