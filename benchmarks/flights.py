@@ -143,7 +143,7 @@ def _subsampled(features: Any, late: Any, subsample_size: int | None) -> None:
     with numpyro.plate("flights", n, subsample_size=subsample_size):
         x = numpyro.subsample(features, event_dim=1)
         y = numpyro.subsample(late, event_dim=0)
-        numpyro.sample("late", dist.Bernoulli(logits=x @ beta), obs=y)
+        numpyro.sample("late", dist.Bernoulli(logits=jnp.matmul(x, beta)), obs=y)
 
 
 def hmcecs(features: np.ndarray, late: np.ndarray, known: dict, quick: bool) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def hmcecs(features: np.ndarray, late: np.ndarray, known: dict, quick: bool) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="20,000 rows and few draws")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--tol", type=float, default=0.01)
