@@ -263,6 +263,9 @@ def _figure(axis: str, rows: list[dict[str, Any]], folder: Path) -> None:
     names = {"n": "atoms n", "S": "draws S", "k": "largest k of the sweep", "batch": "problems"}
     others = ", ".join(f"{k} = {v}" for k, v in rows[0]["others"].items() if k != axis)
     axes.set(xlabel=names[axis], ylabel="seconds, warm")
+    values = rows[0]["values"]
+    axes.set_xticks(values, labels=[f"{value:,}" for value in values], fontsize="small")
+    axes.minorticks_off()
     axes.set_title(others, fontsize="small")
     axes.legend(frameon=False, fontsize="small")
     axes.grid(alpha=0.3)
