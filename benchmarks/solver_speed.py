@@ -199,7 +199,7 @@ def large(quick: bool) -> dict[str, Any]:
         "k": k,
         "seconds, cold": spent,
         "atoms, GB": problem.atoms.nbytes / 1e9,
-        "peak beyond the atoms, GB": None if None in (peak, before) else peak - before,
+        "peak beyond the atoms, GB": None if peak is None or before is None else peak - before,
         "passes": passes + 1,
         "moves": int(solution.num_iters),
         "relative error": float(solution.relative_error),
