@@ -27,7 +27,7 @@ def test_every_python_block_runs(monkeypatch):
     assert len(blocks) >= 2
     namespace = {}
     for block in blocks:
-        short = block.replace("=1000", "=50")
+        short = block.replace("=1000", "=400")
         exec(compile(short, str(README), "exec"), namespace)
     assert namespace["coreset"].report.kl < 0.01
     assert namespace["path"].weights.shape == (50, 50)
