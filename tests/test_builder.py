@@ -56,7 +56,7 @@ def test_coreset_posterior_is_the_full_posterior(coreset, full):
 
 
 def test_report_estimates_the_divergence_between_the_laplace_approximations(data, full, draws):
-    builder = jc.CoresetBuilder(logistic, size=12, num_draws=300, weighting=draws)
+    builder = jc.CoresetBuilder(logistic, size=8, num_draws=300, weighting=draws)
     coreset = builder.run(jax.random.key(3), *data)
     small = laplace_approximation(
         jc.model_likelihood(logistic, coreset.args), weights=coreset.weights
@@ -68,8 +68,8 @@ def test_report_estimates_the_divergence_between_the_laplace_approximations(data
         - 2 * len(difference)
         + difference @ (precisions[0] + precisions[1]) @ difference
     )
-    # The Laplace divergence sees means and covariances only, so that small ones are too small.
-    assert 0.5 < coreset.report.kl / divergence < 5
+    # The Laplace divergence sees means and covariances only: agreement within a factor of two.
+    assert 0.5 < coreset.report.kl / divergence < 2
     assert coreset.report.kl < 0.3
 
 
