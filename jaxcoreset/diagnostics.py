@@ -15,7 +15,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, PyTree
 
-from jaxcoreset.chunks import leading
+from jaxcoreset.blocks import leading
 from jaxcoreset.features import LogLikelihood
 from jaxcoreset.fisher import fisher_features, fisher_matrix, fisher_sum
 from jaxcoreset.laplace import LaplaceApproximation

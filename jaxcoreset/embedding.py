@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from jaxcoreset.chunks import leading
+from jaxcoreset.blocks import leading
 from jaxcoreset.features import (
     Features,
     LogLikelihood,

@@ -16,7 +16,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from jaxcoreset.chunks import leading
+from jaxcoreset.blocks import leading
 from jaxcoreset.features import (
     Features,
     LogLikelihood,

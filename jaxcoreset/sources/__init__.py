@@ -1,0 +1,1 @@
+"""Stand-in until the sources are merged."""
