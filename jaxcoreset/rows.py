@@ -100,7 +100,7 @@ class Rows:
 
     def block(self, width: int) -> int:
         """Rows of a block of an evaluation of `width` numbers per row."""
-        even = 1 << max(0, int(np.ceil(np.log2(self.num_local / _FEWEST_BLOCKS))))
+        even = 1 << max(0, int(np.ceil(np.log2(self.num_rows / _FEWEST_BLOCKS))))
         return min(block_rows(width), max(_SMALLEST_BLOCK, even))
 
     def count_pass(self, what: str) -> None:
