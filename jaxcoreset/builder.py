@@ -86,6 +86,8 @@ class CoresetBuilder:
         checkpoint: a file in which passes over the rows are kept, and from which a build of the
             same data and settings goes on. It stays when the build is done. Each process of several
             has its own, with its number appended.
+        checkpoint_every: seconds between two writings of it within a pass; the end of a pass is
+            always written.
         progress_bar: whether to show progress on a terminal.
     """
 
@@ -114,6 +116,7 @@ class CoresetBuilder:
         distributed: bool = False,
         timeout: float = 600.0,
         checkpoint: str | os.PathLike | None = None,
+        checkpoint_every: float = 30.0,
         progress_bar: bool = True,
     ):
         self.model = model
@@ -156,6 +159,7 @@ class CoresetBuilder:
         self.distributed = distributed
         self.timeout = timeout
         self.checkpoint = checkpoint
+        self.checkpoint_every = checkpoint_every
         self.progress_bar = progress_bar
         if not isinstance(weighting, Weighting):
             raise TypeError(
@@ -257,7 +261,7 @@ class CoresetBuilder:
             if processes.count > 1:
                 path = f"{path}.{processes.index}-of-{processes.count}"
             settings = build_settings(self, key, args, kwargs, processes)
-            journal = Journal(path, settings)
+            journal = Journal(path, settings, interval=self.checkpoint_every)
         return Placement(mesh, self.batch_size, processes, journal)
 
     def _repair(

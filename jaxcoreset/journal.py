@@ -28,6 +28,12 @@ from jaxcoreset.processes import Processes
 from jaxcoreset.sources.rows import fingerprint
 
 _FORMAT = 1
+# Settings that a build may go on under others of.
+_CHANGE_NOTHING = {
+    *("batch_size", "mesh", "timeout"),
+    *("checkpoint", "checkpoint_every", "progress_bar", "on_missed_tol"),
+    "model",  # told apart by its code
+}
 _MAGIC = b"jaxcoreset journal\n"
 
 
@@ -190,9 +196,8 @@ def build_settings(
         kwargs: its keyword arguments.
         processes: those that build together.
     """
-    changes_nothing = ("batch_size", "progress_bar", "checkpoint", "mesh", "timeout", "model")
     settings = {
-        name: _text(value) for name, value in vars(builder).items() if name not in changes_nothing
+        name: _text(value) for name, value in vars(builder).items() if name not in _CHANGE_NOTHING
     }
     leaves, tree = jax.tree.flatten((args, kwargs))
     arrays = [leaf for leaf in leaves if hasattr(leaf, "shape")]
