@@ -81,6 +81,7 @@ _LATER = {
     "diagnostics": "jaxcoreset",
     "distributions": "jaxcoreset",
     "plotting": "jaxcoreset",
+    "sources": "jaxcoreset",
 }
 
 
