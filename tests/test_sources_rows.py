@@ -183,7 +183,7 @@ def test_the_reader_ends_with_a_consumer_that_stops_half_way(how):
         case "break":
             for _ in chunks:
                 break
-            del _, chunks
+            del chunks
         case _:
             with pytest.raises(KeyboardInterrupt):
                 chunks.throw(KeyboardInterrupt)

@@ -6,7 +6,7 @@ The arrays are leaves of a model's arguments, each with the same n rows: `np.nda
 
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from sys import is_finalizing
 from typing import Any
 
@@ -80,7 +80,7 @@ def fingerprint(leaves: Sequence[Any]) -> str:
 
 def read_chunks(
     leaves: Sequence[Any], size: int, first: int = 0, *, prefetch: int = 2
-) -> Iterator[tuple[int, tuple[Any, ...]]]:
+) -> Generator[tuple[int, tuple[Any, ...]], None, None]:
     """The rows of all arrays in order, in chunks of one size.
 
     Where an array has to be read, a thread reads ahead while the caller works on a chunk; it ends
@@ -114,7 +114,7 @@ def read_chunks(
 
 def _cut(
     leaves: Sequence[Any], num_rows: int, size: int, first: int
-) -> Iterator[tuple[int, tuple[Any, ...]]]:
+) -> Generator[tuple[int, tuple[Any, ...]], None, None]:
     for start in range(first, num_rows, size):
         yield start, tuple(_slice(leaf, start, min(size, num_rows - start)) for leaf in leaves)
 
@@ -130,7 +130,7 @@ def _joined(
     streamed: Generator[tuple[int, dict[int, np.ndarray]], None, None],
     size: int,
     num_rows: int,
-) -> Iterator[tuple[int, tuple[Any, ...]]]:
+) -> Generator[tuple[int, tuple[Any, ...]], None, None]:
     """Chunks of all arrays, where those that are streamed come from elsewhere."""
     try:
         for start, read in streamed:
