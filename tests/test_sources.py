@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import re
+from pathlib import Path
 
 import h5py
 import jax
@@ -15,6 +17,7 @@ import zarr
 from jaxcoreset.sources import SourceArray, SourceError, array, batches, npy, parquet
 
 N = 1_003
+PAGE = Path(__file__).parents[1] / "docs" / "big-data.md"
 
 
 @pytest.fixture
@@ -274,7 +277,8 @@ def test_a_dataset_of_a_closed_file_or_a_changed_one_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (None, "no array"),
+        (None, "given no array; wanted one"),
+        ({}, "nothing with arrays in it"),
         ("text", "given a str; wanted arrays"),
         (np.float32(3), "a single number"),
         ((np.ones(3), np.ones(4)), r"\(3,\), \(4,\); wanted as many rows"),
@@ -502,3 +506,42 @@ def test_without_pyarrow_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(ModuleNotFoundError, match=r"jaxcoreset\[tables\]"):
         parquet(tmp_path, y="a")
+
+
+def test_a_batch_is_whole_chunks_unless_they_are_huge(tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxcoreset.sources.array_source.BATCH_BYTES", 1_000)
+    x = np.arange(3_000, dtype=np.float32).reshape(1_000, 3)
+    sizes = {}
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for rows in (30, 200, 1_000):
+            file.create_dataset(f"x{rows}", data=x, chunks=(rows, 3))
+        file.create_dataset("y", data=x[:, 0], chunks=(1_000,))
+    with h5py.File(tmp_path / "x.h5") as file:
+        for rows in (30, 200, 1_000):
+            source = array(x=file[f"x{rows}"], y=file["y"])
+            parts = [leaves for _, leaves in source.batches()]
+            np.testing.assert_array_equal(np.concatenate([part[0] for part in parts]), x)
+            rows_taken = np.array([999, 0, 500, 499, 500])
+            np.testing.assert_array_equal(source.take(rows_taken)[1], x[rows_taken, 0])
+            sizes[rows] = len(parts[0][0])
+    assert sizes == {30: 60, 200: 200, 1_000: 62}  # 62 rows are 992 bytes
+
+
+def test_the_page_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    _, section = PAGE.read_text(encoding="utf-8").split("## Data that do not fit\n")
+    blocks = re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
+    assert len(blocks) == 5
+    namespace = {}
+    for block in blocks:
+        exec(compile(block, str(PAGE), "exec"), namespace)
+    trips = namespace["trips"]
+    wanted = trips[["distance", "hour"]].to_numpy(np.float32)
+    np.testing.assert_allclose(namespace["X"][:], wanted / 24, rtol=1e-6)
+    np.testing.assert_array_equal(namespace["y"][:], trips["late"])
+    printed = capsys.readouterr().out
+    for line in re.findall(
+        r"print\(.*?\) +# (Source.*|batches.*); \.\.\.|# (SourceArray.*)", section
+    ):
+        assert "".join(line) in printed
+    namespace["file"].close()

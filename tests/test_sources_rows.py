@@ -1,6 +1,8 @@
 """Chunks and rows of arrays in memory, mapped files and sources, held to slices of the arrays."""
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -244,3 +246,41 @@ def test_settings_and_lengths_are_checked_before_the_first_chunk(plain):
         read_chunks(plain, 1, prefetch=-1)
     with pytest.raises(ValueError, match="leading axes"):
         read_chunks((plain[0], plain[0][1:]), 1)
+
+
+def test_a_program_ends_with_chunks_half_way_and_while_it_waits():
+    """Ended by itself, and by a signal while the reader hangs."""
+    program = """
+import signal, sys, threading, time
+import numpy as np
+from jaxcoreset.sources import batches
+from jaxcoreset.sources import rows
+
+rows._FAREWELL_SECONDS = 0.1
+hang = False
+
+def load():
+    yield np.ones(10)
+    while hang:
+        time.sleep(0.01)
+    yield np.ones(999_990)
+
+leaf = batches(load, 1_000_000).arrays
+chunks = rows.read_chunks((leaf,), 10)
+next(chunks)
+hang = True
+held = rows.read_chunks((leaf,), 10)
+next(held)
+main = threading.main_thread().ident
+threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+try:
+    next(held)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "interrupted\n"
+    assert not done.stderr

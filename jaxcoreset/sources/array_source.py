@@ -1,5 +1,6 @@
 """Arrays of other libraries that are read by slices: HDF5 datasets, Zarr arrays."""
 
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,8 @@ from jaxcoreset.sources.hashing import Hash, file_state
 _SAMPLE_ROWS = 64
 # Rows that lie nearer than this many bytes are read in one go.
 _NEAR_BYTES = 1 << 16
+# A chunk of more bytes than so many batches is read in parts, though that costs time.
+_LARGE_CHUNK = 8
 
 
 def array(dataset: Any = None, /, *, allow_nonfinite: bool = False, **datasets: Any) -> RowSource:
@@ -31,10 +34,13 @@ def array(dataset: Any = None, /, *, allow_nonfinite: bool = False, **datasets: 
         SourceError: if these are no such arrays, or have different numbers of rows.
     """
     if (dataset is None) == (not datasets):
-        raise SourceError("array was given no array, or both one and named ones; wanted either.")
+        found = "one array and named ones" if datasets else "no array"
+        raise SourceError(f"array was given {found}; wanted one, or several by name.")
     leaves, tree = jax.tree.flatten(
         datasets if dataset is None else dataset, is_leaf=lambda x: hasattr(x, "dtype")
     )
+    if not leaves:
+        raise SourceError("array was given nothing with arrays in it; wanted at least one.")
     for leaf in leaves:
         if not all(hasattr(leaf, name) for name in ("shape", "dtype", "__getitem__")):
             raise SourceError(
@@ -58,7 +64,7 @@ class _ArraySource(RowSource):
     def __init__(self, tree: Any, datasets: tuple[Any, ...], allow_nonfinite: bool) -> None:
         super().__init__(
             _name_of(datasets),
-            int(datasets[0].shape[0]) if datasets else 0,
+            int(datasets[0].shape[0]),
             tree,
             [tuple(dataset.shape[1:]) for dataset in datasets],
             [dataset.dtype for dataset in datasets],
@@ -67,10 +73,12 @@ class _ArraySource(RowSource):
         self._datasets = datasets
         self._files = tuple(sorted({name for name in map(_file_of, datasets) if name}))
         self._state = tuple(map(file_state, self._files))
-        # A chunk is decompressed as a whole, so whole chunks are what to read.
-        self._chunk = max((_chunk_rows(dataset) or 1 for dataset in datasets), default=1)
-        whole = max(1, BATCH_BYTES // max(self._chunk * self.row_bytes, 1))
-        self._size = self._chunk * whole
+        # A chunk is decompressed as a whole, so whole chunks of the widest rows are what to read.
+        fits = max(1, BATCH_BYTES // max(self.row_bytes, 1))
+        widest = max(datasets, key=lambda x: math.prod(x.shape[1:]) * np.dtype(x.dtype).itemsize)
+        chunk = _chunk_rows(widest) or 1
+        self._chunk = chunk if chunk <= _LARGE_CHUNK * fits else 1
+        self._size = max(fits - fits % self._chunk, self._chunk)
 
     def fingerprint(self) -> str:
         mark = Hash("array", [(x.shape, np.dtype(x.dtype).name) for x in self.leaves])
