@@ -545,3 +545,21 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     ):
         assert "".join(line) in printed
     namespace["file"].close()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "hdf5"])
+def test_no_rows_are_handed_on_of_a_file_that_was_changed(kind, tmp_path, table):
+    if kind == "parquet":
+        path = write(tmp_path / "t.parquet", table)
+        source = parquet(path, y="a")
+    else:
+        path, source = tmp_path / "x.h5", h5(tmp_path, table)
+    passing = source.batches()
+    next(passing)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(SourceError, match=f"{path.name} was changed after"):
+        list(passing)
+    with pytest.raises(SourceError, match=f"{path.name} was changed after"):
+        next(source.batches())
+    with pytest.raises(SourceError, match=f"{path.name} was changed after"):
+        source.take(np.array([0]))
