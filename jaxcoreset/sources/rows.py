@@ -275,12 +275,13 @@ def _ahead(items: Generator[Any, None, None], prefetch: int) -> Generator[Any, N
     # Nothing may wait for it when the interpreter ends with an iterator half way.
     reader = threading.Thread(target=shelf.fill, args=(items,), name="read ahead", daemon=True)
     reader.start()
+    ending = is_finalizing  # the module's own names may be gone when it is asked
     try:
         while taken := shelf.take():
             yield taken[0]
             del taken
     finally:
-        if not is_finalizing():  # threads have stopped by then, maybe inside the lock
+        if not ending():  # threads have stopped by then, maybe inside the lock
             shelf.close()
             if reader is not threading.current_thread():  # the garbage collector may run in it
                 reader.join(_FAREWELL_SECONDS)
