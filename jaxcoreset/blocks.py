@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, PyTree
 
 from jaxcoreset.sources.rows import is_streamed, read_chunks
+from jaxcoreset.trees import leading
 
 # Entries of one block's matrix of log-likelihoods. A CPU is twice as fast where it fits its cache;
 # an accelerator wants large ones, 32 MB in float32.
@@ -35,17 +36,6 @@ def block_rows(width: int) -> int:
     entries = _CPU_BLOCK_ENTRIES if jax.default_backend() == "cpu" else _BLOCK_ENTRIES
     rows = 1 << int(math.log2(max(entries // max(width, 1), 1)))
     return min(max(rows, _FEWEST_ROWS), _MOST_ROWS)
-
-
-def leading(tree: PyTree, name: str = "data") -> int:
-    """The common length of the leading axes; a ValueError, with `name`, where there is none."""
-    lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
-    if len(lengths) != 1 or () in lengths:
-        found = sorted(length[0] if length else 0 for length in lengths)
-        raise ValueError(
-            f"the arrays of {name} have leading axes {found or 'none'}; wanted one common length."
-        )
-    return lengths.pop()[0]
 
 
 def row_bytes(tree: PyTree) -> int:

@@ -149,23 +149,27 @@ class Construction:
         for _ in range(self.pricing_passes):
             if pool.rows is None or pool.num_candidates >= self.likelihood.num_data:
                 break
-            problem = pool.problem("solver")
             objective = float(path.objective[-1])
             with self.clock.stage("pricing"):
-                residual = problem.target - problem.combine(path.indices[-1], path.weights[-1])
                 num = min(max(_MIN_PRICED, _PRICED_PER_ROW * size), self.likelihood.num_data)
-                priced = pool.price(residual, num)
+                priced = pool.price(path.indices[-1], path.weights[-1], num)
             best = float(priced.gains[0]) if priced.gains.size else 0.0
             found = {"best_gain": best, "num_added": 0, "objective": objective}
             self.priced.append({**found, "objective_after": objective})
             if best <= self.pricing_tol:
                 break
             useful = priced.indices[priced.gains > self.pricing_tol * _WORTH_ADDING]
+            found_rows = pool.rows
             with self.clock.stage("embedding"):
                 pool.add_candidates(useful)
-            path, sizes = self._solve_once(pool, size, key)
+            after, _ = self._solve_once(pool, size, key)
+            if float(after.objective[-1]) < objective:
+                path = after
+            else:  # a solver's search may end elsewhere; what was found is still there
+                places = np.searchsorted(pool.rows, found_rows).astype(np.int32)
+                path = dataclasses.replace(path, indices=jnp.asarray(places)[path.indices])
             self.priced[-1] |= {
-                "num_added": useful.size,
+                "num_added": int(useful.size),
                 "objective_after": float(path.objective[-1]),
             }
         return path, sizes

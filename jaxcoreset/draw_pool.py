@@ -122,13 +122,19 @@ class DrawPool:
             new = log_likelihood_matrix(self.likelihood.log_likelihood, part.draws, data)
             part.values = jnp.concatenate([part.values, new])[order]
 
-    def price(self, residual: Float[Array, " s"], num: int) -> Priced:
-        """The rows, not candidates, that would lower ‖r‖² most; see `jaxcoreset.pricing`.
+    def price(self, indices: Int[Array, " k"], weights: Float[Array, " k"], num: int) -> Priced:
+        """The rows, not candidates, that would improve most on a solution of the solver's draws.
+
+        See `jaxcoreset.pricing`.
 
         Args:
-            residual: the target less a solution's combination, of `problem`'s length.
+            indices: the solution's places among the candidates.
+            weights: its weights.
             num: at most so many rows.
         """
+        problem = self.problem("solver")
+        residual = problem.target - problem.combine(indices, weights)
+        chosen = jnp.where(weights[:, None] > 0, problem.gather(indices), 0)
         assert self.rows is not None
         parts = [part for part in self._parts["solver"] if part.size > 1]
         draws = jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in parts))
@@ -138,9 +144,11 @@ class DrawPool:
             self.likelihood.log_likelihood,
             draws,
             residual,
+            chosen,
             tuple(part.size for part in parts),
             num,
             self.rows,
+            float(jnp.linalg.norm(problem.target)),
         )
         if not (rows.is_local and rows.has_random_access):
             rows.remember(priced.indices, priced.leaves)

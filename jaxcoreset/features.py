@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
-from jaxcoreset.blocks import evaluate_blocks, fold_rows, leading
+from jaxcoreset.blocks import evaluate_blocks, fold_rows
 from jaxcoreset.rows import BadRows, Rows, State
+from jaxcoreset.trees import leading
 
 LogLikelihood = Callable[[Any, Any], Array]
 

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from jaxcoreset.blocks import fold_to, leading
+from jaxcoreset.blocks import fold_to
 from jaxcoreset.coreset import Coreset
 from jaxcoreset.features import LogLikelihood, check_shape
 from jaxcoreset.likelihood import ModelLikelihood, model_likelihood
 from jaxcoreset.model_arguments import is_array
 from jaxcoreset.rows import BadRows, Rows, State
+from jaxcoreset.trees import leading
 
 # Centred log-likelihoods added in float32 on the device before float64 takes over on the host.
 _BLOCK = 256

@@ -1,10 +1,12 @@
 """Column generation: one pass over all rows for those that the coreset still lacks.
 
 A solver chooses among candidates. Whether a row that is no candidate would help is told by its atom
-φ and the residual r of what was found: alone, it lowers the objective ‖r‖² by ⟨φ, r⟩²/‖φ‖² where
-⟨φ, r⟩ > 0, and else by nothing. A pass evaluates that for every row, and keeps the best; they join
-the candidates, and the solver is run again (Gilmore and Gomory 1961; as in the pricing step of
-column generation, but for a quadratic objective).
+φ, the residual r of what was found, and the atoms chosen. With ⟨φ, r⟩ > 0 and all weights fitted
+anew, it lowers the objective ‖r‖² by ⟨φ, r⟩²/‖φ⊥‖², where φ⊥ is φ without its projection on the
+chosen atoms, or by less where one of their weights would become negative; else by nothing. A pass
+evaluates that for every row and keeps the best; they join the candidates, and the solver is run
+again. It is the pricing step of column generation (Gilmore and Gomory 1961) with the selection rule
+of orthogonal least squares (Chen, Billings and Luo 1989).
 """
 
 from dataclasses import dataclass
@@ -19,6 +21,12 @@ from jaxcoreset.features import LogLikelihood
 from jaxcoreset.problem import HIGHEST
 from jaxcoreset.rows import Rows, State
 
+# Directions of the chosen atoms that are told apart, and what is told of an atom beyond them.
+_RANK = 1e-5
+_LEAST_LEFT = 1e-5
+# Products with the residual below so many roundings of the target are none.
+_NOISE = 16
+
 
 @dataclass(frozen=True)
 class Priced:
@@ -26,7 +34,7 @@ class Priced:
 
     Attributes:
         indices: shape (m,), their numbers.
-        gains: shape (m,), by how much of itself each alone would lower the objective, in (0, 1].
+        gains: shape (m,), by what part of itself each would lower the objective, in (0, 1].
         leaves: their data.
     """
 
@@ -41,6 +49,8 @@ class _Pricing(eqx.Module):
     log_likelihood: LogLikelihood = eqx.field(static=True)
     draws: PyTree
     residual: Float[Array, " s"]
+    noise: Float[Array, ""]
+    basis: Float[Array, "s k"]
     parts: tuple[int, ...] = eqx.field(static=True)
     num: int = eqx.field(static=True)
 
@@ -50,9 +60,11 @@ def price(
     log_likelihood: LogLikelihood,
     draws: PyTree,
     residual: Float[Array, " s"],
+    chosen: Float[Array, "k s"],
     parts: tuple[int, ...],
     num: int,
     known: Int[np.ndarray, " m"],
+    scale: float,
 ) -> Priced:
     """The rows that would improve most on a solution.
 
@@ -61,10 +73,13 @@ def price(
         log_likelihood: ``log_likelihood(draw, data) -> (n,)``.
         draws: pytree of arrays with a leading axis of length S, those of the solver.
         residual: shape (S,), the target less the solution's combination of atoms.
+        chosen: shape (k, S), the atoms that are combined; zero rows count for nothing.
         parts: how many of the draws are centred together, in their order; their sum is S.
         num: at most so many rows are returned.
         known: rows that are candidates already.
+        scale: ‖y‖ of the target, of which the residual is right to float precision only.
     """
+    noise = _NOISE * scale * jnp.finfo(residual.dtype).eps
     leaves = jax.tree.leaves(rows.data)
     start = {"score": np.full(num, -np.inf, np.float32), "row": np.full(num, -1)} | {
         str(i): np.zeros((num, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))
@@ -84,7 +99,7 @@ def price(
 
     states = rows.fold(
         _block_scores,
-        _Pricing(log_likelihood, draws, residual, parts, num),
+        _Pricing(log_likelihood, draws, residual, jnp.asarray(noise), _basis(chosen), parts, num),
         residual.size,
         start,
         add,
@@ -93,7 +108,7 @@ def price(
     best = _best(states, num)
     useful = best["score"] > 0
     objective = float(np.sum(np.asarray(residual, np.float64) ** 2))
-    gains = best["score"][useful].astype(np.float64) ** 2 / objective
+    gains = np.minimum(best["score"][useful].astype(np.float64) ** 2 / objective, 1)
     return Priced(
         best["row"][useful], gains, tuple(best[str(i)][useful] for i in range(len(leaves)))
     )
@@ -106,15 +121,27 @@ def _best(states: list[State], num: int) -> State:
     return {name: values[order] for name, values in joined.items()}
 
 
+def _basis(chosen: Float[Array, "k s"]) -> Float[Array, "s k"]:
+    """Orthonormal columns that span the atoms, in float64 on the host; zeros fill them up."""
+    atoms = np.asarray(chosen, np.float64)
+    norms = np.linalg.norm(atoms, axis=1, keepdims=True)
+    left, values, _ = np.linalg.svd((atoms / np.where(norms > 0, norms, 1)).T, full_matrices=False)
+    return jnp.asarray(np.where(values > _RANK * values.max(initial=0), left, 0), chosen.dtype)
+
+
 def _block_scores(pricing: _Pricing, rows: tuple, counted: Array) -> tuple:
-    """The best rows of a block: their scores ⟨φ, r⟩/‖φ‖, their places, and themselves."""
+    """The best rows of a block: their scores ⟨φ, r⟩/‖φ⊥‖, their places, and themselves."""
     data, _ = rows
     values = jax.vmap(pricing.log_likelihood, in_axes=(0, None), out_axes=-1)(pricing.draws, data)
     ends = np.cumsum(pricing.parts)[:-1]
     centred = [part - jnp.mean(part, -1, keepdims=True) for part in jnp.split(values, ends, -1)]
     atoms = jnp.concatenate(centred, -1) / np.sqrt(values.shape[-1])
     products = jnp.matmul(atoms, pricing.residual, precision=HIGHEST)
-    norms = jnp.sqrt(jnp.sum(atoms**2, -1))
-    scores = jnp.where(counted & (norms > 0), products / jnp.where(norms > 0, norms, 1), -jnp.inf)
+    squares = jnp.sum(atoms**2, -1)
+    spanned = jnp.sum(jnp.matmul(atoms, pricing.basis, precision=HIGHEST) ** 2, -1)
+    # Of an atom that the chosen ones span nearly, float32 leaves nothing to go by.
+    left = jnp.sqrt(jnp.maximum(squares - spanned, _LEAST_LEFT * squares))
+    useful = counted & (products > pricing.noise * jnp.sqrt(squares))
+    scores = jnp.where(useful, products / jnp.where(useful, left, 1), -jnp.inf)
     best, places = jax.lax.top_k(scores, min(pricing.num, scores.size))
     return best.astype(jnp.float32), places, jax.tree.map(lambda leaf: leaf[places], data)

@@ -18,10 +18,11 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, PyTree
 
-from jaxcoreset.blocks import block_rows, evaluate_blocks, leading
+from jaxcoreset.blocks import block_rows, evaluate_blocks
 from jaxcoreset.journal import Journal
 from jaxcoreset.processes import ALONE, Processes
 from jaxcoreset.sources.rows import is_streamed, read_chunks, take_rows
+from jaxcoreset.trees import leading
 
 State = dict[str, np.ndarray]
 

@@ -1,4 +1,4 @@
-"""A build that was broken off goes on to the same coreset, bit for bit, and never from half a file."""
+"""A build that was broken off goes on to the same coreset, bit for bit; half a file is no file."""
 
 import functools
 import os
@@ -159,7 +159,7 @@ def test_a_damaged_file_is_refused_and_not_read(tmp_path, damage):
             "other": b"something else",
         }[damage]
     )
-    with pytest.raises(ValueError, match="is damaged; delete it|is another file"):
+    with pytest.raises(ValueError, match=r"is damaged; delete it|is another file"):
         build(path)
 
 

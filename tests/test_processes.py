@@ -1,4 +1,4 @@
-"""Several processes over loopback build the coreset that one builds; none of them is left waiting."""
+"""Several processes over loopback build what one builds; none of them is left waiting."""
 
 import json
 import os

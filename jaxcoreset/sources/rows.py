@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcoreset.chunks import leading
 from jaxcoreset.host import at_least
 from jaxcoreset.sources.base import RowSource, SourceArray, checked_rows
 from jaxcoreset.sources.hashing import Hash, file_state
+from jaxcoreset.trees import leading
 
 _WHOLE_BYTES = 1 << 28
 _SAMPLE_ROWS = 4096
