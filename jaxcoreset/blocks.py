@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, PyTree
 
+from jaxcoreset.host import available_memory
 from jaxcoreset.sources.rows import is_streamed, read_chunks
 from jaxcoreset.trees import leading
 
@@ -24,18 +25,38 @@ from jaxcoreset.trees import leading
 # an accelerator wants large ones, 32 MB in float32.
 _CPU_BLOCK_ENTRIES, _BLOCK_ENTRIES = 1 << 20, 1 << 23
 _FEWEST_ROWS, _MOST_ROWS = 256, 1 << 15
-# A group's data, in bytes and in blocks: enough that reading and calls cost little beside it.
-GROUP_BYTES = 1 << 24
+# Bytes of a block's data, above which rows are wide and blocks shorter.
+_BLOCK_BYTES = 1 << 24
+_FEWEST_WIDE_ROWS = 8
+# A group's data, in bytes and in blocks: enough that reading and calls cost little beside it, and a
+# small part of the memory that there is.
+_CPU_GROUP_BYTES, _GROUP_BYTES = 1 << 24, 1 << 28
 _GROUP_BLOCKS = 128
+_PART_OF_MEMORY = 64
 # Rows are added by so many at a time, so that float32 loses some 1e-7 of a sum at most.
 _FOLD = 8
 
 
-def block_rows(width: int) -> int:
-    """Rows of a block whose evaluation is `width` numbers per row: a power of two."""
+def block_rows(width: int, num_bytes: int = 1) -> int:
+    """Rows of a block: a power of two.
+
+    Args:
+        width: how many numbers a row becomes.
+        num_bytes: bytes of a row's data.
+    """
     entries = _CPU_BLOCK_ENTRIES if jax.default_backend() == "cpu" else _BLOCK_ENTRIES
     rows = 1 << int(math.log2(max(entries // max(width, 1), 1)))
-    return min(max(rows, _FEWEST_ROWS), _MOST_ROWS)
+    rows = min(max(rows, _FEWEST_ROWS), _MOST_ROWS)
+    wide = 1 << int(math.log2(max(_BLOCK_BYTES // num_bytes, _FEWEST_WIDE_ROWS)))
+    return min(rows, wide)
+
+
+def group_bytes() -> int:
+    """Bytes of a group's data, by the memory that there is."""
+    if jax.default_backend() == "cpu":
+        return min(_CPU_GROUP_BYTES, (available_memory() or 1 << 40) // _PART_OF_MEMORY)
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 1 << 40)
+    return min(_GROUP_BYTES, int(limit) // _PART_OF_MEMORY)
 
 
 def row_bytes(tree: PyTree) -> int:
@@ -67,7 +88,7 @@ def group_blocks(data: PyTree, block: int, num_devices: int, batch_size: int | N
     num_rows = leading(data)
     total = -(-num_rows // block)
     if batch_size is None:
-        most = max(1, min(_GROUP_BLOCKS * num_devices, GROUP_BYTES // (block * row_bytes(data))))
+        most = max(1, min(_GROUP_BLOCKS * num_devices, group_bytes() // (block * row_bytes(data))))
     else:
         most = -(-batch_size // block)
     most = -(-most // num_devices) * num_devices

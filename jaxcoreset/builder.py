@@ -23,6 +23,7 @@ from jaxcoreset.draw_pool import DrawPool
 from jaxcoreset.host import Clock, at_least, peak_memory
 from jaxcoreset.journal import Journal, build_settings
 from jaxcoreset.likelihood import model_likelihood
+from jaxcoreset.plan import Plan, plan_build
 from jaxcoreset.processes import ALONE, DistributedProcesses
 from jaxcoreset.report import Report
 from jaxcoreset.rounds import MOST_ROUNDS, Checker, Round
@@ -212,6 +213,42 @@ class CoresetBuilder:
         self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], placement: Placement
     ) -> list[Coreset]:
         start_key, weighting_key, draws_key, rows_key, solver_key = jax.random.split(key, 5)
+        construction = self._construction(start_key, rows_key, args, kwargs, placement)
+        likelihood, clock = construction.likelihood, construction.clock
+        if self.size is not None and self.size >= likelihood.num_data:
+            return [whole_coreset(self.model, likelihood, self.size, clock)]
+        with clock.stage("rows"):
+            wanted = [self.weighting.rows(likelihood, weighting_key), construction.candidates()]
+            found = [rows for rows in wanted if rows is not None]
+            likelihood.rows.keep(np.concatenate([np.zeros(0, np.int64), *found]))
+        with clock.stage("weighting"):
+            source = self.weighting.fit(likelihood, weighting_key, show_progress=self.progress_bar)
+        pool = DrawPool(likelihood, source, draws_key, self.batch_size, self.progress_bar)
+        return self._repair(construction, source, pool, draws_key, solver_key)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """What `run` is going to take with these arguments: passes, memory and time.
+
+        Each kind of pass is tried on the first batch of rows. What solving takes is not in the
+        time; a tolerance may need several solutions, and rounds more passes.
+
+        Args:
+            *args: the model's positional arguments.
+            **kwargs: the model's keyword arguments.
+        """
+        key = jax.random.key(0)
+        placement = self._placement(key, args, kwargs, with_journal=False)
+        construction = self._construction(key, key, args, kwargs, placement)
+        return plan_build(construction.likelihood, construction, self.weighting)
+
+    def _construction(
+        self,
+        start_key: PRNGKeyArray,
+        rows_key: PRNGKeyArray,
+        args: tuple,
+        kwargs: dict[str, Any],
+        placement: Placement,
+    ) -> Construction:
         clock = Clock()
         with clock.stage("model"):
             likelihood = model_likelihood(
@@ -223,9 +260,7 @@ class CoresetBuilder:
                 key=start_key,
                 placement=placement,
             )
-        if self.size is not None and self.size >= likelihood.num_data:
-            return [whole_coreset(self.model, likelihood, self.size, clock)]
-        construction = Construction(
+        return Construction(
             likelihood=likelihood,
             constraint=self._constraint(likelihood.num_data, args, kwargs),
             solver=self.solver,
@@ -240,23 +275,17 @@ class CoresetBuilder:
             pricing_passes=self.pricing_passes,
             pricing_tol=self.pricing_tol,
         )
-        with clock.stage("rows"):
-            wanted = [self.weighting.rows(likelihood, weighting_key), construction.candidates()]
-            found = [rows for rows in wanted if rows is not None]
-            likelihood.rows.keep(np.concatenate([np.zeros(0, np.int64), *found]))
-        with clock.stage("weighting"):
-            source = self.weighting.fit(likelihood, weighting_key, show_progress=self.progress_bar)
-        pool = DrawPool(likelihood, source, draws_key, self.batch_size, self.progress_bar)
-        return self._repair(construction, source, pool, draws_key, solver_key)
 
-    def _placement(self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any]) -> Placement:
+    def _placement(
+        self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], with_journal: bool = True
+    ) -> Placement:
         """Where the rows are evaluated, and where passes over them are kept."""
         processes = DistributedProcesses(self.timeout) if self.distributed else ALONE
         mesh = self.mesh
         if mesh is None and len(jax.local_devices()) > 1:
             mesh = Mesh(np.array(jax.local_devices()), ("rows",))
         journal = None
-        if self.checkpoint is not None:
+        if with_journal and self.checkpoint is not None:
             path = os.fspath(self.checkpoint)
             if processes.count > 1:
                 path = f"{path}.{processes.index}-of-{processes.count}"

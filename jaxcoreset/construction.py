@@ -79,15 +79,20 @@ class Construction:
             size: the size; the first one that is tried if left out.
         """
         size = self.first_size if size is None else size
+        counts = self.draws_wanted(size)
+        with self.clock.stage("embedding"):
+            pool.set_candidates(self.candidates(size))
+            pool.want(**counts)
+
+    def draws_wanted(self, size: int) -> dict[str, int]:
+        """How many draws a build of a size needs, by their use."""
         wanted = max(self.num_draws or _MIN_DRAWS, _DRAWS_PER_ROW * size)
         if self.tol is None and self.num_draws is not None:
             wanted = self.num_draws
         counts = {"solver": wanted, "select": self.num_held_out}
         if self.tol is not None:
             counts["confirm"] = self.num_held_out
-        with self.clock.stage("embedding"):
-            pool.set_candidates(self.candidates(size))
-            pool.want(**counts)
+        return counts
 
     def build(self, pool: DrawPool, key: PRNGKeyArray, *, is_final: bool = True) -> Choice | None:
         """The coreset under the pool's draws, as a place on a path; draws are added to the pool.

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, PyTree
 
-from jaxcoreset.blocks import block_rows, evaluate_blocks
+from jaxcoreset.blocks import block_rows, evaluate_blocks, row_bytes
 from jaxcoreset.journal import Journal
 from jaxcoreset.processes import ALONE, Processes
 from jaxcoreset.sources.rows import is_streamed, read_chunks, take_rows
@@ -102,7 +102,7 @@ class Rows:
     def block(self, width: int) -> int:
         """Rows of a block of an evaluation of `width` numbers per row."""
         even = 1 << max(0, int(np.ceil(np.log2(self.num_rows / _FEWEST_BLOCKS))))
-        return min(block_rows(width), max(_SMALLEST_BLOCK, even))
+        return min(block_rows(width, row_bytes(self.data)), max(_SMALLEST_BLOCK, even))
 
     def count_pass(self, what: str) -> None:
         """Note that all rows are gone through."""
