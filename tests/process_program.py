@@ -37,7 +37,7 @@ def main(what):
     last_process = index == count - 1
     if what == "bad rows" and last_process:
         part[1][:] = np.nan
-    if what == "dies" and last_process or what == "first dies" and index == 0:
+    if (what == "dies" and last_process) or (what == "first dies" and index == 0):
         # In the middle of the pass over the rows, as a machine would.
         from jaxcoreset import rows
 
