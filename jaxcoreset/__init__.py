@@ -52,11 +52,11 @@ if _TYPE_CHECKING:
     from jaxcoreset.correction import correct as correct
     from jaxcoreset.kernel import kernel_problem as kernel_problem
     from jaxcoreset.kernel import select_prototypes as select_prototypes
+    from jaxcoreset.merging import merge as merge
     from jaxcoreset.solvers.stochastic import SVRGIHT as SVRGIHT
     from jaxcoreset.solvers.stochastic import ProjectedOptax as ProjectedOptax
     from jaxcoreset.solvers.stochastic import StochasticAIHT as StochasticAIHT
     from jaxcoreset.sparse_vi import SparseVI as SparseVI
-    from jaxcoreset.streaming import merge as merge
     from jaxcoreset.weighting import Guide as Guide
     from jaxcoreset.weighting import Pathfinder as Pathfinder
     from jaxcoreset.weighting import SubsampleNUTS as SubsampleNUTS
@@ -79,7 +79,7 @@ _LATER = {
     "compress": "jaxcoreset.compression",
     "correct": "jaxcoreset.correction",
     "kernel_problem": "jaxcoreset.kernel",
-    "merge": "jaxcoreset.streaming",
+    "merge": "jaxcoreset.merging",
     "project": "jaxcoreset.compression",
     "select_prototypes": "jaxcoreset.kernel",
     "diagnostics": "jaxcoreset",

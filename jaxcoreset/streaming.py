@@ -1,4 +1,4 @@
-"""Rows that arrive later, and coresets of blocks: coresets made without going back to old data.
+"""Rows that arrive later: a coreset of all rows, made without going back to the old ones.
 
 `DataSummary` is what a build keeps of the rows that it saw: the draws of π̂, the log-likelihood of
 all rows at each, and the candidates. It is enough to go on with: `updated` adds the log-likelihoods
@@ -6,14 +6,9 @@ of new rows at the same draws, lets some of them join the candidates, and solves
 over all rows are then exact, old ones included. What cannot be had without the old rows is other
 draws; so it is told how much the old ones are still worth.
 
-`merge` makes one coreset of several, which were built from different rows, with nothing but their
-weighted rows; the error of each is then in the result, beside that of the reduction. In a tree over
-many blocks errors add up along its depth (merge and reduce: Bentley and Saxe 1980; Feldman, Schmidt
-and Sohler 2020).
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -22,10 +17,10 @@ import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
 from jaxcoreset.coreset import Coreset
-from jaxcoreset.draw_pool import DrawPool, Part, Use
+from jaxcoreset.draw_pool import DrawPool, Part
 from jaxcoreset.embedding import log_likelihood_matrix, log_likelihood_sum
-from jaxcoreset.host import Clock, at_least, host_generator, peak_memory
-from jaxcoreset.laplace import LaplaceFitter, Params
+from jaxcoreset.host import Clock, host_generator, peak_memory
+from jaxcoreset.laplace import Params
 from jaxcoreset.likelihood import ModelLikelihood, model_likelihood
 from jaxcoreset.report import Report
 from jaxcoreset.solve import default_solver, sweep
@@ -53,14 +48,14 @@ def updated(coreset: Coreset, key: PRNGKeyArray, args: tuple, kwargs: dict[str, 
     clock = Clock()
     with clock.stage("model"):
         likelihood = model_likelihood(
-            coreset.full_model, args, kwargs, data_axes=_data_axes(coreset, args, kwargs)
+            coreset.full_model, args, kwargs, data_axes=data_axes_of(coreset, args, kwargs)
         )
         _check_same_constants(coreset, args, kwargs)
     size, num_old = coreset.report.size, coreset.report.num_data
     with clock.stage("embedding"):
         pool, leaves, numbers = _joined_pool(summary, likelihood, size, num_old, key)
     has_tol = coreset.report.tol is not None
-    sizes = np.arange(1, size + 1) if has_tol else _sizes(size)
+    sizes = np.arange(1, size + 1) if has_tol else curve_sizes(size)
     with clock.stage("solve"):
         solver = default_solver(pool.num_candidates, size)
         path = sweep(pool.problem("solver"), sizes, solver)
@@ -86,7 +81,7 @@ def updated(coreset: Coreset, key: PRNGKeyArray, args: tuple, kwargs: dict[str, 
         "kl": choice.estimate.kl,
         "kl_weighted": weighted.kl,
     }
-    report = _report(
+    report = report_after(
         coreset.report,
         pool,
         choice,
@@ -95,103 +90,10 @@ def updated(coreset: Coreset, key: PRNGKeyArray, args: tuple, kwargs: dict[str, 
         num_data=num_old + likelihood.num_data,
         history=[*coreset.report.history, step],
     )
-    return _coreset(coreset, likelihood, leaves, numbers, pool, choice, report, summary)
+    return coreset_after(coreset, likelihood, leaves, numbers, pool, choice, report, summary)
 
 
-def merge(
-    coresets: Sequence[Coreset],
-    size: int,
-    key: PRNGKeyArray,
-    *,
-    num_draws: int | None = None,
-    num_held_out: int = 1000,
-) -> Coreset:
-    """One coreset of several that were built from different rows of one model.
-
-    Only their weighted rows are used. Draws are those of the Laplace approximation of the posterior
-    that all of them have together.
-
-    Args:
-        coresets: at least one; row numbers of the result count through their data in this order.
-        size: at most so many rows.
-        key: a JAX random key; the same key gives the same coreset.
-        num_draws: draws for the solver; four times the size and at least 500 if left out.
-        num_held_out: further draws, to measure the error on.
-
-    Returns:
-        The coreset. The `kl` of its report is the sum of those of the coresets and of the error of
-        the reduction: errors of separate blocks are taken to be uncorrelated.
-
-    Raises:
-        ValueError: if there are none, they differ in their model's arguments beyond the rows, or
-            the posterior has no mode.
-    """
-    size = at_least("size", size, 1)
-    num_held_out = at_least("num_held_out", num_held_out, 8)
-    if not coresets:
-        raise ValueError("coresets is empty; wanted at least one.")
-    first, clock = coresets[0], Clock()
-    for other in coresets[1:]:
-        _check_alike(first, other)
-    parts = [_rows_of(one) for one in coresets]
-    leaves = tuple(
-        np.concatenate([np.asarray(x) for x in leaf]) for leaf in zip(*parts, strict=True)
-    )
-    starts = np.cumsum([0, *(one.report.num_data for one in coresets)])
-    numbers = np.concatenate(
-        [one.indices + start for one, start in zip(coresets, starts, strict=False)]
-    )
-    weights = np.concatenate([np.asarray(one.weights, np.float64) for one in coresets])
-    with clock.stage("model"):
-        likelihood = _likelihood_of(first, leaves)
-    with clock.stage("weighting"):
-        approximation = LaplaceFitter(likelihood)(weights=weights)
-    size = min(size, weights.size)
-    wanted = num_draws or max(_MIN_DRAWS, _DRAWS_PER_ROW * size)
-    pool = DrawPool(likelihood, _Fixed(), key)
-    with clock.stage("embedding"):
-        draws = approximation.draws(key, wanted + num_held_out)
-        values = log_likelihood_matrix(likelihood.log_likelihood, draws, leaves)
-        total = jnp.asarray(weights @ np.asarray(values, np.float64), values.dtype)
-        shares: dict[Use, slice] = {"solver": slice(wanted), "select": slice(wanted, None)}
-        for use, at in shares.items():
-            part = Part(jax.tree.map(lambda x, at=at: x[at], draws), total[at], values[:, at])
-            pool.parts(use).append(part)
-    sizes = _sizes(size)
-    with clock.stage("solve"):
-        path = sweep(pool.problem("solver"), sizes, default_solver(weights.size, size))
-        jax.block_until_ready(path)
-    with clock.stage("held-out error"):
-        choice = largest_size(pool, path, sizes)
-    before = [one.report for one in coresets]
-    own = choice.estimate
-    estimate = Estimate(
-        own.kl + sum(report.kl for report in before),
-        float(np.hypot.reduce([own.standard_error, *(one.kl_standard_error for one in before)])),
-        own.error,
-    )
-    step = {
-        "what": "merge",
-        "num_coresets": len(coresets),
-        "kl_of_parts": sum(report.kl for report in before),
-        "kl": own.kl,
-    }
-    report = _report(
-        before[0],
-        pool,
-        choice,
-        estimate,
-        clock,
-        num_data=int(starts[-1]),
-        history=[step],
-    )
-    report = dataclasses.replace(
-        report, weighting="Laplace", tol=None, is_within_tol=None, size=size
-    )
-    return _coreset(first, likelihood, leaves, numbers, pool, choice, report, None)
-
-
-class _Fixed(DrawSource):
+class NoMoreDraws(DrawSource):
     """Draws that are all there already."""
 
     def __init__(self, inefficiency: float = 1.0):
@@ -199,17 +101,21 @@ class _Fixed(DrawSource):
 
     @property
     def limit(self) -> int:
+        """See `DrawSource.limit`."""
         return 0
 
     @property
     def inefficiency(self) -> float:
+        """See `DrawSource.inefficiency`."""
         return self._inefficiency
 
     def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
+        """See `DrawSource.take`; there are none."""
         raise ValueError("there are no further draws: the old rows are not at hand.")
 
 
-def _sizes(size: int) -> Int[np.ndarray, " m"]:
+def curve_sizes(size: int) -> Int[np.ndarray, " m"]:
+    """The sizes at which a solver's path is looked at, up to one."""
     return np.unique(np.geomspace(1, size, _CURVE_POINTS).round().astype(int))
 
 
@@ -232,7 +138,7 @@ def _joined_pool(
         for old, leaf in zip(summary.candidates, likelihood.take(chosen), strict=True)
     )
     values = log_likelihood_matrix(likelihood.log_likelihood, draws, leaves)
-    pool = DrawPool(likelihood, _Fixed(summary.inefficiency), key)
+    pool = DrawPool(likelihood, NoMoreDraws(summary.inefficiency), key)
     pool.rows = np.arange(len(leaves[0]))  # places among the candidates
     first = 0
     for part in summary.parts:
@@ -271,7 +177,7 @@ def _reweighted(pool: DrawPool, summary: DataSummary, choice: Choice) -> tuple[f
     return worth, Estimate(kl, spread, choice.estimate.error)
 
 
-def _report(
+def report_after(
     before: Report,
     pool: DrawPool,
     choice: Choice,
@@ -281,6 +187,7 @@ def _report(
     num_data: int,
     history: list[dict[str, Any]],
 ) -> Report:
+    """A report like the one before, of a coreset that was chosen from a pool."""
     path, at = choice.path, choice.at
     return dataclasses.replace(
         before,
@@ -306,7 +213,7 @@ def _report(
     )
 
 
-def _coreset(
+def coreset_after(
     like: Coreset,
     likelihood: ModelLikelihood,
     leaves: tuple,
@@ -316,6 +223,7 @@ def _coreset(
     report: Report,
     summary: DataSummary | None,
 ) -> Coreset:
+    """A coreset like another, of the candidates that were chosen from a pool."""
     weights = np.asarray(choice.path.weights[choice.at])
     used = weights > 0
     places, weights = np.asarray(choice.path.indices[choice.at], np.int64)[used], weights[used]
@@ -352,7 +260,7 @@ def _with_then(pool: DrawPool, summary: DataSummary) -> list[tuple[Any, Part, np
     return found
 
 
-def _data_axes(coreset: Coreset, args: tuple, kwargs: dict[str, Any]) -> Any:
+def data_axes_of(coreset: Coreset, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Which arguments hold rows: those that did when the coreset was built."""
     kept = jax.tree.structure((coreset.args, coreset.kwargs))
     tree = jax.tree.structure((args, kwargs))
@@ -367,7 +275,8 @@ def _data_axes(coreset: Coreset, args: tuple, kwargs: dict[str, Any]) -> Any:
     return (*by_position, by_keyword)
 
 
-def _constants(coreset: Coreset) -> list[Any]:
+def constants_of(coreset: Coreset) -> list[Any]:
+    """The model's arguments that hold no rows."""
     at = set(coreset.data_places)
     leaves = jax.tree.leaves((coreset.args, coreset.kwargs))
     return [leaf for i, leaf in enumerate(leaves) if i not in at]
@@ -377,45 +286,10 @@ def _check_same_constants(coreset: Coreset, args: tuple, kwargs: dict[str, Any])
     """Raise a ValueError where arguments that are no data differ; those that count rows may."""
     at = set(coreset.data_places)
     given = [leaf for i, leaf in enumerate(jax.tree.leaves((args, kwargs))) if i not in at]
-    for before, now in zip(_constants(coreset), given, strict=True):
+    for before, now in zip(constants_of(coreset), given, strict=True):
         counts_rows = isinstance(before, int | np.integer) and before == len(coreset)
         if not counts_rows and not np.array_equal(np.asarray(before), np.asarray(now)):
             raise ValueError(
                 "an argument of the model that is no data is not what it was when the coreset was "
                 f"built: {now!r} in place of {before!r}. Wanted the same, or a coreset built anew."
             )
-
-
-def _check_alike(first: Coreset, other: Coreset) -> None:
-    if first.data_dims != other.data_dims or first.data_places != other.data_places:
-        raise ValueError("coresets are of different models; wanted one model for all of them.")
-    _data_axes(first, other.args, other.kwargs)
-    for one, two in zip(_constants(first), _constants(other), strict=True):
-        counts = isinstance(one, int | np.integer) and (one, two) == (len(first), len(other))
-        if not counts and not np.array_equal(np.asarray(one), np.asarray(two)):
-            raise ValueError(
-                f"coresets differ in an argument that is no data: {one!r} and {two!r}; wanted the "
-                "same in all of them."
-            )
-
-
-def _rows_of(coreset: Coreset) -> list[Any]:
-    leaves = jax.tree.leaves((coreset.args, coreset.kwargs))
-    return [leaves[place] for place in coreset.data_places]
-
-
-def _likelihood_of(coreset: Coreset, leaves: tuple) -> ModelLikelihood:
-    """The model's likelihood of some rows, with the coreset's other arguments."""
-    everything, tree = jax.tree.flatten((coreset.args, coreset.kwargs))
-    num = len(leaves[0])
-    counts = [
-        num
-        if isinstance(leaf, int) and not isinstance(leaf, bool) and leaf == len(coreset)
-        else leaf
-        for leaf in everything
-    ]
-    for place, leaf in zip(coreset.data_places, leaves, strict=True):
-        counts[place] = leaf
-    args, kwargs = jax.tree.unflatten(tree, counts)
-    axes = _data_axes(coreset, args, kwargs)
-    return model_likelihood(coreset.full_model, args, kwargs, data_axes=axes)
