@@ -212,3 +212,14 @@ def test_few_draws_of_the_user_bound_the_size(data):
 def test_bad_choice_for_a_missed_tolerance_is_refused():
     with pytest.raises(ValueError, match="on_missed_tol is 'warn'"):
         jc.CoresetBuilder(logistic, tol=0.1, on_missed_tol="warn")
+
+
+def test_sizes_double_until_the_tolerance_is_kept_to():
+    """Also where there are just four draws for every row, and more can be had."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(300, 10))
+    y = (rng.random(300) < scipy.special.expit(x[:, 0])).astype(int)
+    builder = jc.CoresetBuilder(logistic, tol=1e-5, rounds=1, progress_bar=False)
+    report = builder.run(jax.random.key(0), x, y).report
+    assert report.is_within_tol
+    assert report.num_used > 130  # the second size that is tried, twice D (D + 3)/2
