@@ -3,9 +3,9 @@
     python -m benchmarks.limits [--quick] [--data-dir DIR] [--output FILE.json]
 
 Logistic regression on Gaussian columns with an intercept, D parameters in all. "parameters": n
-fixed, D growing, the rows that the builder takes for a tolerance. "rows": D fixed, n shrinking, the
-same, with the seconds of the build and of NUTS on the coreset, compilation included, beside those of
-NUTS on all rows. "coordinates" is how many directions the atoms have above a thousandth of the
+fixed, D growing, the rows that the builder takes for a tolerance. "rows": D fixed, n shrinking,
+with the seconds of the build and of NUTS on the coreset, compilation included, beside those of NUTS
+on all rows. "coordinates" is how many directions the atoms have above a thousandth of the
 largest: D (D + 3)/2 for a log-likelihood that is a quadratic where the posterior is. "wide" is the
 estimated divergence by size on the papers' phishing data, 69 parameters.
 """

@@ -2,10 +2,10 @@
 
     python -m benchmarks.pages
 
-A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``, a single number in running text
-between ``<!-- value: RESULT/key/key/…; FORMAT -->`` and ``<!-- end -->``, where RESULT is a file of
-`benchmarks/results/`, keys lead into it (a number counts in a list) and FORMAT is Python's, such as
-``.2g``. Nothing else is touched.
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``, a single number in running
+text between ``<!-- value: RESULT > key > key; FORMAT -->`` and ``<!-- end -->``: RESULT is a file
+of `benchmarks/results/`, keys lead into it (a number counts in a list), and FORMAT is Python's,
+such as ``.2g``. Nothing else is touched.
 """
 
 import json
@@ -120,11 +120,12 @@ def _rounds(result: dict[str, Any]) -> str:
 
 def _kl(result: dict[str, Any]) -> str:
     columns = ["data", "k", "estimate", "standard error", "true KL", "k-hat", "estimate / true"]
-    low, high = result["summary"]["least and largest ratio"]
+    found = result["summary"]
+    low, high = found["least and largest ratio"]
     summary = (
-        f"Between 1e-8 and 0.3 nats there are {result['summary']['cells between 1e-8 and 0.3 nats']} "
-        f"cells; {result['summary']['within a factor of two']} of them are within a factor of two, and "
-        f"the ratio is {_cell(low)} to {_cell(high)}."
+        f"Between 1e-8 and 0.3 nats there are {found['cells between 1e-8 and 0.3 nats']} cells; "
+        f"{found['within a factor of two']} of them are within a factor of two, and the ratio is "
+        f"{_cell(low)} to {_cell(high)}."
     )
     return markdown(result["rows"], [*columns, "Laplace KL"]) + f"\n\n{summary}"
 
@@ -230,10 +231,10 @@ def value(path: str, form: str) -> str:
     """One number of a result, as text.
 
     Args:
-        path: the result's name and the keys that lead to the number, with slashes between.
+        path: the result's name and the keys that lead to the number, with " > " between.
         form: how to write it, a format specification of Python.
     """
-    source, *keys = path.split("/")
+    source, *keys = path.split(" > ")
     found = json.loads((RESULTS / f"{source}.json").read_text())
     for key in keys:
         found = found[int(key)] if isinstance(found, list) else found[key]

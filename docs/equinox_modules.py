@@ -6,7 +6,16 @@ subclasses without a decorator, so that their reference would have no signatures
 
 from typing import Any
 
-from griffe import Attribute, Class, Expr, Extension, Function, Parameter, ParameterKind, Parameters
+from griffe import (
+    Attribute,
+    Class,
+    Expr,
+    Extension,
+    Function,
+    Parameter,
+    ParameterKind,
+    Parameters,
+)
 
 _LABEL = "equinox"  # of constructors that are made here
 
@@ -26,7 +35,9 @@ class EquinoxModules(Extension):
 
 def _is_equinox(found: Class) -> bool:
     bases = [base.canonical_path for base in found.bases if isinstance(base, Expr)]
-    return "equinox.Module" in bases or any(_is_equinox(base) for base in found.resolved_bases)
+    return "equinox.Module" in bases or any(
+        _is_equinox(base) for base in found.resolved_bases
+    )
 
 
 def _fields(found: Class) -> dict[str, Parameter]:
@@ -42,7 +53,10 @@ def _fields(found: Class) -> dict[str, Parameter]:
             continue
         default = member.value
         if isinstance(default, Expr) and "field(" in str(default):
-            named = {getattr(item, "name", None): item for item in getattr(default, "arguments", ())}
+            named = {
+                getattr(item, "name", None): item
+                for item in getattr(default, "arguments", ())
+            }
             default = named["default"].value if "default" in named else None
         fields[name] = Parameter(
             name,
@@ -59,6 +73,8 @@ def _give_constructor(found: Class) -> None:
         return
     receiver = Parameter("self", kind=ParameterKind.positional_or_keyword)
     parameters = Parameters(receiver, *_fields(found).values())
-    constructor = Function("__init__", parent=found, parameters=parameters, returns="None")
+    constructor = Function(
+        "__init__", parent=found, parameters=parameters, returns="None"
+    )
     constructor.labels.add(_LABEL)
     found.set_member("__init__", constructor)

@@ -17,10 +17,10 @@ def test_tables_and_numbers_come_from_the_committed_results(name: str) -> None:
 
 def test_a_value_is_the_number_in_the_file():
     cells = json.loads((RESULTS / "solvers.json").read_text())["quality"]["summary"]["cells"]
-    assert value("solvers/quality/summary/cells", "d") == str(cells)
+    assert value("solvers > quality > summary > cells", "d") == str(cells)
 
 
 def test_a_number_that_was_typed_is_replaced():
-    page = "in <!-- value: solvers/quality/summary/cells; d -->5<!-- end --> cells"
-    cells = value("solvers/quality/summary/cells", "d")
+    page = "in <!-- value: solvers > quality > summary > cells; d -->5<!-- end --> cells"
+    cells = value("solvers > quality > summary > cells", "d")
     assert fill(page) == page.replace("-->5<!--", f"-->{cells}<!--")
