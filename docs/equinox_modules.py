@@ -33,14 +33,14 @@ class EquinoxModules(Extension):
                 _give_constructor(found)
 
 
-def _is_equinox(found: Class) -> bool:
+def _is_equinox(found: Any) -> bool:
     bases = [base.canonical_path for base in found.bases if isinstance(base, Expr)]
     return "equinox.Module" in bases or any(
         _is_equinox(base) for base in found.resolved_bases
     )
 
 
-def _fields(found: Class) -> dict[str, Parameter]:
+def _fields(found: Any) -> dict[str, Parameter]:
     """The fields of a class and those of its bases, the bases' first."""
     fields: dict[str, Parameter] = {}
     for base in reversed(found.resolved_bases):

@@ -1,7 +1,7 @@
 """A hook of MkDocs: LaTeX into MathML while the pages are built.
 
-Browsers draw MathML by themselves, so no page loads a script or a font for its equations, and an
-equation that cannot be read is an error of the build.
+Browsers draw MathML by themselves, so no page loads a script or a font for its equations. A command
+that is not known is an error of the build.
 """
 
 import html
@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
 
 _INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 _BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
@@ -29,4 +30,8 @@ def on_page_content(content: str, **_: Any) -> str:
 
 def _mathml(text: str, display: str) -> str:
     mathml = convert(html.unescape(text).strip(), display=display)
+    if "\\" in mathml:
+        raise PluginError(
+            f"the equation {text!r} has a command that latex2mathml does not know"
+        )
     return _CAPITAL_GREEK.sub(r'<mi mathvariant="normal">\1</mi>', mathml)

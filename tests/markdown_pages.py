@@ -47,6 +47,8 @@ def blocks(page: str) -> list[Block]:
     """The blocks of a page in order."""
     found, note, note_ends = [], "", -1
     for token in MarkdownIt().parse((ROOT / page).read_text(encoding="utf-8")):
+        if token.map is None:
+            continue
         if token.type == "html_block":
             comment = re.fullmatch(r"<!-- (.*?) -->", token.content.strip())
             note, note_ends = (comment[1] if comment else ""), token.map[1]
