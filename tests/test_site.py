@@ -45,6 +45,8 @@ def test_reference_shows_solvers_with_their_hyperparameters(site):
 def test_functions_that_share_a_modules_name_are_shown(site):
     for name in ("solve", "nnls"):
         assert f'id="jaxcoreset.{name}.{name}"' in site["reference/problem/index.html"]
+    page = site["reference/likelihood/index.html"]
+    assert 'id="jaxcoreset.likelihood.weighted_model"' in page
 
 
 def test_pages_load_nothing_from_elsewhere(site):
@@ -75,7 +77,9 @@ def test_equations_are_mathml(site):
 def test_a_mistake_stops_the_build(tmp_path, text, complaint):
     """With the settings of the site, on one page in place of all."""
     config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    config = config[: config.index("\nnav:")].replace("docs_dir: docs", f"docs_dir: {tmp_path}/docs")
+    config = config[: config.index("\nnav:")].replace(
+        "docs_dir: docs", f"docs_dir: {tmp_path}/docs"
+    )
     config = config.replace("[docs/", f"[{ROOT}/docs/").replace("paths: [.]", f"paths: [{ROOT}]")
     (tmp_path / "docs" / "stylesheets").mkdir(parents=True)
     (tmp_path / "mkdocs.yml").write_text(config, encoding="utf-8")
