@@ -71,6 +71,13 @@ def test_python_of_a_page_runs(page, ran):
         ran.setdefault(page, namespace)
 
 
+def test_models_that_the_page_calls_refused_are_refused(capsys):
+    run_page("docs/how-to/when-not-to.md", {})
+    first, second = capsys.readouterr().out.splitlines()
+    assert "'effect' grows with the rows" in first
+    assert "conditionally independent" in second
+
+
 def test_blocks_that_do_not_run_are_known():
     found = {}
     for block in BLOCKS:
@@ -110,6 +117,11 @@ def check_command(words: list[str]) -> None:
         assert (ROOT / program).is_file()
     else:
         assert program in ("ruff", "pyright", "mkdocs"), f"{program} is not known to this test"
+
+
+def test_examples_are_shortened_where_they_say_so():
+    text = "".join(block.text for block in BLOCKS)
+    assert [long for long in SMALLER if long not in text] == []
 
 
 def test_a_wrong_command_is_found():
