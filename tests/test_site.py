@@ -64,6 +64,12 @@ def test_equations_are_mathml(site):
         assert not re.search(r"\\\(|\\\[|\$\$|\\frac", body), name
 
 
+def test_names_in_the_text_lead_to_the_reference(site):
+    page = site["how-to/choose-a-solver/index.html"]
+    assert 'href="../../reference/solvers/#jaxcoreset.ExhaustiveSearch"' in page
+    assert 'href="../../reference/problem/#jaxcoreset.solve.solve"' in page
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -80,7 +86,9 @@ def test_a_mistake_stops_the_build(tmp_path, text, complaint):
     config = config[: config.index("\nnav:")].replace(
         "docs_dir: docs", f"docs_dir: {tmp_path}/docs"
     )
-    config = config.replace("[docs/", f"[{ROOT}/docs/").replace("paths: [.]", f"paths: [{ROOT}]")
+    config = re.sub(r"docs/(\w+\.py)", rf"{ROOT}/docs/\1", config).replace(
+        "paths: [.]", f"paths: [{ROOT}]"
+    )
     (tmp_path / "docs" / "stylesheets").mkdir(parents=True)
     (tmp_path / "mkdocs.yml").write_text(config, encoding="utf-8")
     page = tmp_path / "docs" / "index.md"
