@@ -15,11 +15,13 @@ from jaxcoreset.coreset import load as load
 from jaxcoreset.embedding import embed as embed
 from jaxcoreset.laplace import LaplaceApproximation as LaplaceApproximation
 from jaxcoreset.laplace import laplace_approximation as laplace_approximation
+from jaxcoreset.launch import initialize_processes as initialize_processes
 from jaxcoreset.likelihood import ModelLikelihood as ModelLikelihood
 from jaxcoreset.likelihood import model_likelihood as model_likelihood
 from jaxcoreset.likelihood import weighted_model as weighted_model
 from jaxcoreset.nnls import nnls as nnls
 from jaxcoreset.problem import CoresetProblem as CoresetProblem
+from jaxcoreset.processes import ProcessError as ProcessError
 from jaxcoreset.report import Report as Report
 from jaxcoreset.solution import Solution as Solution
 from jaxcoreset.solve import solve as solve
@@ -81,6 +83,7 @@ _LATER = {
     "diagnostics": "jaxcoreset",
     "distributions": "jaxcoreset",
     "plotting": "jaxcoreset",
+    "sources": "jaxcoreset",
 }
 
 

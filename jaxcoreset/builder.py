@@ -7,11 +7,13 @@ next π̂ where the two do not agree.
 """
 
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.constraints import Constraint
@@ -19,9 +21,13 @@ from jaxcoreset.construction import Construction
 from jaxcoreset.coreset import Coreset, coreset_of_rows, whole_coreset
 from jaxcoreset.draw_pool import DrawPool
 from jaxcoreset.host import Clock, at_least, peak_memory
-from jaxcoreset.likelihood import ModelLikelihood, model_likelihood
+from jaxcoreset.journal import Journal, build_settings
+from jaxcoreset.likelihood import model_likelihood
+from jaxcoreset.plan import Plan, plan_build
+from jaxcoreset.processes import ALONE, DistributedProcesses
 from jaxcoreset.report import Report
 from jaxcoreset.rounds import MOST_ROUNDS, Checker, Round
+from jaxcoreset.rows import Placement
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.hard_thresholding import AIHT2, HardThresholding
 from jaxcoreset.tolerance import Choice, Estimate
@@ -66,7 +72,23 @@ class CoresetBuilder:
         data_axes: which arguments are data, if the builder is not to find out by itself; see
             `model_likelihood`.
         plate: the name of the data plate, if the model has several that could be it.
-        batch_size: rows that are evaluated at a time.
+        batch_size: rows that are read and moved to the devices at a time; chosen by the memory
+            that a row takes if left out. It changes no number.
+        pricing_passes: at most so many passes over all rows, where they are not all candidates, for
+            rows that would improve the coreset and are none; they join, and the solver runs again.
+        pricing_tol: such a pass is the last one if no row alone would lower the objective
+            ‖y − Φw‖² by more than this part of it.
+        mesh: the devices that share the rows, one axis; all local devices if left out. The number
+            of devices changes no number.
+        distributed: whether the processes of `jax.distributed` build one coreset together: each is
+            given a part of the rows, all get the same coreset, whose row numbers count through the
+            processes' rows in their order.
+        timeout: seconds after which a process that does not come is an error on all the others.
+        checkpoint: a file in which passes over the rows are kept, and from which a build of the
+            same data and settings goes on. It stays when the build is done. Each process of several
+            has its own, with its number appended.
+        checkpoint_every: seconds between two writings of it within a pass; the end of a pass is
+            always written.
         progress_bar: whether to show progress on a terminal.
     """
 
@@ -89,6 +111,13 @@ class CoresetBuilder:
         data_axes: Any = None,
         plate: str | None = None,
         batch_size: int | None = None,
+        pricing_passes: int = 0,
+        pricing_tol: float = 0.01,
+        mesh: Mesh | None = None,
+        distributed: bool = False,
+        timeout: float = 600.0,
+        checkpoint: str | os.PathLike | None = None,
+        checkpoint_every: float = 30.0,
         progress_bar: bool = True,
     ):
         self.model = model
@@ -118,6 +147,20 @@ class CoresetBuilder:
         self.data_axes = data_axes
         self.plate = plate
         self.batch_size = None if batch_size is None else at_least("batch_size", batch_size, 1)
+        self.pricing_passes = at_least("pricing_passes", pricing_passes, 0)
+        if not 0 < pricing_tol < 1:
+            raise ValueError(f"pricing_tol is {pricing_tol!r}; wanted a part between 0 and 1.")
+        self.pricing_tol = pricing_tol
+        if mesh is not None and len(mesh.axis_names) != 1:
+            raise ValueError(
+                f"mesh has the axes {mesh.axis_names}; wanted one, over which the rows are shared: "
+                'jax.make_mesh((4,), ("rows",)).'
+            )
+        self.mesh = mesh
+        self.distributed = distributed
+        self.timeout = timeout
+        self.checkpoint = checkpoint
+        self.checkpoint_every = checkpoint_every
         self.progress_bar = progress_bar
         if not isinstance(weighting, Weighting):
             raise TypeError(
@@ -154,7 +197,58 @@ class CoresetBuilder:
 
     def run_rounds(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> list[Coreset]:
         """The coresets after each round, of which `run` returns the last; arguments as in `run`."""
+        placement = self._placement(key, args, kwargs)
+        journal = placement.journal
+        try:
+            return self._run(key, args, kwargs, placement)
+        except BaseException as error:
+            if journal is not None and journal.passes:
+                error.add_note(
+                    f"what the build had done is in {str(journal.write())!r}; run it again with "
+                    "the same arguments to go on from there"
+                )
+            raise
+
+    def _run(
+        self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], placement: Placement
+    ) -> list[Coreset]:
         start_key, weighting_key, draws_key, rows_key, solver_key = jax.random.split(key, 5)
+        construction = self._construction(start_key, rows_key, args, kwargs, placement)
+        likelihood, clock = construction.likelihood, construction.clock
+        if self.size is not None and self.size >= likelihood.num_data:
+            return [whole_coreset(self.model, likelihood, self.size, clock)]
+        with clock.stage("rows"):
+            wanted = [self.weighting.rows(likelihood, weighting_key), construction.candidates()]
+            found = [rows for rows in wanted if rows is not None]
+            likelihood.rows.keep(np.concatenate([np.zeros(0, np.int64), *found]))
+        with clock.stage("weighting"):
+            source = self.weighting.fit(likelihood, weighting_key, show_progress=self.progress_bar)
+        pool = DrawPool(likelihood, source, draws_key, self.batch_size, self.progress_bar)
+        return self._repair(construction, source, pool, draws_key, solver_key)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """What `run` is going to take with these arguments: passes, memory and time.
+
+        Each kind of pass is tried on the first batch of rows. What solving takes is not in the
+        time; a tolerance may need several solutions, and rounds more passes.
+
+        Args:
+            *args: the model's positional arguments.
+            **kwargs: the model's keyword arguments.
+        """
+        key = jax.random.key(0)
+        placement = self._placement(key, args, kwargs, with_journal=False)
+        construction = self._construction(key, key, args, kwargs, placement)
+        return plan_build(construction.likelihood, construction, self.weighting)
+
+    def _construction(
+        self,
+        start_key: PRNGKeyArray,
+        rows_key: PRNGKeyArray,
+        args: tuple,
+        kwargs: dict[str, Any],
+        placement: Placement,
+    ) -> Construction:
         clock = Clock()
         with clock.stage("model"):
             likelihood = model_likelihood(
@@ -164,10 +258,9 @@ class CoresetBuilder:
                 data_axes=self.data_axes,
                 plate=self.plate,
                 key=start_key,
+                placement=placement,
             )
-        if self.size is not None and self.size >= likelihood.num_data:
-            return [whole_coreset(self.model, likelihood, self.size, clock)]
-        construction = Construction(
+        return Construction(
             likelihood=likelihood,
             constraint=self._constraint(likelihood.num_data, args, kwargs),
             solver=self.solver,
@@ -179,11 +272,26 @@ class CoresetBuilder:
             num_candidates=self.num_candidates,
             rows_key=rows_key,
             clock=clock,
+            pricing_passes=self.pricing_passes,
+            pricing_tol=self.pricing_tol,
         )
-        with clock.stage("weighting"):
-            source = self.weighting.fit(likelihood, weighting_key, show_progress=self.progress_bar)
-        pool = DrawPool(likelihood, source, draws_key, self.batch_size, self.progress_bar)
-        return self._repair(construction, source, pool, draws_key, solver_key)
+
+    def _placement(
+        self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], with_journal: bool = True
+    ) -> Placement:
+        """Where the rows are evaluated, and where passes over them are kept."""
+        processes = DistributedProcesses(self.timeout) if self.distributed else ALONE
+        mesh = self.mesh
+        if mesh is None and len(jax.local_devices()) > 1:
+            mesh = Mesh(np.array(jax.local_devices()), ("rows",))
+        journal = None
+        if with_journal and self.checkpoint is not None:
+            path = os.fspath(self.checkpoint)
+            if processes.count > 1:
+                path = f"{path}.{processes.index}-of-{processes.count}"
+            settings = build_settings(self, key, args, kwargs, processes)
+            journal = Journal(path, settings, interval=self.checkpoint_every)
+        return Placement(mesh, self.batch_size, processes, journal)
 
     def _repair(
         self,
@@ -223,7 +331,7 @@ class CoresetBuilder:
                         pool, choice, outcome, jax.random.fold_in(draws_key, number)
                     )
             history.append(outcome)
-            found.append(self._finish(likelihood, source, clock, pool, choice, history))
+            found.append(self._finish(construction, source, pool, choice, history))
             settled = not looks or checker.is_settled
             if own_pool is None or number == most or (settled and choice.is_within):
                 break
@@ -277,14 +385,14 @@ class CoresetBuilder:
 
     def _finish(
         self,
-        likelihood: ModelLikelihood,
+        construction: Construction,
         source: DrawSource,
-        clock: Clock,
         pool: DrawPool,
         choice: Choice,
         history: list[Round],
     ) -> Coreset:
         """The coreset of the solution at one place of the path."""
+        likelihood, clock = construction.likelihood, construction.clock
         path, at = choice.path, choice.at
         weights = np.asarray(path.weights[at])
         chosen = np.asarray(path.indices[at], np.int64)[weights > 0]
@@ -319,6 +427,8 @@ class CoresetBuilder:
             tol=self.tol,
             is_within_tol=is_within,
             rounds=[one.to_dict() for one in history],
+            passes=dict(likelihood.rows.passes),
+            pricing=list(construction.priced),
         )
         return coreset_of_rows(
             self.model, likelihood, indices, weights, report, source.approximation

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jaxcoreset import __version__
 from jaxcoreset.build_command import add_build_parser, positive_integer, run_build
+from jaxcoreset.launch import add_launch_parser, run_launch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,13 +18,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0, or 1 (``demo``) or 2 (``build``) after an error that was told on
-        standard error.
+        standard error; of ``launch`` that of the first process that failed.
     """
     if arguments is None:
         arguments = sys.argv[1:]
     options = _parser().parse_args(arguments)
     if options.command == "build":
         return run_build(options, arguments)
+    if options.command == "launch":
+        return run_launch(options)
     if options.command == "demo":
         return _demo(options)
     _parser().print_help()
@@ -38,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"jaxcoreset {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
     add_build_parser(commands)
+    add_launch_parser(commands)
     demo = commands.add_parser(
         "demo",
         help="build a coreset of 325,000 flights and run NUTS on it",

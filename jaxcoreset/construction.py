@@ -1,9 +1,10 @@
 """One build under one π̂: candidates, draws, the solver's path, and the size to take."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
@@ -27,6 +28,9 @@ _CANDIDATES_PER_GROUP = 64
 _MIN_DRAWS = 500
 _DRAWS_PER_ROW = 4
 _CURVE_POINTS = 24
+# A pass for further candidates keeps so many rows, or so many times the size, and of them those
+# whose gain is at least this part of the least one that is worth a pass.
+_MIN_PRICED, _PRICED_PER_ROW, _WORTH_ADDING = 1_000, 4, 0.1
 # With a tolerance, the first size that is tried lies between these.
 _FIRST_SIZE, _LARGEST_FIRST_SIZE = 32, 256
 
@@ -47,6 +51,9 @@ class Construction:
         num_candidates: rows to choose from, or None for a default.
         rows_key: a JAX random key for the candidates.
         clock: where time is noted.
+        pricing_passes: at most so many passes over all rows for further candidates.
+        pricing_tol: by how much of itself a row is to lower the objective to be worth a pass.
+        priced: what those passes found, in order.
     """
 
     likelihood: ModelLikelihood
@@ -60,6 +67,9 @@ class Construction:
     num_candidates: int | None
     rows_key: PRNGKeyArray
     clock: Clock
+    pricing_passes: int = 0
+    pricing_tol: float = 0.0
+    priced: list[dict[str, float]] = field(default_factory=list)
 
     def embed(self, pool: DrawPool, size: int | None = None) -> None:
         """Have in the pool the candidates and draws that a build of a size needs, if they lack.
@@ -68,16 +78,21 @@ class Construction:
             pool: draws and log-likelihoods.
             size: the size; the first one that is tried if left out.
         """
-        size = self._first_size() if size is None else size
+        size = self.first_size if size is None else size
+        counts = self.draws_wanted(size)
+        with self.clock.stage("embedding"):
+            pool.set_candidates(self.candidates(size))
+            pool.want(**counts)
+
+    def draws_wanted(self, size: int) -> dict[str, int]:
+        """How many draws a build of a size needs, by their use."""
         wanted = max(self.num_draws or _MIN_DRAWS, _DRAWS_PER_ROW * size)
         if self.tol is None and self.num_draws is not None:
             wanted = self.num_draws
         counts = {"solver": wanted, "select": self.num_held_out}
         if self.tol is not None:
             counts["confirm"] = self.num_held_out
-        with self.clock.stage("embedding"):
-            pool.set_candidates(self._candidates(size))
-            pool.want(**counts)
+        return counts
 
     def build(self, pool: DrawPool, key: PRNGKeyArray, *, is_final: bool = True) -> Choice | None:
         """The coreset under the pool's draws, as a place on a path; draws are added to the pool.
@@ -101,7 +116,7 @@ class Construction:
         """The smallest size on the path that keeps to `tol`, sizes doubling until there is one."""
         assert self.tol is not None
         n = self.likelihood.num_data
-        size = self._first_size()
+        size = self.first_size
         while True:
             self.embed(pool, size)
             enough = max(1, pool.count("solver") // _DRAWS_PER_ROW)
@@ -121,7 +136,9 @@ class Construction:
                 return choice
             size = min(2 * size, self.max_size, n)
 
-    def _first_size(self) -> int:
+    @property
+    def first_size(self) -> int:
+        """The size that is asked for, or that a tolerance is first tried with."""
         if self.size is not None:
             return self.size
         params = self.likelihood.init_params
@@ -131,7 +148,43 @@ class Construction:
         return min(size, self.max_size, self.likelihood.num_data)
 
     def _solve(self, pool: DrawPool, size: int, key: PRNGKeyArray) -> tuple[Solution, np.ndarray]:
-        """The solutions of all sizes up to one, under the solver's draws."""
+        """The solutions of all sizes up to one, under the solver's draws.
+
+        With `pricing_passes`, rows that would still lower the last one's objective join the
+        candidates, until there is none that would by more than `pricing_tol` of it.
+        """
+        path, sizes = self._solve_once(pool, size, key)
+        for _ in range(self.pricing_passes):
+            if pool.rows is None or pool.num_candidates >= self.likelihood.num_data:
+                break
+            objective = float(path.objective[-1])
+            with self.clock.stage("pricing"):
+                num = min(max(_MIN_PRICED, _PRICED_PER_ROW * size), self.likelihood.num_data)
+                priced = pool.price(path.indices[-1], path.weights[-1], num)
+            best = float(priced.gains[0]) if priced.gains.size else 0.0
+            found = {"best_gain": best, "num_added": 0, "objective": objective}
+            self.priced.append({**found, "objective_after": objective})
+            if best <= self.pricing_tol:
+                break
+            useful = priced.indices[priced.gains > self.pricing_tol * _WORTH_ADDING]
+            found_rows = pool.rows
+            with self.clock.stage("embedding"):
+                pool.add_candidates(useful)
+            after, _ = self._solve_once(pool, size, key)
+            if float(after.objective[-1]) < objective:
+                path = after
+            else:  # a solver's search may end elsewhere; what was found is still there
+                places = np.searchsorted(pool.rows, found_rows).astype(np.int32)
+                path = dataclasses.replace(path, indices=jnp.asarray(places)[path.indices])
+            self.priced[-1] |= {
+                "num_added": int(useful.size),
+                "objective_after": float(path.objective[-1]),
+            }
+        return path, sizes
+
+    def _solve_once(
+        self, pool: DrawPool, size: int, key: PRNGKeyArray
+    ) -> tuple[Solution, np.ndarray]:
         rows = pool.rows
         solver = self.solver or default_solver(pool.num_candidates, size)
         if self.constraint is not None and isinstance(solver, HardThresholding):
@@ -141,6 +194,14 @@ class Construction:
         with self.clock.stage("solve"):
             path = sweep(pool.problem("solver"), sizes, solver, key if solver.needs_key else None)
             jax.block_until_ready(path)
+        # Whatever the processes' processors round: one of them says what was found.
+        leaves, tree = jax.tree.flatten(path)
+        named = {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}
+        first = self.likelihood.rows.placement.processes.first(named)
+        if first is not named:
+            path = jax.tree.unflatten(
+                tree, [jnp.asarray(first[str(i)]) for i in range(len(leaves))]
+            )
         return path, sizes
 
     def _sizes(self, size: int) -> Int[np.ndarray, " m"]:
@@ -152,25 +213,32 @@ class Construction:
             return np.unique(np.geomspace(1, size, _CURVE_POINTS).round().astype(int))
         return np.array([size])
 
-    def _candidates(self, size: int) -> Int[np.ndarray, " m"] | None:
-        """The candidate rows in increasing order; None stands for all."""
+    def candidates(self, size: int | None = None) -> Int[np.ndarray, " m"] | None:
+        """The candidate rows of a build of a size in increasing order; None stands for all.
+
+        Args:
+            size: the size; the first one that is tried if left out.
+        """
+        size = self.first_size if size is None else size
         n, wanted = self.likelihood.num_data, self.num_candidates
         if wanted is None:
             default = max(_MIN_CANDIDATES, _CANDIDATES_PER_ROW * size)
             wanted = n if n <= _ALL_CANDIDATES else default
+        rows = self.likelihood.rows
         if wanted >= n:
-            return None
+            # What is on this machine, and in memory, is evaluated where it is.
+            return None if rows.is_local and not rows.is_streamed else np.arange(n)
         if wanted < size:
             raise ValueError(
                 f"num_candidates is {wanted}; wanted at least the size, {size}, better several "
                 "times that."
             )
         generator = host_generator(self.rows_key)
-        rows = generator.choice(n, wanted, replace=False)
+        chosen = generator.choice(n, wanted, replace=False)
         labels: Array | None = getattr(self.constraint, "groups", None)
         if labels is not None:
-            rows = np.union1d(rows, _some_of_each(np.asarray(labels), generator))
-        return np.sort(rows)
+            chosen = np.union1d(chosen, _some_of_each(np.asarray(labels), generator))
+        return np.sort(chosen)
 
 
 def _some_of_each(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:

@@ -327,7 +327,9 @@ def whole_coreset(model: Callable, likelihood: ModelLikelihood, size: int, clock
         seconds=clock.seconds,
         peak_memory=peak_memory(),
     )
-    args, kwargs = likelihood.assemble(likelihood.data)
+    rows = likelihood.rows
+    in_memory = rows.is_local and not rows.is_streamed
+    args, kwargs = likelihood.assemble(rows.data if in_memory else rows.take(np.arange(n)))
     weights = np.ones(n, jnp.zeros(()).dtype)
     return Coreset(
         model,

@@ -15,11 +15,11 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, PyTree
 
-from jaxcoreset.chunks import leading
 from jaxcoreset.features import LogLikelihood
 from jaxcoreset.fisher import fisher_features, fisher_matrix, fisher_sum
 from jaxcoreset.laplace import LaplaceApproximation
 from jaxcoreset.problem import CoresetProblem
+from jaxcoreset.trees import leading
 
 # Entries of the matrix of gradients of the coreset's rows that are held at a time.
 _ENTRIES = 1 << 24

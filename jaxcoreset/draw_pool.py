@@ -18,6 +18,7 @@ from jaxcoreset.embedding import log_likelihood_matrix, log_likelihood_sum
 from jaxcoreset.host import progress_bar
 from jaxcoreset.laplace import Params
 from jaxcoreset.likelihood import ModelLikelihood
+from jaxcoreset.pricing import Priced, price
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.weighting import DrawSource
 from jaxcoreset.weighting.base import FEWEST, shares
@@ -69,12 +70,13 @@ class DrawPool:
         self.rows: Int[np.ndarray, " m"] | None = None
         self._key, self._batch_size, self._show_progress = key, batch_size, show_progress
         self._taken = 0
+        self._candidates: tuple | None = None
         self._parts: dict[Use, list[Part]] = {"solver": [], "select": [], "confirm": []}
 
     def on(self, source: DrawSource, key: PRNGKeyArray) -> "DrawPool":
         """An empty pool of the same candidates, for the draws of another source."""
         other = DrawPool(self.likelihood, source, key, self._batch_size, self._show_progress)
-        other.rows = self.rows
+        other.rows, other._candidates = self.rows, self._candidates
         return other
 
     @property
@@ -105,9 +107,52 @@ class DrawPool:
         """The rows to choose from, None for all; their log-likelihoods at the draws follow."""
         if rows is self.rows or np.array_equal(rows, self.rows):  # pyright: ignore
             return
-        self.rows = rows
+        self.rows, self._candidates = rows, None
         for part in self._all_parts():
             part.values = self._evaluate(part.draws)
+
+    def add_candidates(self, rows: Int[np.ndarray, " m"]) -> None:
+        """More rows to choose from, none of which was one; only they are evaluated."""
+        assert self.rows is not None
+        joined = np.concatenate([self.rows, rows])
+        order = np.argsort(joined)
+        self.rows, self._candidates = joined[order], None
+        data = self.likelihood.take(rows)
+        for part in self._all_parts():
+            new = log_likelihood_matrix(self.likelihood.log_likelihood, part.draws, data)
+            part.values = jnp.concatenate([part.values, new])[order]
+
+    def price(self, indices: Int[Array, " k"], weights: Float[Array, " k"], num: int) -> Priced:
+        """The rows, not candidates, that would improve most on a solution of the solver's draws.
+
+        See `jaxcoreset.pricing`.
+
+        Args:
+            indices: the solution's places among the candidates.
+            weights: its weights.
+            num: at most so many rows.
+        """
+        problem = self.problem("solver")
+        residual = problem.target - problem.combine(indices, weights)
+        chosen = jnp.where(weights[:, None] > 0, problem.gather(indices), 0)
+        assert self.rows is not None
+        parts = [part for part in self._parts["solver"] if part.size > 1]
+        draws = jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in parts))
+        rows = self.likelihood.rows
+        priced = price(
+            rows,
+            self.likelihood.log_likelihood,
+            draws,
+            residual,
+            chosen,
+            tuple(part.size for part in parts),
+            num,
+            self.rows,
+            float(jnp.linalg.norm(problem.target)),
+        )
+        if not (rows.is_local and rows.has_random_access):
+            rows.remember(priced.indices, priced.leaves)
+        return priced
 
     def want(self, **counts: int) -> None:
         """Add draws, in one pass over the data, until each use named has as many as it wants.
@@ -129,6 +174,8 @@ class DrawPool:
         shared = dict(zip(missing, shares(wanted, self.remaining), strict=True))
         num = sum(shared.values())
         draws = self.source.take(self._key, self._taken, num)
+        processes = self.likelihood.rows.placement.processes
+        draws = jax.tree.map(jnp.asarray, processes.first(draws))
         self._taken += num
         if self.rows is None:
             values = self._evaluate(draws)
@@ -163,20 +210,19 @@ class DrawPool:
 
     def _evaluate(self, draws: Params) -> Float[Array, "m s"]:
         likelihood = self.likelihood
-        data = likelihood.data if self.rows is None else likelihood.take(self.rows)
+        if self._candidates is None:
+            data = likelihood.data if self.rows is None else likelihood.take(self.rows)
+            self._candidates = data
         return log_likelihood_matrix(
-            likelihood.log_likelihood, draws, data, batch_size=self._batch_size
+            likelihood.log_likelihood, draws, self._candidates, batch_size=self._batch_size
         )
 
     def _sum(self, draws: Params) -> Float[Array, " s"]:
         likelihood = self.likelihood
-        with progress_bar(likelihood.num_data, "Target", show=self._show_progress) as bar:
+        num_rows = likelihood.rows.num_local
+        with progress_bar(num_rows, "Target", show=self._show_progress) as bar:
             return log_likelihood_sum(
-                likelihood.log_likelihood,
-                draws,
-                likelihood.data,
-                batch_size=self._batch_size,
-                on_rows=bar.update,
+                likelihood.log_likelihood, draws, likelihood.rows, on_rows=bar.update
             )
 
 

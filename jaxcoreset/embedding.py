@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from jaxcoreset.chunks import leading
 from jaxcoreset.features import (
     Features,
     LogLikelihood,
@@ -27,6 +26,7 @@ from jaxcoreset.features import (
 )
 from jaxcoreset.fisher import fisher_features, fisher_matrix
 from jaxcoreset.problem import CoresetProblem
+from jaxcoreset.trees import leading
 
 
 def embed(

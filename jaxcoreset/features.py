@@ -1,25 +1,24 @@
 """Numbers of a datum's log-likelihood that can be added over data, as matrices and as sums.
 
 `Features` says what the numbers are: log-likelihoods at draws (`jaxcoreset.embedding`) or their
-partial derivatives (`jaxcoreset.fisher`). Passes over the data go chunk by chunk, note rows whose
+partial derivatives (`jaxcoreset.fisher`). Passes over the data go block by block, note rows whose
 numbers are not finite, and name them at the end.
 """
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Bool, PyTree
 
-from jaxcoreset.chunks import chunk_rows, chunks, leading
+from jaxcoreset.blocks import evaluate_blocks, fold_rows
+from jaxcoreset.rows import BadRows, Rows, State
+from jaxcoreset.trees import leading
 
 LogLikelihood = Callable[[Any, Any], Array]
-
-_NUM_BAD_ROWS_SHOWN = 5
 
 
 class Features(eqx.Module):
@@ -45,53 +44,104 @@ class Features(eqx.Module):
     ) -> tuple[Array, Array]:
         """The sum of `block` over the rows counted, (width,), and rows not finite, (m,)."""
         block, bad = self.block(log_likelihood, chunk)
-        return jnp.sum(jnp.where(counted[:, None], block, 0), axis=0), bad
+        return fold_rows(jnp.where(counted[:, None], block, 0)), bad
 
 
 def feature_matrix(
     log_likelihood: LogLikelihood, features: Features, data: PyTree, batch_size: int | None
 ) -> Array:
-    """The features of all rows, streamed in chunks; a ValueError names rows that are not finite."""
-    blocks, health = [], _Health(_num_rows(data), features.quantity)
-    for chunk, first, fresh in chunks(data, batch_size or chunk_rows(features.width)):
-        block, bad = _evaluate(log_likelihood, features, chunk)
-        health.note(bad, first, fresh)
-        blocks.append(block[fresh:])
-    health.check()
-    return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks)
+    """The features of all rows, evaluated in blocks; a ValueError names rows that are not finite.
+
+    Args:
+        log_likelihood: as in `embed`.
+        features: what the log-likelihood is reduced to.
+        data: pytree of arrays with a leading axis of length n.
+        batch_size: rows that are moved to the device at a time.
+    """
+    num_rows = _num_rows(data)
+    rows = Rows.of(data, batch_size)
+    parts, state = [], BadRows.start()
+    groups = evaluate_blocks(
+        _block,
+        (log_likelihood, features),
+        (rows.data, ()),
+        rows.block(features.width),
+        batch_size=batch_size,
+    )
+    for first, num, (values, bad) in groups:
+        state = BadRows.add(state, np.asarray(bad), first, num)
+        parts.append(values.reshape(-1, values.shape[-1])[:num])
+    _check_health([state], num_rows, features.quantity)
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
 def feature_sum(
     log_likelihood: LogLikelihood,
     features: Features,
-    data: PyTree,
+    data: "PyTree | Rows",
     batch_size: int | None,
     on_rows: Callable[[int], Any],
 ) -> Array:
-    """Their sum over all rows, in one pass; see `feature_matrix`."""
-    total = carry = None
-    health = _Health(_num_rows(data), features.quantity)
-    for chunk, first, fresh in chunks(data, batch_size or chunk_rows(features.width)):
-        partial, bad = _evaluate_sum(log_likelihood, features, chunk, jnp.asarray(fresh))
-        health.note(bad, first, fresh)
-        if total is None or carry is None:
-            total, carry = partial, jnp.zeros_like(partial)
-        else:
-            total, carry = _add_compensated(total, carry, partial)
-        on_rows(leading(chunk) - fresh)
-    health.check()
-    assert total is not None
-    return total
+    """Their sum over all rows, in one pass; see `feature_matrix`.
+
+    Args:
+        log_likelihood: as in `embed`.
+        features: as in `feature_matrix`.
+        data: arrays, or `Rows`, which may be anywhere.
+        batch_size: as in `feature_matrix`; of `Rows`, their own holds.
+        on_rows: called with the number of rows done since the last call.
+    """
+    if not isinstance(data, Rows):
+        _num_rows(data)
+    rows = Rows.of(data, batch_size)
+    start = {"total": np.zeros(features.width), **BadRows.start()}
+    states = rows.fold(
+        _sum,
+        (log_likelihood, features),
+        features.width,
+        start,
+        _add_sums,
+        what="target",
+        on_rows=on_rows,
+    )
+    _check_health(states, rows.num_rows, features.quantity)
+    return jnp.asarray(np.sum([state["total"] for state in states], axis=0), float)
+
+
+def _block(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array]:
+    log_likelihood, features = args
+    return features.block(log_likelihood, rows[0])
+
+
+def _sum(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array]:
+    log_likelihood, features = args
+    return features.sum(log_likelihood, rows[0], counted)
+
+
+def _bad_rows(args: tuple, rows: tuple, counted: Array) -> Array:
+    return _block(args, rows, counted)[1]
+
+
+def _add_sums(state: State, values: tuple, first: int, num: int) -> State:
+    sums, bad = values
+    total = state["total"] + sums.sum(axis=0, dtype=np.float64)
+    return {"total": total, **BadRows.add(state, bad, first, num)}
 
 
 def name_rows_not_finite(
     log_likelihood: LogLikelihood, features: Features, data: PyTree, batch_size: int | None
 ) -> None:
     """Raise a ValueError that names the rows whose features are not finite, if any are not."""
-    health = _Health(_num_rows(data), features.quantity)
-    for chunk, first, fresh in chunks(data, batch_size or chunk_rows(features.width)):
-        health.note(_evaluate(log_likelihood, features, chunk)[1], first, fresh)
-    health.check()
+    rows = Rows.of(data, batch_size)
+    states = rows.fold(
+        _bad_rows,
+        (log_likelihood, features),
+        features.width,
+        BadRows.start(),
+        BadRows.add,
+        what="rows that are not finite",
+    )
+    _check_health(states, rows.num_rows, features.quantity)
 
 
 def checked_draws(draws: PyTree, lowest: int) -> PyTree:
@@ -112,53 +162,15 @@ def check_shape(shape: tuple[int, ...], num_rows: int) -> None:
         )
 
 
-@eqx.filter_jit
-def _evaluate(log_likelihood: LogLikelihood, features: Features, chunk: PyTree) -> tuple:
-    with jax.default_matmul_precision("highest"):
-        return features.block(log_likelihood, chunk)
-
-
-@eqx.filter_jit
-def _evaluate_sum(
-    log_likelihood: LogLikelihood, features: Features, chunk: PyTree, fresh: Int[Array, ""]
-) -> tuple:
-    with jax.default_matmul_precision("highest"):
-        return features.sum(log_likelihood, chunk, jnp.arange(leading(chunk)) >= fresh)
-
-
-@jax.jit
-def _add_compensated(total: Array, carry: Array, value: Array) -> tuple[Array, Array]:
-    """Kahan's sum: `carry` is what rounding has lost so far."""
-    value = value - carry
-    new = total + value
-    return new, (new - total) - value
-
-
-class _Health:
-    """Which rows had a log-likelihood that is not finite, read once, after the last chunk."""
-
-    def __init__(self, num_rows: int, quantity: str):
-        self.num_rows = num_rows
-        self.quantity = quantity
-        self.flags: list[tuple[Bool[Array, " m"], int, int]] = []
-
-    def note(self, bad: Bool[Array, " m"], first: int, fresh: int) -> None:
-        self.flags.append((bad, first, fresh))
-
-    def check(self) -> None:
-        rows = [
-            np.flatnonzero(np.asarray(bad)[fresh:]) + first + fresh
-            for bad, first, fresh in self.flags
-        ]
-        bad_rows = np.concatenate(rows)
-        if bad_rows.size:
-            shown = bad_rows[:_NUM_BAD_ROWS_SHOWN].tolist()
-            raise ValueError(
-                f"{self.quantity} is not finite at one of the draws in {bad_rows.size} of "
-                f"{self.num_rows} rows, the first of them {shown}. Look at these rows for missing "
-                "values or responses that the model gives no probability; leave them out, or use "
-                "a likelihood with wider support."
-            )
+def _check_health(states: Sequence[State], num_rows: int, quantity: str) -> None:
+    """Raise a ValueError that names rows that are not finite, if there are any."""
+    count, shown = BadRows.merged(states)
+    if count:
+        raise ValueError(
+            f"{quantity} is not finite at one of the draws in {count} of {num_rows} rows, the "
+            f"first of them {shown}. Look at these rows for missing values or responses that the "
+            "model gives no probability; leave them out, or use a likelihood with wider support."
+        )
 
 
 def _num_rows(data: PyTree) -> int:

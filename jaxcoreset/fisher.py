@@ -16,7 +16,6 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from jaxcoreset.chunks import leading
 from jaxcoreset.features import (
     Features,
     LogLikelihood,
@@ -26,6 +25,7 @@ from jaxcoreset.features import (
     feature_sum,
     name_rows_not_finite,
 )
+from jaxcoreset.trees import leading
 
 
 class FisherFeatures(Features):

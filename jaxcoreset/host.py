@@ -44,6 +44,16 @@ def peak_memory() -> int | None:
     return used if sys.platform == "darwin" else used * 1024
 
 
+def available_memory() -> int | None:
+    """Memory of this machine that could be taken now, in bytes; None if unknown."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return 1024 * int(fields["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return None
+
+
 class Clock:
     """Wall time by stage, in seconds; a stage that comes again adds to its time."""
 

@@ -10,16 +10,18 @@ rows float32 cannot resolve a nat.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from jaxcoreset.chunks import chunk_rows, chunks
+from jaxcoreset.blocks import fold_to
 from jaxcoreset.host import host_generator
 from jaxcoreset.likelihood import ModelLikelihood
+from jaxcoreset.rows import BadRows, Rows, State
 
 Params = dict[str, Array]
 
@@ -29,7 +31,9 @@ _WARM_START_ROWS = 20_000
 # part of the rows stops, where that on all of them stops, and what is still called a mode.
 _WARM_START_DECREMENT = 1e-2
 _DECREMENT = 1e-6
-_ACCEPTED_DECREMENT = 1e-3
+# Float32 noise in the sum over n rows: below, steps are not told apart. The last step is free.
+_DECREMENT_PER_ROW = 1e-9
+_ACCEPTED_DECREMENT = 1e-2
 # Log-likelihoods added in float32 on the device before float64 takes over on the host.
 _BLOCK = 256
 # A scaled Hessian with a larger ratio of eigenvalues is flat to float32's precision.
@@ -85,9 +89,14 @@ class LaplaceFitter:
 
     def __init__(self, likelihood: ModelLikelihood):
         _, self._unravel = ravel_pytree(likelihood.init_params)
-        self._terms = _compile_terms(likelihood, self._unravel)
+        self._terms = _Terms(likelihood, self._unravel)
         self.likelihood = likelihood
         self.names = parameter_names(likelihood.init_params)
+
+    def at(self, rows: Rows, params: Params) -> float:
+        """The log-posterior of some rows, with its derivatives, by one pass: its value."""
+        flat, _ = ravel_pytree(params)
+        return _LogPosterior(self._terms, rows, None)(np.asarray(flat, np.float64))[0]
 
     def __call__(
         self,
@@ -103,14 +112,17 @@ class LaplaceFitter:
         flat, _ = ravel_pytree(likelihood.init_params if start is None else start)
         position = np.asarray(flat, np.float64)
         n = likelihood.num_data
-        if start is None and weights is None and key is not None and n > 2 * _WARM_START_ROWS:
-            rows = np.sort(host_generator(key).choice(n, _WARM_START_ROWS, replace=False))
-            counts = np.full(_WARM_START_ROWS, n / _WARM_START_ROWS)
-            part = _LogPosterior(self._terms, likelihood.take(rows), counts)
+        if start is None and weights is None and (chosen := warm_start_rows(n, key)) is not None:
+            part = _LogPosterior(
+                self._terms,
+                Rows(likelihood.take(chosen)),
+                np.full(chosen.size, n / chosen.size),
+            )
             position = _newton(part, position, _WARM_START_DECREMENT, max_iters)
-        counts = np.ones(n, np.float32) if weights is None else np.asarray(weights)
-        full = _LogPosterior(self._terms, likelihood.data, counts, on_pass)
-        position = _newton(full, position, _DECREMENT, max_iters)
+        decrement = float(np.clip(_DECREMENT_PER_ROW * n, _DECREMENT, _WARM_START_DECREMENT))
+        counts = None if weights is None else np.asarray(weights)
+        full = _LogPosterior(self._terms, likelihood.rows, counts, on_pass=on_pass)
+        position = _newton(full, position, decrement, max_iters)
         _, gradient, hessian = full(position)
         covariance = _inverse_hessian(hessian, names)
         decrement = gradient @ covariance @ gradient
@@ -126,6 +138,13 @@ class LaplaceFitter:
         # The last Newton step costs no pass, and takes the mode's error to its square.
         mode = position - covariance @ gradient
         return LaplaceApproximation(mode, covariance, names, self._unravel, full.num_passes)
+
+
+def warm_start_rows(num_data: int, key: PRNGKeyArray | None) -> Int[np.ndarray, " m"] | None:
+    """The rows that the mode is first looked for on; None where n is small, or without a key."""
+    if key is None or num_data <= 2 * _WARM_START_ROWS:
+        return None
+    return np.sort(host_generator(key).choice(num_data, _WARM_START_ROWS, replace=False))
 
 
 def laplace_approximation(
@@ -173,47 +192,71 @@ def _default_float() -> Any:
     return jnp.zeros(()).dtype
 
 
-def _compile_terms(
-    likelihood: ModelLikelihood, unravel: Callable[[Array], Params]
-) -> tuple[Callable, Callable]:
-    """The compiled sums over a chunk of the log-likelihood, and the log-prior, to second order."""
+def _block_terms(args: tuple, rows: tuple, counted: Array) -> tuple:
+    """Sums over a block of weighted log-likelihoods, to second order, and which rows are bad."""
+    flat, terms = args
+    data, weights = rows
+    counts = jnp.where(counted, weights[0] if weights else 1.0, 0.0).astype(flat.dtype)
 
-    def log_likelihood(flat: Array, chunk: PyTree) -> Float[Array, " m"]:
-        return likelihood.log_likelihood(unravel(flat), chunk)
+    def total(flat: Array) -> Float[Array, ""]:
+        return jnp.vdot(counts, terms.log_likelihood(flat, data))
 
-    @jax.jit
-    def chunk_terms(flat: Array, chunk: PyTree, weights: Float[Array, " m"]) -> tuple:
-        def total(flat: Array) -> Float[Array, ""]:
-            return jnp.vdot(weights, log_likelihood(flat, chunk))
+    values = terms.log_likelihood(flat, data)
+    parts = fold_to(jnp.where(counted, counts * values, 0), _BLOCK)
+    return parts, jax.grad(total)(flat), jax.hessian(total)(flat), ~jnp.isfinite(values)
 
-        values = weights * log_likelihood(flat, chunk)
-        padded = jnp.pad(values, (0, -values.size % _BLOCK))
-        return padded.reshape(-1, _BLOCK).sum(1), jax.grad(total)(flat), jax.hessian(total)(flat)
 
-    @jax.jit
-    def prior_terms(flat: Array) -> tuple:
+def _add_terms(state: State, values: tuple, first: int, num: int) -> State:
+    *sums, bad = values
+    names = ("value", "gradient", "hessian")
+    return {
+        name: np.asarray(
+            state[name] + part.sum(axis=(0, 1) if name == "value" else 0, dtype=np.float64)
+        )
+        for name, part in zip(names, sums, strict=True)
+    } | BadRows.add(state, bad, first, num)
+
+
+class _Terms(eqx.Module):
+    """A model's log-likelihood and log-prior as functions of the parameters in a row."""
+
+    likelihood: ModelLikelihood = eqx.field(static=True)
+    unravel: Callable = eqx.field(static=True)
+
+    def log_likelihood(self, flat: Array, data: PyTree) -> Float[Array, " m"]:
+        return self.likelihood.log_likelihood(self.unravel(flat), data)
+
+    @eqx.filter_jit
+    def prior(self, flat: Array) -> tuple:
         def log_prior(flat: Array) -> Float[Array, ""]:
-            return likelihood.log_prior(unravel(flat))
+            return self.likelihood.log_prior(self.unravel(flat))
 
         return log_prior(flat), jax.grad(log_prior)(flat), jax.hessian(log_prior)(flat)
 
-    return chunk_terms, prior_terms
-
 
 class _LogPosterior:
-    """The negative log-posterior with gradient and Hessian, a pass over the data per new point."""
+    """The negative log-posterior with gradient and Hessian, a pass over the data per new point.
+
+    Args:
+        terms: the model's.
+        rows: the rows.
+        weights: how often each row counts; once if left out.
+        what: what its passes are for.
+        on_pass: called after every pass.
+    """
 
     def __init__(
         self,
-        terms: tuple[Callable, Callable],
-        data: PyTree,
-        weights: Float[np.ndarray, " n"],
+        terms: _Terms,
+        rows: Rows,
+        weights: Float[np.ndarray, " n"] | None,
+        what: str = "Laplace",
         on_pass: Callable[[], Any] = lambda: None,
     ):
-        self.chunk_terms, self.prior_terms = terms
-        self.rows = (data, weights)
-        self.on_pass = on_pass
+        self.terms, self.rows, self.what, self.on_pass = terms, rows, what, on_pass
+        self.per_row = () if weights is None else (np.asarray(weights, _default_float()),)
         self.num_passes = 0
+        self.bad_rows: tuple[int, list[int]] = 0, []
         self._memory: tuple[bytes, tuple] | None = None
 
     def __call__(self, position: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
@@ -228,18 +271,27 @@ class _LogPosterior:
 
     def _evaluate(self, position: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         flat = jnp.asarray(position, _default_float())
-        sums = [0.0, np.zeros(position.size), np.zeros((position.size, position.size))]
-        pending = []
-        for (chunk, weights), _, fresh in chunks(self.rows, chunk_rows(4 * position.size)):
-            counted = np.where(np.arange(weights.size) >= fresh, weights, 0)
-            pending.append(self.chunk_terms(flat, chunk, jnp.asarray(counted, flat.dtype)))
-        for parts in pending:
-            for i, part in enumerate(parts):
-                part = np.asarray(part, np.float64)
-                sums[i] += part.sum() if i == 0 else part
-        prior = [np.asarray(part, np.float64) for part in self.prior_terms(flat)]
+        size = position.size
+        start = {
+            "value": np.zeros(()),
+            "gradient": np.zeros(size),
+            "hessian": np.zeros((size, size)),
+            **BadRows.start(),
+        }
+        states = self.rows.fold(
+            _block_terms,
+            (flat, self.terms),
+            4 * size,
+            start,
+            _add_terms,
+            what=self.what,
+            per_row=self.per_row,
+        )
+        self.bad_rows = BadRows.merged(states)
+        prior = [np.asarray(part, np.float64) for part in self.terms.prior(flat)]
         value, gradient, hessian = (
-            -(total + part) for total, part in zip(sums, prior, strict=True)
+            -(np.sum([state[name] for state in states], axis=0) + part)
+            for name, part in zip(("value", "gradient", "hessian"), prior, strict=True)
         )
         return float(value), gradient, hessian
 
@@ -279,9 +331,17 @@ def _first_finite(objective: _LogPosterior, start: np.ndarray) -> np.ndarray:
     for shrink in (1.0, 0.5, 0.1, 0.0):
         if all(np.isfinite(term).all() for term in objective(shrink * start)):
             return shrink * start
+    count, shown = objective.bad_rows
+    where = ""
+    if count:
+        where = (
+            f" The log-likelihood is not finite in {count} of {objective.rows.num_rows} rows, the "
+            f"first of them {shown}."
+        )
     raise ValueError(
         "the log-posterior or its derivatives are not finite at the model's starting point; check "
         "the data for extreme values, rescale them, or bring draws: weighting=Draws(samples)."
+        + where
     )
 
 

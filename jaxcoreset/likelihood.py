@@ -13,6 +13,7 @@ prior.
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,6 @@ from numpyro.handlers import seed
 from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
 from numpyro.primitives import Messenger
 
-from jaxcoreset.chunks import chunks
 from jaxcoreset.host import host_generator
 from jaxcoreset.model_arguments import Arguments, ModelError
 from jaxcoreset.model_checks import (
@@ -38,6 +38,7 @@ from jaxcoreset.model_checks import (
 )
 from jaxcoreset.model_structure import find_data, find_structure, not_independent
 from jaxcoreset.model_trace import full_precision, is_latent, log_prob, run
+from jaxcoreset.rows import Placement, Rows
 from jaxcoreset.weighted_model import WeightedModel
 
 # Entries of data in one chunk of the pass over all rows: 64 MB in float32.
@@ -58,24 +59,31 @@ class ModelLikelihood:
 
     Attributes:
         model: the model, as the user wrote it.
-        data: the arguments, or leaves of them, that hold one row per datum, in a stable order;
-            NumPy arrays stay on the host.
+        rows: all the rows, of the arguments, or leaves of them, that hold one row per datum.
         data_dims: for each observed site in the data axis its dimension, counted from the right.
         init_params: unconstrained values of the latent sites at which the log-density of all the
             data is finite; their names and shapes are those of any `params`.
     """
 
     model: Callable
-    data: tuple
+    rows: Rows
     data_dims: dict[str, int]
     init_params: dict[str, Array]
     _arguments: Arguments = field(repr=False)
     _few_rows: tuple = field(repr=False)
 
     @property
+    def data(self) -> tuple:
+        """The leaves that hold one row per datum, in a stable order, as they were given.
+
+        NumPy arrays stay on the host. Among several processes, those of this one.
+        """
+        return self.rows.data
+
+    @property
     def num_data(self) -> int:
-        """The number of data, n."""
-        return self.data[0].shape[0]
+        """The number of data, n; of all processes together."""
+        return self.rows.num_rows
 
     @property
     def data_names(self) -> dict[str, int]:
@@ -104,13 +112,7 @@ class ModelLikelihood:
         Raises:
             IndexError: a row number is outside [0, n).
         """
-        indices = np.asarray(indices)
-        if indices.size and (indices.min() < 0 or indices.max() >= self.num_data):
-            raise IndexError(
-                f"indices run from {indices.min()} to {indices.max()}; row numbers from 0 to "
-                f"{self.num_data - 1} are wanted."
-            )
-        return tuple(leaf[indices] for leaf in self.data)
+        return self.rows.take(np.asarray(indices, np.int64))
 
     def log_likelihood(self, params: Mapping[str, Any], data: Sequence) -> Float[Array, " m"]:
         """The log-likelihood of each datum at unconstrained parameters.
@@ -250,6 +252,7 @@ def model_likelihood(
     data_axes: Any = None,
     plate: str | None = None,
     key: PRNGKeyArray | None = None,
+    placement: Placement = Placement(),  # noqa: B008 - frozen
 ) -> ModelLikelihood:
     """Turns a NumPyro model and its arguments into per-datum log-likelihoods and a prior.
 
@@ -275,6 +278,7 @@ def model_likelihood(
             positional arguments.
         plate: the name of the data plate, where several would do.
         key: for the starting point and the rows of the checks; a fixed one by default.
+        placement: where rows are read and evaluated.
 
     Returns:
         The likelihood.
@@ -293,7 +297,7 @@ def model_likelihood(
         structure = find_structure(model, arguments)
     likelihood = ModelLikelihood(
         model=model,
-        data=arguments.data,
+        rows=Rows(arguments.data, placement),
         data_dims=structure.data_dims,
         init_params=_draw(structure.latent_shapes, _START_RADII[0], generator),
         _arguments=structure.arguments,
@@ -303,7 +307,7 @@ def model_likelihood(
     start = _find_start(likelihood, evaluate, generator)
     # Near zero a standardisation hardly shows, so a point farther out is looked at as well.
     farther = _draw(structure.latent_shapes, 1.0, generator)
-    with _naming_data(arguments, data_axes):
+    with placement.processes.together("model"), _naming_data(arguments, data_axes):
         _check_rows_apart(likelihood, evaluate, (farther, start), generator)
     return dataclasses.replace(likelihood, init_params=start)
 
@@ -336,28 +340,50 @@ def _draw(
 def _find_start(
     likelihood: ModelLikelihood, evaluate: Callable, generator: np.random.Generator
 ) -> dict[str, Array]:
-    """Unconstrained values at which the log prior and all the log-likelihoods are finite."""
+    """Unconstrained values at which the log prior and the log-likelihoods are finite.
+
+    Those of all rows, where they are in memory; else of some, and the first pass sees the others.
+    """
     shapes = {name: value.shape for name, value in likelihood.init_params.items()}
+    processes = likelihood.rows.placement.processes
     first_error = None
     for radius in _START_RADII:
         params = _draw(shapes, radius, generator)
+        error = None
         try:
-            for rows, first, _ in chunks(likelihood.data, _chunk_rows(likelihood)):
+            for rows, first in _checked_rows(likelihood):
                 per_datum, others = evaluate(params, rows)
                 check_log_prior(sum(float(value) for value in others.values()))
                 total = np.sum([np.asarray(values) for values in per_datum.values()], axis=0)
                 check_log_likelihood(total, first + np.arange(len(total)))
-        except ModelError as error:
-            first_error = first_error or error
-        else:
+        except ModelError as found:
+            error = found
+        # All processes take the same start.
+        failed = processes.gather({"failed": np.asarray(error is not None)})
+        if not any(state["failed"] for state in failed):
             return params
-    assert first_error is not None
-    raise first_error
+        first_error = first_error or error
+    raise first_error or ModelError(
+        "another process found no starting point at which its rows' log-likelihood is finite; see "
+        "what it says."
+    )
+
+
+def _checked_rows(likelihood: ModelLikelihood) -> Iterator[tuple[tuple, int]]:
+    """Rows of this process in chunks of one shape, with the first row's number."""
+    rows, size = likelihood.rows, _chunk_rows(likelihood)
+    if rows.is_streamed:
+        yield rows.head(size), rows.offset
+        return
+    for start in range(0, rows.num_local, size):
+        first = min(start, rows.num_local - size)
+        yield tuple(leaf[first : first + size] for leaf in rows.data), rows.offset + first
 
 
 def _chunk_rows(likelihood: ModelLikelihood) -> int:
-    entries = sum(leaf.size // likelihood.num_data for leaf in likelihood.data)
-    return min(likelihood.num_data, _CHUNK_ROWS, max(32, _CHUNK_ENTRIES // max(entries, 1)))
+    entries = sum(math.prod(leaf.shape[1:]) for leaf in likelihood.data)
+    num_rows = likelihood.rows.num_local
+    return min(num_rows, _CHUNK_ROWS, max(32, _CHUNK_ENTRIES // max(entries, 1)))
 
 
 def _check_rows_apart(
@@ -367,14 +393,16 @@ def _check_rows_apart(
     generator: np.random.Generator,
 ) -> None:
     """Evaluates a chunk of rows, drops most of them, and wants the same values for the others."""
-    if likelihood.num_data == 1:
+    rows, size = likelihood.rows, _chunk_rows(likelihood)
+    if size == 1:
         return
-    size = _chunk_rows(likelihood)
-    rows = generator.choice(likelihood.num_data, size, replace=False)
-    all_rows = likelihood.take(rows)
+    if rows.is_streamed or not rows.is_local:
+        all_rows = rows.head(size)
+    else:
+        all_rows = rows.take(generator.choice(rows.num_rows, size, replace=False))
     for params, kept in zip(points, disjoint_subsets(size), strict=True):
         before, others = evaluate(params, all_rows)
-        after, others_after = evaluate(params, likelihood.take(rows[kept]))
+        after, others_after = evaluate(params, tuple(leaf[kept] for leaf in all_rows))
         for name, value in others.items():
             refuse_changed_prior(name, value, others_after[name], size, len(kept))
         for name, values in before.items():

@@ -9,27 +9,27 @@ anything is added, and float64 on the host adds what float32 on the device canno
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from jaxcoreset.chunks import chunk_rows, chunks, leading
+from jaxcoreset.blocks import fold_to
 from jaxcoreset.coreset import Coreset
 from jaxcoreset.features import LogLikelihood, check_shape
 from jaxcoreset.likelihood import ModelLikelihood, model_likelihood
 from jaxcoreset.model_arguments import is_array
+from jaxcoreset.rows import BadRows, Rows, State
+from jaxcoreset.trees import leading
 
 # Centred log-likelihoods added in float32 on the device before float64 takes over on the host.
 _BLOCK = 256
-_NUM_BAD_ROWS_SHOWN = 5
 
 
 def log_likelihood_totals(
     log_likelihood: LogLikelihood,
     draws: PyTree,
-    data: PyTree,
+    data: "PyTree | Rows",
     weights: Float[np.ndarray, " n"] | None = None,
     *,
     batch_size: int | None = None,
@@ -51,58 +51,54 @@ def log_likelihood_totals(
     Raises:
         ValueError: if a log-likelihood is NaN or +inf; the message names rows.
     """
-    num_draws, num_rows = leading(draws, "draws"), leading(data)
-    total = np.zeros(num_draws)
-    bad_rows: list[np.ndarray] = []
-    draws = jax.tree.map(jnp.asarray, draws)
+    num_draws = leading(draws, "draws")
+    rows = Rows.of(data, batch_size)
 
-    def add(parts: tuple, first: int, fresh: int) -> None:
-        sums, means, bad = (np.asarray(part) for part in parts)
-        bad_rows.append(np.flatnonzero(bad[fresh:]) + first + fresh)
-        counts = None if weights is None else np.asarray(weights, np.float64)[first:][: bad.size]
-        means = np.where(np.arange(means.size) >= fresh, means, 0).astype(np.float64)
-        if counts is None:
-            total[:] += sums.sum(0, dtype=np.float64) + means.sum()
-        else:
-            total[:] += counts[fresh:] @ sums[fresh:].astype(np.float64) + counts @ means
-        on_rows(bad.size - fresh)
+    def add(state: State, values: tuple, first: int, num: int) -> State:
+        sums, means, bad = values
+        means = means.reshape(-1)[:num].astype(np.float64)
+        if weights is None:
+            total = state["total"] + sums.sum(axis=(0, 1), dtype=np.float64) + means.sum()
+        else:  # float32 cannot hold the weights' products: n nats, of which a fraction matters
+            local = np.asarray(weights, np.float64)[first - rows.offset :][:num]
+            by_row = sums.reshape(-1, num_draws)[:num].astype(np.float64)
+            total = state["total"] + local @ by_row + local @ means
+        return {"total": total, **BadRows.add(state, bad, first, num)}
 
-    pending = None
-    for chunk, first, fresh in chunks(data, batch_size or chunk_rows(num_draws)):
-        parts = _evaluate(log_likelihood, draws, chunk, jnp.asarray(fresh), weights is None)
-        if pending is not None:  # read while the device is at the next chunk
-            add(*pending)
-        pending = (parts, first, fresh)
-    if pending is not None:
-        add(*pending)
-    found = np.concatenate(bad_rows)
-    if found.size:
+    states = rows.fold(
+        _in_sums if weights is None else _by_row,
+        (log_likelihood, jax.tree.map(jnp.asarray, draws)),
+        num_draws,
+        {"total": np.zeros(num_draws), **BadRows.start()},
+        add,
+        what="log-likelihoods at draws",
+        on_rows=on_rows,
+    )
+    count, shown = BadRows.merged(states)
+    if count:
         raise ValueError(
-            f"the log-likelihood is NaN or +inf at one of the draws in {found.size} of {num_rows} "
-            f"rows, the first of them {found[:_NUM_BAD_ROWS_SHOWN].tolist()}. Look at these rows "
-            "for missing values."
+            f"the log-likelihood is NaN or +inf at one of the draws in {count} of {rows.num_rows} "
+            f"rows, the first of them {shown}. Look at these rows for missing values."
         )
-    return total
+    return np.sum([state["total"] for state in states], axis=0)
 
 
-@eqx.filter_jit
-def _evaluate(
-    log_likelihood: LogLikelihood, draws: PyTree, chunk: PyTree, fresh: Array, in_blocks: bool
-) -> tuple[Array, Array, Array]:
-    """Centred log-likelihoods, by row or in blocks of rows, the rows' means, and which are bad."""
-    with jax.default_matmul_precision("highest"):
-        values = jax.vmap(log_likelihood, in_axes=(0, None), out_axes=-1)(draws, chunk)
-    num_rows = leading(chunk)
-    check_shape(values.shape[:-1], num_rows)
+def _by_row(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array, Array]:
+    """Each row's log-likelihood at the draws less its mean, that mean, and which rows are bad."""
+    log_likelihood, draws = args
+    chunk, _ = rows
+    values = jax.vmap(log_likelihood, in_axes=(0, None), out_axes=-1)(draws, chunk)
+    check_shape(values.shape[:-1], counted.shape[0])
     bad = (jnp.isnan(values) | (values == jnp.inf)).any(axis=-1)
     finite = jnp.isfinite(values)
     means = jnp.sum(jnp.where(finite, values, 0), -1) / jnp.maximum(finite.sum(-1), 1)
-    centred = values - means[:, None]
-    if in_blocks:
-        counted = jnp.where((jnp.arange(num_rows) >= fresh)[:, None], centred, 0)
-        padded = jnp.pad(counted, ((0, -num_rows % _BLOCK), (0, 0)))
-        centred = padded.reshape(-1, _BLOCK, values.shape[-1]).sum(1)
-    return centred, means, bad
+    return values - means[:, None], means, bad
+
+
+def _in_sums(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array, Array]:
+    """The same, with the centred log-likelihoods added up by some rows."""
+    centred, means, bad = _by_row(args, rows, counted)
+    return fold_to(jnp.where(counted[:, None], centred, 0), _BLOCK), means, bad
 
 
 def log_ratios(
@@ -116,7 +112,7 @@ def log_ratios(
     """L(θ) − L_w(θ) in nats at constrained draws with one leading axis, constant included."""
     evaluate = likelihood.log_likelihood_constrained
     full = log_likelihood_totals(
-        evaluate, dict(draws), likelihood.data, batch_size=batch_size, on_rows=on_rows
+        evaluate, dict(draws), likelihood.rows, batch_size=batch_size, on_rows=on_rows
     )
     weighted = log_likelihood_totals(
         evaluate, dict(draws), likelihood.take(coreset.indices), coreset.weights

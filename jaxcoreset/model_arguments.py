@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcoreset.sources.base import SourceArray
+
 
 class ModelError(ValueError):
     """A model or its arguments cannot be used; the message says which part, and what to do."""
@@ -81,7 +83,7 @@ class Arguments:
 
 def is_array(leaf: Any) -> bool:
     """Whether a leaf could be data: an array of numbers with at least one axis."""
-    if not isinstance(leaf, np.ndarray | jax.Array) or leaf.ndim == 0:
+    if not isinstance(leaf, np.ndarray | jax.Array | SourceArray) or leaf.ndim == 0:
         return False
     return jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == np.bool_
 
@@ -141,7 +143,7 @@ def mark_length(arguments: Arguments, num_data: int) -> Arguments:
     long = [
         i
         for i, leaf in enumerate(arguments.leaves)
-        if isinstance(leaf, np.ndarray | jax.Array) and leaf.shape[:1] == (num_data,)
+        if isinstance(leaf, np.ndarray | jax.Array | SourceArray) and leaf.shape[:1] == (num_data,)
     ]
     for i in long:
         if not is_array(arguments.leaves[i]):

@@ -37,6 +37,10 @@ class Report:
         is_within_tol: whether it is kept to; None without one.
         rounds: what each build found, in order: see `jaxcoreset.rounds.Round` for the keys. Where
             the estimates of the last one do not agree, `kl` is the larger of the two.
+        passes: how many times all rows were gone through, by what for.
+        pricing: for each pass for further candidates by how much of itself the best row would have
+            lowered the objective ("best_gain"), how many rows joined ("num_added"), and the
+            objective before and after ("objective", "objective_after").
     """
 
     num_data: int
@@ -58,6 +62,8 @@ class Report:
     tol: float | None = None
     is_within_tol: bool | None = None
     rounds: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    passes: dict[str, int] = dataclasses.field(default_factory=dict)
+    pricing: list[dict[str, float]] = dataclasses.field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain numbers, strings and lists, as JSON can hold them."""
@@ -83,6 +89,7 @@ class Report:
             ("estimated KL", f"{_kl_text(self.kl, self.kl_standard_error)} nats, symmetrised"),
             *self._tolerance_row(),
             *self._round_rows(),
+            *self._pass_rows(),
             ("seconds", ", ".join(f"{name} {spent:.1f}" for name, spent in self.seconds.items())),
         ]
         if self.peak_memory is not None:
@@ -95,6 +102,17 @@ class Report:
             return []
         verdict = "not met: this is the best there was" if self.is_within_tol is False else "met"
         return [("tolerance", f"{self.tol:.2g} nats, {verdict}")]
+
+    def _pass_rows(self) -> list[tuple[str, str]]:
+        passes = ", ".join(f"{count} {what}" for what, count in self.passes.items())
+        rows = [("passes", passes)] if passes else []
+        for one in self.pricing:
+            text = f"the best row gains {one['best_gain']:.1%} of the objective"
+            if one["num_added"]:
+                change = one["objective_after"] / one["objective"]
+                text += f"; {one['num_added']:,} rows joined, the objective fell to {change:.1%}"
+            rows.append(("pricing", text))
+        return rows
 
     def _round_rows(self) -> list[tuple[str, str]]:
         rows = []

@@ -56,7 +56,7 @@ def test_coreset_posterior_is_the_full_posterior(coreset, full):
 
 
 def test_report_estimates_the_divergence_between_the_laplace_approximations(data, full, draws):
-    builder = jc.CoresetBuilder(logistic, size=8, num_draws=300, weighting=draws)
+    builder = jc.CoresetBuilder(logistic, size=5, num_draws=300, weighting=draws)
     coreset = builder.run(jax.random.key(3), *data)
     small = laplace_approximation(
         jc.model_likelihood(logistic, coreset.args), weights=coreset.weights

@@ -7,7 +7,6 @@ import pytest
 import scipy.stats
 
 import jaxcoreset as jc
-from jaxcoreset.chunks import chunks
 from jaxcoreset.embedding import log_likelihood_sum
 from jaxcoreset.fisher import fisher_features, fisher_matrix, fisher_sum
 
@@ -41,18 +40,7 @@ def test_atoms_are_centred_log_likelihoods_whatever_the_chunks(problem_data, bat
     np.testing.assert_allclose(problem.atoms.sum(1), 0, atol=1e-5)
 
 
-def test_chunks_have_one_shape_and_cover_every_row_once():
-    data = {"x": np.arange(23), "y": jnp.arange(46).reshape(23, 2)}
-    seen, shapes = [], set()
-    for chunk, first, fresh in chunks(data, 5):
-        shapes.add((chunk["x"].shape, chunk["y"].shape))
-        seen.extend(np.asarray(chunk["y"])[fresh:, 0] // 2)
-        assert int(chunk["x"][0]) == first
-    assert seen == list(range(23))
-    assert shapes == {((5,), (5, 2))}
-
-
-def test_last_chunk_is_not_compiled_again(problem_data):
+def test_last_group_is_not_compiled_again(problem_data):
     draws, (x, y) = problem_data
     calls = []
 
@@ -61,7 +49,7 @@ def test_last_chunk_is_not_compiled_again(problem_data):
         return gaussian(draw, data)
 
     log_likelihood_sum(counted, jnp.asarray(draws), (x, y), batch_size=300)
-    assert calls == [(300,)]
+    assert calls == [(256,)]
 
 
 def test_streamed_sum_equals_float64_sum(problem_data):
@@ -267,7 +255,7 @@ def test_last_chunk_of_fisher_features_is_not_compiled_again(problem_data, num_f
 
     fisher_sum(counted, features, data, batch_size=300)
     fisher_matrix(counted, features, data, batch_size=300)
-    assert shapes == [(300,)] * 2
+    assert shapes == [(256,)] * 2
 
 
 @pytest.mark.parametrize("num_features", [None, 60])

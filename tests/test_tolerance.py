@@ -10,6 +10,7 @@ import scipy.special
 
 import jaxcoreset as jc
 from jaxcoreset.draw_pool import DrawPool
+from jaxcoreset.rows import Rows
 from jaxcoreset.solution import Solution
 from jaxcoreset.tolerance import PRECISION, smallest_within
 from jaxcoreset.weighting import DrawSource
@@ -47,6 +48,7 @@ class Linear:
 
     num_data = 40
     data = (np.eye(40, dtype=np.float32),)
+    rows = Rows(data)
 
     def log_likelihood(self, params, data):
         return jnp.asarray(data[0]) @ params["theta"]

@@ -4,7 +4,8 @@ import abc
 
 import equinox as eqx
 import jax
-from jaxtyping import PRNGKeyArray
+import numpy as np
+from jaxtyping import Int, PRNGKeyArray
 
 from jaxcoreset.laplace import LaplaceApproximation, Params
 from jaxcoreset.likelihood import ModelLikelihood
@@ -93,6 +94,10 @@ def shares(wanted: list[int], available: int | None) -> list[int]:
 
 class Weighting(eqx.Module):
     """A way to find the weighting distribution π̂ of a model."""
+
+    def rows(self, likelihood: ModelLikelihood, key: PRNGKeyArray) -> Int[np.ndarray, " m"] | None:
+        """The rows that `fit` is going to take with this key, so that they can be read at once."""
+        return None
 
     @abc.abstractmethod
     def fit(

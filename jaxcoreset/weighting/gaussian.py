@@ -1,10 +1,11 @@
 """π̂ as the Laplace approximation of the full posterior."""
 
 import jax
-from jaxtyping import PRNGKeyArray
+import numpy as np
+from jaxtyping import Int, PRNGKeyArray
 
 from jaxcoreset.host import progress_bar
-from jaxcoreset.laplace import LaplaceApproximation, Params, laplace_approximation
+from jaxcoreset.laplace import LaplaceApproximation, Params, laplace_approximation, warm_start_rows
 from jaxcoreset.likelihood import ModelLikelihood
 from jaxcoreset.weighting.base import DrawSource, Weighting
 
@@ -17,6 +18,10 @@ class Laplace(Weighting):
     """
 
     max_iters: int = 50
+
+    def rows(self, likelihood: ModelLikelihood, key: PRNGKeyArray) -> Int[np.ndarray, " m"] | None:
+        """See `Weighting.rows`."""
+        return warm_start_rows(likelihood.num_data, key)
 
     def fit(
         self, likelihood: ModelLikelihood, key: PRNGKeyArray, *, show_progress: bool = False

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxcoreset.chunks import chunk_rows
+from jaxcoreset.blocks import block_rows
 from jaxcoreset.host import at_least
 from jaxcoreset.laplace import Params
 from jaxcoreset.likelihood import ModelLikelihood
@@ -78,7 +78,7 @@ class Pathfinder(Weighting):
         def run(key: PRNGKeyArray, start: Params, data: tuple) -> Any:
             state, _ = pathfinder.approximate(
                 key,
-                lambda params: log_posterior(likelihood, params, data, chunk_rows(lanes)),
+                lambda params: log_posterior(likelihood, params, data, block_rows(lanes)),
                 start,
                 self.num_elbo_draws,
                 maxiter=self.max_iters,
