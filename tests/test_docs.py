@@ -141,7 +141,7 @@ def test_public_names_are_in_the_reference():
         for alias in node.names
     ]  # fmt: skip
     public = {name for name in imported if name and not name.startswith("_")}
-    modules = {"diagnostics", "distributions", "plotting"}
+    modules = {"diagnostics", "distributions", "plotting", "sources"}
     assert public | modules == (set(jc._LATER) | public), "a name is missing in this test"
     # Where a module has a function's name, the short name is the module for the site's builder.
     modules_too = {name for name in public if (ROOT / "jaxcoreset" / f"{name}.py").is_file()}
@@ -149,16 +149,17 @@ def test_public_names_are_in_the_reference():
     wanted |= {f"{getattr(jc, name).__module__}.{name}" for name in modules_too}
     assert wanted <= shown
     assert "jaxcoreset.diagnostics" in shown
-    for module in ("distributions", "plotting"):
+    for module in ("distributions", "plotting", "sources"):
         names = {n for n in dir(getattr(jc, module)) if callable(getattr(getattr(jc, module), n))}
         assert {f"jaxcoreset.{module}.{name}" for name in names if name[0] != "_"} <= shown
 
 
 def test_reference_has_every_option_of_the_command():
     page = (DOCS / "reference" / "command.md").read_text()
-    build, demo = page.split("## jaxcoreset demo")
+    build, rest = page.split("## jaxcoreset launch")
+    launch, demo = rest.split("## jaxcoreset demo")
     commands = next(a for a in cli._parser()._actions if a.dest == "command").choices
-    for name, part in (("build", build), ("demo", demo)):
+    for name, part in (("build", build), ("launch", launch), ("demo", demo)):
         options = [option for action in commands[name]._actions for option in action.option_strings]
         missing = [one for one in options if one.startswith("--") and f"`{one}" not in part]
         assert missing == ["--help"]
