@@ -10,7 +10,12 @@ from typing import Any
 
 _SHOWN = re.compile(r"^::: (jaxcoreset\.\S+)", re.MULTILINE)
 _FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
-_NAME = re.compile(r"(?<![`\[\w])`(\w+)(\([^`\n]*\))?`(?![`\]])")
+_NAME = re.compile(
+    r"(?<![`\[\w])`(?:jaxcoreset\.|jc\.)?([\w.]+)(\([^`\n]*\))?`(?![`\]])"
+)
+
+# Common words, which are links only as `jc.load` and the like.
+_COMMON = ("load", "project")
 
 _paths: dict[str, str] = {}
 
@@ -25,8 +30,11 @@ def on_files(files: Any, **_: Any) -> None:
         for path in _SHOWN.findall(Path(file.abs_src_path).read_text(encoding="utf-8"))
     ]
     for path in found:
-        name = path.rpartition(".")[2]
-        _paths[name] = "" if name in _paths else path
+        name, qualified = path.rpartition(".")[2], path.partition(".")[2]
+        _paths[qualified] = path
+        # The names of `sources` are common words.
+        if "." in qualified and not qualified.startswith("sources."):
+            _paths[name] = "" if name in _paths else path
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -37,5 +45,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def _link(found: re.Match[str]) -> str:
-    path = _paths.get(found[1])
-    return f"[{found[0]}][{path}]" if path else found[0]
+    path = _paths.get(found[2])
+    if not path or (found[2] in _COMMON and not found[1]):
+        return found[0]
+    return f"[{found[0]}][{path}]"

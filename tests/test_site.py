@@ -68,6 +68,8 @@ def test_names_in_the_text_lead_to_the_reference(site):
     page = site["how-to/choose-a-solver/index.html"]
     assert 'href="../../reference/solvers/#jaxcoreset.ExhaustiveSearch"' in page
     assert 'href="../../reference/problem/#jaxcoreset.solve.solve"' in page
+    page = site["how-to/big-data/index.html"]
+    assert 'href="../../reference/sources/#jaxcoreset.sources.parquet"' in page
 
 
 @pytest.mark.parametrize(
