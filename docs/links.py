@@ -11,7 +11,7 @@ from typing import Any
 _SHOWN = re.compile(r"^::: (jaxcoreset\.\S+)", re.MULTILINE)
 _FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 _NAME = re.compile(
-    r"(?<![`\[\w])`(?:jaxcoreset\.|jc\.)?([\w.]+)(\([^`\n]*\))?`(?![`\]])"
+    r"(?<![`\[\w])`((?:jaxcoreset\.|jc\.)?)([\w.]+)(\([^`\n]*\))?`(?![`\]])"
 )
 
 # Common words, which are links only as `jc.load` and the like.
