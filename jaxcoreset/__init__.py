@@ -56,6 +56,7 @@ if _TYPE_CHECKING:
     from jaxcoreset.solvers.stochastic import ProjectedOptax as ProjectedOptax
     from jaxcoreset.solvers.stochastic import StochasticAIHT as StochasticAIHT
     from jaxcoreset.sparse_vi import SparseVI as SparseVI
+    from jaxcoreset.streaming import merge as merge
     from jaxcoreset.weighting import Guide as Guide
     from jaxcoreset.weighting import Pathfinder as Pathfinder
     from jaxcoreset.weighting import SubsampleNUTS as SubsampleNUTS
@@ -78,6 +79,7 @@ _LATER = {
     "compress": "jaxcoreset.compression",
     "correct": "jaxcoreset.correction",
     "kernel_problem": "jaxcoreset.kernel",
+    "merge": "jaxcoreset.streaming",
     "project": "jaxcoreset.compression",
     "select_prototypes": "jaxcoreset.kernel",
     "diagnostics": "jaxcoreset",

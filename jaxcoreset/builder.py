@@ -30,6 +30,7 @@ from jaxcoreset.rounds import MOST_ROUNDS, Checker, Round
 from jaxcoreset.rows import Placement
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.hard_thresholding import AIHT2, HardThresholding
+from jaxcoreset.summary import DataSummary
 from jaxcoreset.tolerance import Choice, Estimate
 from jaxcoreset.weighting import DrawSource, Laplace, Weighting
 
@@ -431,7 +432,13 @@ class CoresetBuilder:
             pricing=list(construction.priced),
         )
         return coreset_of_rows(
-            self.model, likelihood, indices, weights, report, source.approximation
+            self.model,
+            likelihood,
+            indices,
+            weights,
+            report,
+            source.approximation,
+            DataSummary.of_pool(pool, chosen),
         )
 
 

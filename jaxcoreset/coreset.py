@@ -28,6 +28,8 @@ from jaxcoreset.warm_start import WarmStart, warm_start
 if TYPE_CHECKING:
     import pandas as pd
 
+    from jaxcoreset.summary import DataSummary
+
 _FORMAT = 1
 
 
@@ -47,6 +49,7 @@ class Coreset:
             found one on its way; None otherwise, and for a coreset that was loaded.
         likelihood: the model's likelihood with all the data, for `certify` and `correct`; it is not
             saved, and None for a coreset that was loaded. Set it to None to let go of the data.
+        summary: what `update` needs of the rows that it was built from; None where there is none.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Coreset:
         approximation: LaplaceApproximation | None = None,
         likelihood: ModelLikelihood | None = None,
         data_names: Mapping[str, int] | None = None,
+        summary: "DataSummary | None" = None,
     ):
         self.indices: Int[np.ndarray, " m"] = np.asarray(indices, np.int64)
         self.weights: Float[np.ndarray, " m"] = np.asarray(weights)
@@ -71,6 +75,7 @@ class Coreset:
         self.report = report
         self.approximation = approximation
         self.likelihood = likelihood
+        self.summary = summary
         self._full_model = model
         self._data_dims = dict(data_dims)
         # Names of the data among the arguments, and their places when (args, kwargs) is flattened.
@@ -90,6 +95,46 @@ class Coreset:
             model = self._full_model or _import_model(self._model_name)
             self._model = weighted_model(model, self.weights, self._data_dims)
         return self._model
+
+    @property
+    def full_model(self) -> Callable:
+        """The model as its user wrote it, without weights; errors as for `model`."""
+        return self._full_model or _import_model(self._model_name)
+
+    @property
+    def data_places(self) -> tuple[int, ...]:
+        """The places of the data when (args, kwargs) is flattened."""
+        if self._data_names is None:
+            raise ValueError(
+                "the coreset was made without names for its data, so new rows cannot be matched "
+                "with them; wanted one that CoresetBuilder made."
+            )
+        return tuple(self._data_names.values())
+
+    def update(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> "Coreset":
+        """The coreset of the rows before and of new ones, without going back to the rows before.
+
+        The log-likelihoods of the new rows are added to the sums over all rows at the draws that
+        the coreset was built with, some of them join the candidates, and the solver runs again. The
+        sums are exact; the draws are of the posterior before. Its report says what they are still
+        worth, and the error under importance weights towards the new posterior. Where they are
+        worth less than a tenth, the error is not known, and a build from all rows is due.
+
+        Args:
+            key: a JAX random key; the same key gives the same coreset.
+            *args: the model's positional arguments with the new rows, and all else as before.
+            **kwargs: its keyword arguments.
+
+        Returns:
+            A coreset of the same size, whose row numbers go on from those before.
+
+        Raises:
+            ValueError: if the coreset has no `summary`, or the arguments are not those before but
+                for the rows.
+        """
+        from jaxcoreset.streaming import updated
+
+        return updated(self, key, args, kwargs)
 
     @property
     def data_dims(self) -> dict[str, int]:
@@ -146,6 +191,9 @@ class Coreset:
             "data_dims": self._data_dims,
             "model": self._model_name,
             "data_names": self._data_names,
+            "summary": None
+            if self.summary is None
+            else _encode(self.summary.to_dict(), arrays, "summary"),
         }
         arrays |= {"indices": self.indices, "weights": self.weights}
         arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
@@ -286,6 +334,7 @@ def coreset_of_rows(
     weights: Float[np.ndarray, " m"],
     report: Report,
     approximation: LaplaceApproximation | None = None,
+    summary: "DataSummary | None" = None,
 ) -> Coreset:
     """The coreset of some rows of a model's data, in increasing order, with positive weights."""
     args, kwargs = likelihood.assemble(likelihood.take(indices))
@@ -300,6 +349,7 @@ def coreset_of_rows(
         approximation=approximation,
         likelihood=likelihood,
         data_names=likelihood.data_names,
+        summary=summary,
     )
 
 
@@ -380,6 +430,7 @@ def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:
         data_dims=header["data_dims"],
         model_name=header["model"],
         data_names=header.get("data_names"),
+        summary=_summary(header.get("summary"), arrays),
     )
 
 
@@ -401,6 +452,12 @@ def _encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
         f"{name} holds a {type(value).__name__}, which cannot be saved without pickle; wanted "
         "arrays, numbers, strings, None, and tuples, lists or dictionaries of those."
     )
+
+
+def _summary(value: Any, arrays: Mapping[str, np.ndarray]) -> "DataSummary | None":
+    from jaxcoreset.summary import DataSummary
+
+    return None if value is None else DataSummary.from_dict(_decode(value, arrays))
 
 
 def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:

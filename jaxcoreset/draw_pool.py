@@ -85,6 +85,14 @@ class DrawPool:
         return self.likelihood.num_data if self.rows is None else self.rows.size
 
     @property
+    def candidate_data(self) -> tuple:
+        """The data of the candidates."""
+        if self._candidates is None:
+            likelihood = self.likelihood
+            self._candidates = likelihood.data if self.rows is None else likelihood.take(self.rows)
+        return self._candidates
+
+    @property
     def remaining(self) -> int | None:
         """How many draws the source still has; None where there are as many as one wants."""
         limit = self.source.limit
@@ -209,12 +217,11 @@ class DrawPool:
             yield from parts
 
     def _evaluate(self, draws: Params) -> Float[Array, "m s"]:
-        likelihood = self.likelihood
-        if self._candidates is None:
-            data = likelihood.data if self.rows is None else likelihood.take(self.rows)
-            self._candidates = data
         return log_likelihood_matrix(
-            likelihood.log_likelihood, draws, self._candidates, batch_size=self._batch_size
+            self.likelihood.log_likelihood,
+            draws,
+            self.candidate_data,
+            batch_size=self._batch_size,
         )
 
     def _sum(self, draws: Params) -> Float[Array, " s"]:

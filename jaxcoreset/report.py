@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+# Where old draws are worth less than this part of new ones, an update's error is not known.
+_FEW = 0.1
+
 
 @dataclass(frozen=True)
 class Report:
@@ -41,6 +44,12 @@ class Report:
         pricing: for each pass for further candidates by how much of itself the best row would have
             lowered the objective ("best_gain"), how many rows joined ("num_added"), and the
             objective before and after ("objective", "objective_after").
+        history: what happened to it since it was built, in order. Of an "update" (key "what") the
+            new rows ("num_rows"), the part of the old draws that is worth a draw of the posterior
+            with them ("efficiency"), and the estimate on these draws as they are ("kl") and
+            weighted towards that posterior ("kl_weighted"); `kl` is the larger one. Of a "merge"
+            how many coresets ("num_coresets"), the sum of their estimates ("kl_of_parts"), and that
+            of the reduction ("kl"); the report's own is the sum of both.
     """
 
     num_data: int
@@ -64,6 +73,7 @@ class Report:
     rounds: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     passes: dict[str, int] = dataclasses.field(default_factory=dict)
     pricing: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain numbers, strings and lists, as JSON can hold them."""
@@ -90,6 +100,7 @@ class Report:
             *self._tolerance_row(),
             *self._round_rows(),
             *self._pass_rows(),
+            *self._history_rows(),
             ("seconds", ", ".join(f"{name} {spent:.1f}" for name, spent in self.seconds.items())),
         ]
         if self.peak_memory is not None:
@@ -112,6 +123,24 @@ class Report:
                 change = one["objective_after"] / one["objective"]
                 text += f"; {one['num_added']:,} rows joined, the objective fell to {change:.1%}"
             rows.append(("pricing", text))
+        return rows
+
+    def _history_rows(self) -> list[tuple[str, str]]:
+        rows = []
+        for step in self.history:
+            if step["what"] == "merge":
+                text = (
+                    f"of {step['num_coresets']} coresets, whose own errors add up to "
+                    f"{step['kl_of_parts']:.2g} nats, and the reduction's is {step['kl']:.2g}"
+                )
+            else:
+                text = (
+                    f"{step['num_rows']:,} rows came; the old draws are worth "
+                    f"{step['efficiency']:.0%} of new ones"
+                )
+                if step["efficiency"] < _FEW:
+                    text += ": too few to tell the error, so build anew from all rows"
+            rows.append((step["what"], text))
         return rows
 
     def _round_rows(self) -> list[tuple[str, str]]:

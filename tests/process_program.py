@@ -37,7 +37,7 @@ def main(what):
     last_process = index == count - 1
     if what == "bad rows" and last_process:
         part[1][:] = np.nan
-    if what == "dies" and last_process:
+    if (what == "dies" and last_process) or (what == "first dies" and index == 0):
         # In the middle of the pass over the rows, as a machine would.
         from jaxcoreset import rows
 
@@ -50,7 +50,7 @@ def main(what):
         num_candidates=500,
         distributed=count > 1,
         pricing_passes=1,
-        timeout=5 if what == "dies" else 120,
+        timeout=5 if what.endswith("dies") else 120,
         rounds=1,
         progress_bar=False,
     )

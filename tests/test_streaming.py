@@ -1,0 +1,176 @@
+"""Coresets without going back to old rows: held to closed-form posteriors of all of them."""
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import jaxcoreset as jc
+
+NUM_ROWS, WIDTH = 4000, 3
+
+
+def model(x, y, scale=1.0):
+    slopes = numpyro.sample("slopes", dist.Normal(0, 10).expand([WIDTH]).to_event(1))
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ slopes, scale), obs=y)
+
+
+def rows(seed, num=NUM_ROWS, slopes=1.0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(num, WIDTH)).astype(np.float32)
+    return x, (x @ np.full(WIDTH, slopes) + rng.normal(size=num)).astype(np.float32)
+
+
+def posterior(x, y, weights=None):
+    """Mean and precision of the slopes: a Gaussian, exactly."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    weights = np.ones(len(y)) if weights is None else np.asarray(weights, np.float64)
+    precision = (x * weights[:, None]).T @ x + 0.01 * np.eye(WIDTH)
+    return np.linalg.solve(precision, x.T @ (weights * y)), precision
+
+
+def symmetrised_kl(one, two):
+    shift = one[0] - two[0]
+    traces = np.trace(np.linalg.solve(one[1], two[1]) + np.linalg.solve(two[1], one[1]))
+    return 0.5 * (traces - 2 * WIDTH + shift @ (one[1] + two[1]) @ shift)
+
+
+def truth(coreset, *parts):
+    everything = [np.concatenate(leaf) for leaf in zip(*parts, strict=True)]
+    return symmetrised_kl(posterior(*everything), posterior(*coreset.args[:2], coreset.weights))
+
+
+def build(data, size=7, **settings):
+    builder = jc.CoresetBuilder(
+        model, size=size, num_draws=100, num_held_out=400, progress_bar=False, **settings
+    )
+    return builder.run(jax.random.key(0), *data)
+
+
+@pytest.fixture(scope="module")
+def old():
+    return build(rows(0))
+
+
+def test_update_is_the_coreset_of_all_rows(old):
+    new = rows(1, 400)
+    coreset = old.update(jax.random.key(1), *new)
+    assert coreset.report.num_data == NUM_ROWS + 400
+    assert len(coreset) <= 7
+    exact = truth(coreset, rows(0), new)
+    assert exact < 0.1
+    assert 0.4 < coreset.report.kl / exact < 2.5
+    # The old coreset, taken for all rows, is far off.
+    assert truth(old, rows(0), new) > 10 * exact
+
+
+def test_updated_row_numbers_go_on_from_the_old_ones(old):
+    new = rows(1, 400)
+    coreset = old.update(jax.random.key(1), *new)
+    everything = [np.concatenate(leaf) for leaf in zip(rows(0), new, strict=True)]
+    for kept, leaf in zip(coreset.args, everything, strict=False):
+        np.testing.assert_array_equal(kept, leaf[coreset.indices])
+    assert (np.diff(coreset.indices) > 0).all()
+
+
+def test_update_after_saving_is_the_same(old, tmp_path):
+    new = rows(1, 400)
+    loaded = jc.load(old.save(tmp_path / "old"), model)
+    here, there = (one.update(jax.random.key(1), *new) for one in (old, loaded))
+    np.testing.assert_array_equal(here.indices, there.indices)
+    np.testing.assert_array_equal(here.weights, there.weights)
+
+
+def test_updates_follow_each_other(old):
+    parts = [rows(seed, 200) for seed in (1, 2, 3)]
+    coreset = old
+    for part in parts:
+        coreset = coreset.update(jax.random.key(1), *part)
+    assert truth(coreset, rows(0), *parts) < 0.1
+    worths = [step["efficiency"] for step in coreset.report.history]
+    assert len(worths) == 3
+    assert worths[2] < worths[0]  # π̂ is of ever older rows
+
+
+def test_rows_that_change_everything_are_told():
+    few = rows(0, 200)
+    coreset = build(few).update(jax.random.key(1), *rows(1, 4000, slopes=1.5))
+    step = coreset.report.history[0]
+    assert step["efficiency"] < 0.1
+    assert "too few to tell the error" in str(coreset.report)
+
+
+def test_importance_weights_are_worth_what_the_closed_form_says(old):
+    """A Gaussian posterior whose precision grows by a tenth: Kish's size is known."""
+    new = rows(1, 400)
+    step = old.update(jax.random.key(1), *new).report.history[0]
+    before = posterior(*rows(0))
+    both = posterior(*[np.concatenate(leaf) for leaf in zip(rows(0), new, strict=True)])
+    rng = np.random.default_rng(0)
+    draws = rng.multivariate_normal(before[0], np.linalg.inv(before[1]), 100_000)
+
+    def log_density(mean, precision):
+        return -0.5 * np.einsum("si,ij,sj->s", draws - mean, precision, draws - mean)
+
+    ratios = np.exp(log_density(*both) - log_density(*before))
+    worth = ratios.sum() ** 2 / (ratios**2).sum() / len(draws)
+    assert step["efficiency"] == pytest.approx(worth, rel=0.25)
+
+
+def test_update_refuses_what_does_not_fit(old):
+    x, y = rows(1, 50)
+    with pytest.raises(ValueError, match="laid out as"):
+        old.update(jax.random.key(0), x, y, 1.0)
+    whole = build(rows(0, 10), size=10)
+    with pytest.raises(ValueError, match="no summary of the rows"):
+        whole.update(jax.random.key(0), x, y)
+
+
+def test_update_refuses_another_constant():
+    coreset = build((*rows(0, 300), 2.0))
+    with pytest.raises(ValueError, match=r"3.0 in place of 2.0"):
+        coreset.update(jax.random.key(0), *rows(1, 50), 3.0)
+
+
+@pytest.fixture(scope="module")
+def blocks():
+    return [build(rows(seed, 1000)) for seed in range(4)]
+
+
+def test_merged_coresets_are_one_of_all_rows(blocks):
+    coreset = jc.merge(blocks, 8, jax.random.key(0))
+    parts = [rows(seed, 1000) for seed in range(4)]
+    assert coreset.report.num_data == 4000
+    assert len(coreset) <= 8
+    exact = truth(coreset, *parts)
+    assert exact < 0.2
+    assert exact < 3 * coreset.report.kl
+    everything = np.concatenate([x for x, _ in parts])
+    np.testing.assert_array_equal(coreset.args[0], everything[coreset.indices])
+
+
+def test_error_of_a_merger_holds_that_of_its_parts(blocks):
+    report = jc.merge(blocks, 8, jax.random.key(0)).report
+    parts = sum(one.report.kl for one in blocks)
+    assert report.kl == pytest.approx(parts + report.history[-1]["kl"])
+    assert "of 4 coresets" in str(report)
+
+
+def test_a_coreset_merged_alone_with_room_for_all_is_itself(blocks):
+    one = blocks[0]
+    merged = jc.merge([one], len(one), jax.random.key(0))
+    np.testing.assert_array_equal(merged.indices, one.indices)
+    np.testing.assert_allclose(merged.weights, one.weights, rtol=0.02)
+
+
+def test_merge_refuses_what_does_not_fit(blocks):
+    with pytest.raises(ValueError, match="coresets is empty"):
+        jc.merge([], 5, jax.random.key(0))
+    other = build((*rows(0, 300), 2.0))
+    with pytest.raises(ValueError, match="laid out as"):
+        jc.merge([blocks[0], other], 5, jax.random.key(0))
+    third = build((*rows(0, 300), 3.0))
+    with pytest.raises(ValueError, match=r"2.0 and 3.0"):
+        jc.merge([other, third], 5, jax.random.key(0))
