@@ -18,6 +18,7 @@ BLOCKS = [block for page in TEXTS for block in blocks(page)]
 
 # Each takes longer than a few seconds, mostly to compile.
 SLOW = {
+    "docs/how-to/big-data.md",
     "docs/how-to/choose-a-weighting.md",
     "docs/how-to/extend.md",
     "docs/how-to/read-the-report.md",
@@ -30,6 +31,7 @@ GOES_ON = {"docs/how-to/read-the-report.md": "docs/tutorial.md"}
 ELSEWHERE = {"README.md", "docs/how-to/use-elsewhere.md"}
 # All blocks that are not run as they stand, by page, language and mark.
 NOT_RUN = {
+    ("docs/how-to/cluster.md", "python", "not run: a script for several processes"): 1,
     ("docs/how-to/use-elsewhere.md", "python", "not run: CmdStan"): 1,
     ("docs/how-to/use-elsewhere.md", "python", "needs: pymc"): 1,
     ("docs/how-to/use-elsewhere.md", "python", "needs: statsmodels"): 1,
@@ -116,7 +118,9 @@ def check_command(words: list[str]) -> None:
     elif program == ".ci/run":
         assert (ROOT / program).is_file()
     else:
-        assert program in ("ruff", "pyright", "mkdocs"), f"{program} is not known to this test"
+        assert program in ("ruff", "pyright", "mkdocs", "srun"), (
+            f"{program} is not known to this test"
+        )
 
 
 def test_examples_are_shortened_where_they_say_so():
