@@ -2,7 +2,10 @@
 
     python -m benchmarks.pages
 
-A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``; nothing else is touched.
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``, a single number in running
+text between ``<!-- value: RESULT > key > key; FORMAT -->`` and ``<!-- end -->``: RESULT is a file
+of `benchmarks/results/`, keys lead into it (a number counts in a list), and FORMAT is Python's,
+such as ``.2g``. Nothing else is touched.
 """
 
 import json
@@ -117,8 +120,30 @@ def _rounds(result: dict[str, Any]) -> str:
 
 def _kl(result: dict[str, Any]) -> str:
     columns = ["data", "k", "estimate", "standard error", "true KL", "k-hat", "estimate / true"]
-    summary = "\n".join(f"- {key}: {value}" for key, value in result["summary"].items())
+    found = result["summary"]
+    low, high = found["least and largest ratio"]
+    summary = (
+        f"Between 1e-8 and 0.3 nats there are {found['cells between 1e-8 and 0.3 nats']} cells; "
+        f"{found['within a factor of two']} of them are within a factor of two, and the ratio is "
+        f"{_cell(low)} to {_cell(high)}."
+    )
     return markdown(result["rows"], [*columns, "Laplace KL"]) + f"\n\n{summary}"
+
+
+_LIMITS = ("n", "parameters", "D(D+3)/2", "coordinates", "rows", "estimated KL")
+
+
+def _limits_parameters(result: dict[str, Any]) -> str:
+    return markdown(result["parameters"], [*_LIMITS, "seconds to build"])
+
+
+def _limits_rows(result: dict[str, Any]) -> str:
+    columns = ["seconds to build", "seconds of NUTS on the coreset", "seconds of NUTS on all rows"]
+    return markdown(result["rows"], [*_LIMITS, *columns])
+
+
+def _limits_wide(result: dict[str, Any]) -> str:
+    return markdown(result["wide"], ["k", "held-out error", "estimated KL", "standard error"])
 
 
 def _flights(result: dict[str, Any]) -> str:
@@ -179,6 +204,9 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "kl": ("kl_estimate", _kl),
     "flights": ("flights", _flights),
     "warm_start": ("warm_start", _warm_start),
+    "limits_parameters": ("limits", _limits_parameters),
+    "limits_rows": ("limits", _limits_rows),
+    "limits_wide": ("limits", _limits_wide),
 }
 
 
@@ -199,8 +227,32 @@ def table(name: str) -> str:
     return make(result) + "\n\n" + head
 
 
+def value(path: str, form: str) -> str:
+    """One number of a result, as text.
+
+    Args:
+        path: the result's name and the keys that lead to the number, with " > " between.
+        form: how to write it, a format specification of Python.
+    """
+    source, *keys = path.split(" > ")
+    found = json.loads((RESULTS / f"{source}.json").read_text())
+    for key in keys:
+        found = found[int(key)] if isinstance(found, list) else found[key]
+    return format(found, form)
+
+
+def pages() -> list[Path]:
+    """The pages of the documentation."""
+    return sorted(DOCS.rglob("*.md"))
+
+
 def fill(page: str) -> str:
-    """The text of a page with its tables made anew."""
+    """The text of a page with its tables and numbers made anew."""
+    page = re.sub(
+        r"(<!-- value: ([^;]+); (\S+) -->).*?(<!-- end -->)",
+        lambda match: f"{match[1]}{value(match[2], match[3])}{match[4]}",
+        page,
+    )
     return re.sub(
         r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)",
         lambda match: f"{match[1]}\n{table(match[2])}\n\n{match[3]}",
@@ -211,7 +263,7 @@ def fill(page: str) -> str:
 
 def main() -> None:
     """Write the pages."""
-    for path in sorted(DOCS.glob("*.md")):
+    for path in pages():
         text = path.read_text()
         filled = fill(text)
         if filled != text:

@@ -129,7 +129,10 @@ class Construction:
                 return choice
             if size == n:
                 return None
-            if size in (self.max_size, enough) or not (is_final or 2 * size <= _LARGEST_FIRST_SIZE):
+            no_draws_for_more = pool.is_exhausted and size == enough
+            if size == self.max_size or no_draws_for_more:
+                return choice
+            if not is_final and 2 * size > _LARGEST_FIRST_SIZE:
                 return choice
             size = min(2 * size, self.max_size, n)
 

@@ -204,7 +204,7 @@ def fisher_distance(
     Campbell and Broderick (2018), equation 39, with the expectation under the full posterior in
     their experiments. The prior cancels, so that it is also the root mean square of ∇log π −
     ∇log π_w. It depends on the units of the parameters. With ``likelihood = coreset.likelihood``
-    and NumPyro's samples::
+    and NumPyro's samples:
 
         draws = jax.vmap(likelihood.unconstrain)(mcmc.get_samples())
         fisher_distance(

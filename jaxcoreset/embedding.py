@@ -117,7 +117,7 @@ def log_likelihood_sum(
     """The sum over all rows of the log-likelihood at each draw, up to a constant, in one pass.
 
     Nothing of size n × S is kept. Each row's mean over the draws is taken off before it is added,
-    and the chunks' sums are added with compensation, so that float32 is enough.
+    and the blocks' sums are added in float64 on the host.
 
     Arguments and errors as in `embed`.
 

@@ -200,7 +200,7 @@ def fisher_sum(
 ) -> Float[Array, " j"]:
     """The sum over all rows of their Fisher features, a target, in one pass.
 
-    Nothing of size n × J is kept, and the chunks' sums are added with compensation. The
+    Nothing of size n × J is kept, and the blocks' sums are added in float64 on the host. The
     log-likelihood is differentiated backwards here, once per draw, so that all S·D features cost a
     few evaluations per draw.
 

@@ -17,7 +17,7 @@ import zarr
 from jaxcoreset.sources import SourceArray, SourceError, array, batches, npy, parquet
 
 N = 1_003
-PAGE = Path(__file__).parents[1] / "docs" / "big-data.md"
+PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "big-data.md"
 
 
 @pytest.fixture

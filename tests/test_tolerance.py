@@ -214,3 +214,21 @@ def test_few_draws_of_the_user_bound_the_size(data):
 def test_bad_choice_for_a_missed_tolerance_is_refused():
     with pytest.raises(ValueError, match="on_missed_tol is 'warn'"):
         jc.CoresetBuilder(logistic, tol=0.1, on_missed_tol="warn")
+
+
+def test_sizes_double_until_the_tolerance_is_kept_to():
+    """Also where there are just four draws for every row, and more can be had."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(100, 6))
+    y = (rng.random(100) < scipy.special.expit(x[:, 0])).astype(int)
+    builder = jc.CoresetBuilder(
+        logistic,
+        tol=1e-4,
+        solver=jc.MatchingPursuit(),
+        num_draws=8,
+        rounds=1,
+        progress_bar=False,
+    )
+    report = builder.run(jax.random.key(0), x, y).report
+    assert report.is_within_tol
+    assert report.num_used > 32  # the first size that is tried

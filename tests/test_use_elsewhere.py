@@ -1,7 +1,6 @@
 """The page on other programs: what can be run here is run, on flights like those."""
 
-import importlib.util
-import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +8,11 @@ import pandas as pd
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-PAGE = Path(__file__).parents[1] / "docs" / "use-elsewhere.md"
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+from jaxcoreset import cli
+from tests.markdown_pages import blocks, run_page
+
+PAGE = "docs/how-to/use-elsewhere.md"
+BLOCKS = [(block.language, block.text) for block in blocks(PAGE)]
 
 
 @pytest.fixture
@@ -28,17 +30,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_programs_run_one_after_the_other(folder):
     """All that need nothing but what the tests have; and PyMC and statsmodels where they are."""
-    namespace, sklearn_fit = {}, None
-    for language, block in BLOCKS:
-        if language != "python" or "cmdstanpy" in block:
-            continue
-        needed = re.findall(r"^import (pymc|statsmodels)", block, re.MULTILINE)
-        if any(importlib.util.find_spec(name) is None for name in needed):
-            continue
-        quick = block.replace("=1000", "=20").replace("tol=0.001", "size=20")
-        exec(compile(quick, str(PAGE), "exec"), namespace)
-        if "sklearn" in block:
-            sklearn_fit = namespace["fit"]
+    namespace = run_page(PAGE, {}, {"=1000": "=20", "tol=0.001": "size=20"})
     table, rows = pd.read_csv("flights.csv"), pd.read_csv("coreset.csv")
     assert len(rows) <= 20
     np.testing.assert_allclose(rows["distance"], table["distance"][rows["row"]])
@@ -46,15 +38,26 @@ def test_programs_run_one_after_the_other(folder):
     x = table[["distance", "temperature"]].to_numpy()
     x = (x - [1048.101915, 57.006096]) / [735.811331, 17.895834]
     everything = LogisticRegression(C=2.5**2, tol=1e-8).fit(x, table["late"])
-    assert sklearn_fit is not None
     # a tenth of a posterior standard deviation, which is about 0.14
-    np.testing.assert_allclose(sklearn_fit.coef_, everything.coef_, atol=0.014)
+    np.testing.assert_allclose(namespace["sklearn_fit"].coef_, everything.coef_, atol=0.014)
+
+
+@pytest.mark.slow
+def test_its_command_runs(folder):
+    """The first block of the page, as it stands."""
+    language, block = BLOCKS[0]
+    assert language == "bash"
+    words = shlex.split(block.replace("\\\n", " "))
+    assert words[0] == "jaxcoreset"
+    assert cli.main([*words[1:], "--no-progress"]) == 0
+    assert list(pd.read_csv("coreset.csv").columns[:2]) == ["row", "weight"]
+    assert "Stan" in Path("report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("language", "block"), BLOCKS)
 def test_programs_are_complete(language, block):
     if language == "python":
-        compile(block, str(PAGE), "exec")
+        compile(block, PAGE, "exec")
     if language in ("stan", "r"):
         for opening, closing in ("{}", "()", "[]"):
             assert block.count(opening) == block.count(closing)
