@@ -37,7 +37,7 @@ def build(quick: bool, so_far: Result) -> Result:
     """A build beside plain loops over the same rows, at two sizes, so that fixed costs show."""
     del so_far
     rows = 200_000 if quick else 10**7
-    sizes = {"width": 20, "size": 50 if quick else 250, "draws": 1000, "held out": 1000}
+    sizes = {"width": 20, "size": 20 if quick else 250, "draws": 1000, "held out": 1000}
     found: dict[str, list[Result]] = {}
     for count in (rows // 10, rows):
         for what in ("NumPyro's formula", "build", "short formula", "generate"):
@@ -69,7 +69,7 @@ def rows(quick: bool, so_far: Result) -> list[Result]:
     """Time and peak memory as the rows grow, few draws."""
     del so_far
     counts = (10**5, 10**6) if quick else (10**5, 10**6, 10**7, 10**8)
-    sizes = {"width": 5, "size": 50, "draws": 100, "held out": 100}
+    sizes = {"width": 5, "size": 20 if quick else 50, "draws": 100, "held out": 100}
     if not quick:
         sizes["draws"] = 200  # four times the size, as the builder takes of itself
     found = []
@@ -103,8 +103,9 @@ def processes(quick: bool, so_far: Result) -> list[Result]:
 def _shared(
     quick: bool, counts: Sequence[int], how: Callable[[int], dict[str, int]], name: str
 ) -> list[Result]:
-    sizes = {"width": 10, "size": 50, "draws": 500, "held out": 500}
-    sizes["rows"] = 1 << (17 if quick else 21)
+    sizes = {"width": 10, "size": 50, "draws": 500, "held out": 500, "rows": 1 << 21}
+    if quick:
+        sizes |= {"size": 20, "draws": 200, "held out": 200, "rows": 1 << 17}
     found: list[Result] = []
     for count in counts:
         one = measure({"what": "build", **sizes}, **how(count))

@@ -81,7 +81,7 @@ def sums(quick: bool) -> list[dict[str, Any]]:
             {
                 "terms": kind,
                 "count": count,
-                "relative error": abs(folded / total - 1),
+                "relative error": abs(float(folded) / total - 1),
                 "relative error, as float32": abs(handed_on / total - 1),
                 "one after the other": abs(float(running) / total - 1),
                 "seconds": spent,
