@@ -99,6 +99,8 @@ def _pricing(rows: list[dict[str, Any]]) -> Any:
             )
         panel.set(yscale="log", xlabel="pricing passes", ylabel="held-out relative error")
         panel.set_xticks(sorted({row["passes allowed"] for row in of_name}))
+        low, high = panel.get_ylim()
+        panel.set_ylim(low, high * (high / low) ** 0.4)  # room for the legend
         panel.set_title(f"{name}, {of_name[0]['rows']:,} rows, k = {of_name[0]['k']}", fontsize=10)
         panel.legend(frameon=False, fontsize="small")
     return figure

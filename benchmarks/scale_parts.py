@@ -103,13 +103,13 @@ def pricing(quick: bool) -> list[dict[str, Any]]:
     """What passes for further candidates bring, from few candidates and from many."""
     features, late, _ = load_flights()
     if quick:
-        chosen = np.random.default_rng(0).choice(len(late), 20_000, replace=False)
+        chosen = np.random.default_rng(0).choice(len(late), 12_000, replace=False)
         features, late = features[chosen], late[chosen]
-    size = 50 if quick else 250
+    size = 20 if quick else 250
     tables: dict[str, tuple] = {"flights": (late_arrival, features, late)}
     if not quick and (found := common.load("phishing", None)) is not None:
         tables["phishing"] = found
-    counts = (size, 500) if quick else (250, 1000, 2000, 10_000)
+    counts = (100,) if quick else (250, 1000, 2000, 10_000)
     rows = []
     for name, (model, x, y) in tables.items():
         for num_candidates in counts:

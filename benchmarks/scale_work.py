@@ -71,6 +71,9 @@ def build(job: Mapping[str, Any]) -> dict[str, Any]:
         index, count = jc.initialize_processes()
     first, last = (job["rows"] * at // count for at in (index, index + 1))
     table = Table(last - first, job["width"], first)
+    mesh = None
+    if "mesh" in job:
+        mesh = jax.sharding.Mesh(jax.local_devices()[: job["mesh"]], ("rows",))
     builder = jc.CoresetBuilder(
         logistic,
         size=job["size"],
@@ -78,6 +81,7 @@ def build(job: Mapping[str, Any]) -> dict[str, Any]:
         num_held_out=job["held out"],
         rounds=1,
         pricing_passes=job.get("pricing passes", 0),
+        mesh=mesh,
         distributed=count > 1,
         progress_bar=False,
     )
@@ -93,7 +97,7 @@ def build(job: Mapping[str, Any]) -> dict[str, Any]:
         "relative error": report.relative_error,
         "held-out error": report.held_out_error,
         "estimated KL": report.kl,
-        "devices": len(jax.local_devices()),
+        "devices": len(jax.local_devices()) if mesh is None else mesh.size,
         "processes": count,
         "meetings": next(_COUNTER),
     }
