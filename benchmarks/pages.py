@@ -181,6 +181,75 @@ def _warm_start(result: dict[str, Any]) -> str:
     )
 
 
+def _scale_build(result: dict[str, Any]) -> str:
+    found = result["build"]
+    columns = ["what", "seconds", "processor seconds", "microseconds per further row", "peak MB"]
+    stages = ", ".join(f"{k} {_cell(v)}" for k, v in found["build"][1]["stages"].items())
+    passes = ", ".join(f"{count} {what}" for what, count in found["build"][1]["passes"].items())
+    ratios = "\n".join(f"- {key}: {_cell(value)}" for key, value in found["ratios"].items())
+    return (
+        f"{found['rows']:,} rows, {found['width']} parameters, {found['draws']:,} draws and "
+        f"{found['held out']:,} held out, k = {found['size']}:\n\n"
+        + markdown(found["table"], columns)
+        + f"\n\nThe build's seconds by stage: {stages}. Its passes: {passes}. The build over the "
+        f"plain loops:\n\n{ratios}"
+    )
+
+
+def _scale_rows(result: dict[str, Any]) -> str:
+    columns = ["rows", "seconds", "processor seconds", "solve", "peak MB", "estimated KL"]
+    rows = [row | {"solve": row["stages"]["solve"]} for row in result["rows"]]
+    return markdown(_with_commas(rows), columns)
+
+
+def _scale_shared(result: dict[str, Any]) -> str:
+    texts = []
+    for name in ("devices", "processes"):
+        rows = [
+            row | {"passes, s": row["stages"]["embedding"] + row["stages"]["weighting"]}
+            for row in result[name]
+        ]
+        columns = [name, "seconds", "passes, s", "same rows", "largest change of a weight"]
+        columns += ["seconds of an exchange"] * (name == "processes") + ["peak MB"]
+        texts.append(markdown(rows, columns))
+        sizes = rows[0]
+    return (
+        f"{sizes['rows']:,} rows, {sizes['width']} parameters, {sizes['draws']} draws and "
+        f"{sizes['held out']} held out, k = {sizes['size']}:\n\n" + "\n\n".join(texts)
+    )
+
+
+def _scale_sum(result: dict[str, Any]) -> str:
+    columns = ["terms", "count", "relative error", "relative error, as float32"]
+    return markdown(result["sum"], [*columns, "one after the other", "seconds"])
+
+
+def _scale_pricing(result: dict[str, Any]) -> str:
+    columns = ["data", "k", "candidates", "passes allowed", "passes made", "candidates at the end"]
+    columns += ["relative error", "held-out error", "estimated KL", "seconds"]
+    return markdown(result["pricing"], columns)
+
+
+def _scale_merge(result: dict[str, Any]) -> str:
+    columns = ["tree", "depth", "rows", "KL", "KL reported"]
+    return markdown(result["merge"], columns)
+
+
+def _scale_model(result: dict[str, Any]) -> str:
+    found = result["model"]
+    columns = ["rows", "hosts", "passes, s", "exchanges, s", "once, s", "seconds"]
+    return (
+        f"Computed, not measured, from {1e6 * found['seconds per row']:.3g} µs per row, "
+        f"{found['seconds once']:.3g} s once, and {found['exchanges']} exchanges of "
+        f"{1e3 * found['seconds of an exchange per host']:.3g} ms per host:\n\n"
+        + markdown(_with_commas(found["table"]), columns)
+    )
+
+
+def _with_commas(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row | {"rows": f"{row['rows']:,}"} for row in rows]
+
+
 _ORDER = (
     ("AIHT2", "GIGA"),
     ("AIHT2", "SparseVI"),
@@ -207,6 +276,24 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "limits_parameters": ("limits", _limits_parameters),
     "limits_rows": ("limits", _limits_rows),
     "limits_wide": ("limits", _limits_wide),
+    "scale_build": ("scale", _scale_build),
+    "scale_rows": ("scale", _scale_rows),
+    "scale_shared": ("scale", _scale_shared),
+    "scale_sum": ("scale", _scale_sum),
+    "scale_pricing": ("scale", _scale_pricing),
+    "scale_model": ("scale", _scale_model),
+    "scale_merge": ("scale", _scale_merge),
+}
+
+# What a table of `benchmarks.scale` needs to have been measured.
+_SCALE_PARTS = {
+    "scale_build": ["build"],
+    "scale_rows": ["rows"],
+    "scale_shared": ["devices", "processes"],
+    "scale_sum": ["sum"],
+    "scale_pricing": ["pricing"],
+    "scale_model": ["model"],
+    "scale_merge": ["merge"],
 }
 
 
@@ -217,7 +304,8 @@ def table(name: str) -> str:
     if not path.is_file():
         return f"Not measured yet: `python -m benchmarks.{source}` makes it."
     result = json.loads(path.read_text())
-    if source == "solvers" and name not in result:
+    parts = {"solvers": [name], "scale": _SCALE_PARTS.get(name, [])}.get(source, [])
+    if any(part not in result for part in parts):
         return f"Not measured yet: `python -m benchmarks.{source}` makes it."
     at = result["environment"]
     versions = ", ".join(f"{key} {value}" for key, value in at["versions"].items())

@@ -145,5 +145,6 @@ class _Values(Features):
     def block(self, log_likelihood: LogLikelihood, chunk: PyTree) -> tuple[Array, Array]:
         values = jax.vmap(log_likelihood, in_axes=(0, None), out_axes=-1)(self.draws, chunk)
         check_shape(values.shape[:-1], leading(chunk))
-        bad = ~jnp.isfinite(values).all(axis=-1)
-        return values - jnp.mean(values, axis=-1, keepdims=True), bad
+        # The mean is finite where all its values are; that is cheaper to ask.
+        mean = jnp.mean(values, axis=-1, keepdims=True)
+        return values - mean, ~jnp.isfinite(mean[:, 0])

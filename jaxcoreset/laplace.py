@@ -25,8 +25,9 @@ from jaxcoreset.rows import BadRows, Rows, State
 
 Params = dict[str, Array]
 
-# Rows that the mode is first looked for on; full passes then only polish it.
-_WARM_START_ROWS = 20_000
+# Rows that the mode is first looked for on, at least, and as a part of all up to a number; full
+# passes then only polish it.
+_WARM_START_ROWS, _WARM_START_PART, _MOST_WARM_START_ROWS = 20_000, 50, 200_000
 # Newton decrements in nats, twice what a full Newton step would still gain: where the search on
 # part of the rows stops, where that on all of them stops, and what is still called a mode.
 _WARM_START_DECREMENT = 1e-2
@@ -144,7 +145,8 @@ def warm_start_rows(num_data: int, key: PRNGKeyArray | None) -> Int[np.ndarray, 
     """The rows that the mode is first looked for on; None where n is small, or without a key."""
     if key is None or num_data <= 2 * _WARM_START_ROWS:
         return None
-    return np.sort(host_generator(key).choice(num_data, _WARM_START_ROWS, replace=False))
+    num = int(np.clip(num_data // _WARM_START_PART, _WARM_START_ROWS, _MOST_WARM_START_ROWS))
+    return np.sort(host_generator(key).choice(num_data, num, replace=False))
 
 
 def laplace_approximation(

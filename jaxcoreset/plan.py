@@ -125,7 +125,8 @@ def plan_build(
     itemsize = jax.dtypes.canonicalize_dtype(float).itemsize
     matrices = itemsize * num_candidates * (_MATRICES * counts["solver"] + num_draws)
     one = row_bytes(rows.data)
-    kept = 2 * one * (num_candidates + 20_000)
+    started_on = warm_start_rows(rows.num_rows, jax.random.key(0))
+    kept = 2 * one * (num_candidates + (0 if started_on is None else started_on.size))
     on_host = jax.default_backend() == "cpu"
     host = (peak_memory() or 0) + kept + _PROGRAMS + (matrices if on_host else 0)
     device = 0 if on_host else matrices + 4 * one * batch_size + itemsize * 4 * num_draws * 4096
