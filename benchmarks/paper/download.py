@@ -1,0 +1,2 @@
+def fetch_all(folder):
+    raise NotImplementedError
