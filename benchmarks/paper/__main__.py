@@ -6,7 +6,8 @@
 
 gaussian         Zhang et al. (2021), section 5.1: Figures 1a, 5 and 6
 radial_basis     section 5.2: Figures 1b, 2 and 7
-regressions      section 5.3 and appendix G: Figures 3, 8, 9, 10 (batch gradients), 11 (MAP distance)
+regressions      section 5.3 and appendix G: Figures 3, 8 and 9, batch gradients (10), MAP
+                 distance (11)
 large_scale      section 5.3: Figure 4
 vector_sums      Campbell and Broderick (2018): Figures 1 and 3
 fisher_distance  Campbell and Broderick (2018): Figure 4
@@ -39,14 +40,16 @@ def main(arguments: list[str] | None = None) -> None:
     how.add_argument("--full", action="store_true", help="the papers' settings")
     how.add_argument("--redraw", action="store_true", help="tables and figures from JSON in --out")
     parser.add_argument("--trials", type=int, help="trials of each cell, in place of the setting's")
+    parser.add_argument("--slow-trials", type=int, help="trials of slow methods, where fewer")
     parser.add_argument("--data-dir", type=Path, help="folder of the papers' data sets")
     parser.add_argument("--download", action="store_true", help="fetch data sets that are missing")
     parser.add_argument(
         "--out", type=Path, default=Path("paper-results"), help="folder for results (%(default)s)"
     )
     options = parser.parse_args(arguments)
-    if options.trials is not None and options.trials < 1:
-        parser.error(f"--trials is {options.trials}; wanted at least 1")
+    for flag, number in (("--trials", options.trials), ("--slow-trials", options.slow_trials)):
+        if number is not None and number < 1:
+            parser.error(f"{flag} is {number}; wanted at least 1")
     folder = options.data_dir or os.environ.get("JAXCORESET_DATA")
     if options.download:
         if not folder:
@@ -64,7 +67,10 @@ def main(arguments: list[str] | None = None) -> None:
                 print(f"{name} is skipped: no {path}")
         return
     settings = runner.Settings(
-        "full" if options.full else "quick", Path(folder) if folder else None, options.trials
+        "full" if options.full else "quick",
+        Path(folder) if folder else None,
+        options.trials,
+        options.slow_trials,
     )
     for name in names:
         runner.run(name, settings, options.out)

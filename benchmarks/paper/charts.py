@@ -1,4 +1,4 @@
-"""Figures in one style: a colour and a dash for every method, medians with a band of percentiles."""
+"""Figures in one style: a colour and a dash for every method, medians and bands of percentiles."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

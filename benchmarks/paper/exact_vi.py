@@ -20,13 +20,13 @@ class ExactModel(Protocol):
 
     @property
     def num_data(self) -> int:
-        """n."""
+        """N."""
         ...
 
     def covariances(
         self, rows: np.ndarray, weights: np.ndarray, wanted: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Cov[f_i, L − L_w] and Var[f_i] for the `wanted` i, under the posterior of weighted rows."""
+        """Cov[f_i, L − L_w] and Var[f_i] of the `wanted` i under the posterior of weighted rows."""
         ...
 
 
@@ -118,6 +118,11 @@ class LinearRegression:
     def _prior_residual(self) -> np.ndarray:
         return self.v - self.prior_mean * self.u.sum(axis=1)
 
+    @cached_property
+    def _full(self) -> tuple[np.ndarray, np.ndarray, float]:
+        mean, precision = self.posterior(np.ones(self.num_data))
+        return mean, precision, float(np.linalg.slogdet(precision)[1])
+
     def posterior(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and precision under weights, shape (n,)."""
         weighted = self.u * weights[:, None]
@@ -145,7 +150,7 @@ class LinearRegression:
 
     def atoms(self) -> np.ndarray:
         """Coordinates of the centred log-likelihoods in L2(π), exactly, from their Gram matrix."""
-        mean, precision = self.posterior(np.ones(self.num_data))
+        mean, precision, _ = self._full
         residual = self.v - self.u @ mean
         inner = self.u @ np.linalg.solve(precision, self.u.T)
         values, vectors = np.linalg.eigh(np.outer(residual, residual) * inner + 0.5 * inner**2)
@@ -154,10 +159,10 @@ class LinearRegression:
 
     def divergence(self, weights: np.ndarray) -> Divergence:
         """Of the full posterior from that of weights, shape (n,), in nats."""
-        mean, precision = self.posterior(np.ones(self.num_data))
+        mean, precision, log_determinant = self._full
         other_mean, other = self.posterior(weights)
         difference = mean - other_mean
-        log_ratio = np.linalg.slogdet(precision)[1] - np.linalg.slogdet(other)[1]
+        log_ratio = log_determinant - np.linalg.slogdet(other)[1]
 
         def kl(one: np.ndarray, two: np.ndarray, logs: float) -> float:
             trace = np.trace(np.linalg.solve(one, two))

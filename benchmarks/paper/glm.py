@@ -23,7 +23,7 @@ _LANES = 128
 
 
 def log_likelihood(eta: jax.Array, y: jax.Array, counts: bool) -> jax.Array:
-    """log p(y | η), but for a constant: Poisson with rate log(1 + e^η), or Bernoulli."""
+    """Log p(y | η), but for a constant: Poisson with rate log(1 + e^η), or Bernoulli."""
     rate = jax.nn.softplus(eta)
     if not counts:
         return y * eta - rate
@@ -60,7 +60,7 @@ class Regression:
         self.full = Gaussians(fitted.mode[0], fitted.precision[0], fitted.found[0])
 
     def fit(self, indices: np.ndarray, weights: np.ndarray) -> Gaussians:
-        """The Laplace approximations of coresets with rows `indices` (c, k) and `weights` (c, k)."""
+        """Laplace approximations of coresets with rows `indices` and `weights`, both (c, k)."""
         with jax.enable_x64(True):
             fitted = _fit_all(
                 jnp.asarray(self.z),
@@ -83,7 +83,8 @@ class Regression:
         """
         batch = indices.shape[:-1]
         fitted = self.fit(
-            np.reshape(indices, (-1, indices.shape[-1])), np.reshape(weights, (-1, indices.shape[-1]))
+            np.reshape(indices, (-1, indices.shape[-1])),
+            np.reshape(weights, (-1, indices.shape[-1])),
         )
         forward, reverse, distance = _divergences(self.full, fitted)
         found = {"forward": forward, "reverse": reverse, "map": distance}

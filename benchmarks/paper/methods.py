@@ -6,6 +6,7 @@ them one after the other; see `Method.lanes`.
 """
 
 import functools
+import operator
 import statistics
 import time
 from collections.abc import Sequence
@@ -32,6 +33,11 @@ class Method:
     name: str
     solver: jc.Solver | None
     lanes: Literal["all", "k", "one"] = "all"
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether fewer trials may be asked for."""
+        return self.lanes == "one"
 
 
 UNIFORM = Method("Uniform", jc.UniformSampling(replace=True))
@@ -62,14 +68,20 @@ OURS = (PURSUIT, SUBSPACE, RECOMBINATION, DEFAULT)
 
 def solve_all(
     problems: jc.CoresetProblem, ks: Sequence[int], method: Method, seed: int = 0
-) -> jc.Solution:
+) -> tuple[jc.Solution, float]:
     """A batch of problems for all k in one compiled call.
 
     Returns:
-        Solutions with the leading axes (trials, number of k).
+        Solutions with the leading axes (trials, number of k), and the seconds for each trial,
+        compilation apart.
     """
-    keys = jax.random.split(jax.random.key(seed), problems.target.shape[0])
-    return _solve_all(problems, jnp.asarray(ks), keys, method.solver, method.lanes, max(ks))
+    num_trials = problems.target.shape[0]
+    keys = jax.random.split(jax.random.key(seed), num_trials)
+    arrays = problems, jnp.asarray(ks), keys
+    compiled = _solve_all.lower(*arrays, method.solver, method.lanes, max(ks)).compile()
+    start = time.perf_counter()
+    solutions = jax.block_until_ready(compiled(*arrays))
+    return solutions, (time.perf_counter() - start) / num_trials
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5))
@@ -117,6 +129,6 @@ def dense(solutions: jc.Solution, n: int) -> np.ndarray:
     return result
 
 
-def take(problems: jc.CoresetProblem, trial: int) -> jc.CoresetProblem:
-    """One problem of a batch."""
-    return jax.tree.map(lambda leaf: leaf[trial], problems)
+def take(problems: jc.CoresetProblem, which: int | slice) -> jc.CoresetProblem:
+    """One problem of a batch, or a part of the batch."""
+    return jax.tree.map(operator.itemgetter(which), problems)

@@ -45,11 +45,13 @@ class Settings:
         scale: "full" for the papers' settings, "quick" for minutes, "tiny" for tests.
         data_dir: the folder of the data; that of JAXCORESET_DATA if left out.
         trials: trials of each cell, in place of the scale's own.
+        slow_trials: at most so many trials of methods that take long.
     """
 
     scale: Literal["tiny", "quick", "full"] = "quick"
     data_dir: Path | None = None
     trials: int | None = None
+    slow_trials: int | None = None
 
     def of(self, tiny: T, quick: T, full: T) -> T:
         """The one that belongs to the scale."""
@@ -58,6 +60,10 @@ class Settings:
     def num_trials(self, tiny: int, quick: int, full: int) -> int:
         """The number of trials: as asked for, or the scale's."""
         return self.trials or self.of(tiny, quick, full)
+
+    def num_slow(self, num_trials: int) -> int:
+        """The number of trials of a method that takes long."""
+        return min(num_trials, self.slow_trials or self.of(1, 1, num_trials))
 
 
 class Experiment(Protocol):
