@@ -160,7 +160,11 @@ def significant(values: Any, digits: int = 4) -> Any:
 def dumps(result: Mapping[str, Any]) -> str:
     """JSON with every innermost list on one line."""
     text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False, default=float)
-    return re.sub(r"\[[^\[\]{}]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
+    return re.sub(r"\[[^\[\]{}]*\]", lambda found: _on_a_line(found[0]), text) + "\n"
+
+
+def _on_a_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("[ ", "[").replace(" ]", "]")
 
 
 def write_text(path: Path, text: str) -> None:
