@@ -276,9 +276,7 @@ def test_download_names_what_failed_and_goes_on(server, tmp_path, capsys):
 def test_libsvm_text_becomes_rows_of_norm_one(server, tmp_path):
     folder, url = server
     (folder / "text").write_text("+1 1:3 3:4\n0 2:2\n-1 1:1 2:1\n")
-    source = download.Source(
-        "text", f"{url}/text", download._libsvm, (3, 3), classes={-1: 2, 1: 1}
-    )
+    source = download.Source("text", f"{url}/text", download._libsvm, (3, 3), classes={-1: 2, 1: 1})
     with np.load(download.fetch(source, tmp_path), allow_pickle=False) as kept:
         expected = [[0.6, 0, 0.8], [0, 1, 0], [0.5**0.5, 0.5**0.5, 0]]
         np.testing.assert_allclose(kept["X"], expected)

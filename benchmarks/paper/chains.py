@@ -1,12 +1,14 @@
 """The three samplers of Campbell and Broderick (2018) on a weighted regression."""
 
+import functools
 import time
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer import HMC, MCMC, NUTS
+from numpyro.infer import HMC, NUTS
 
 from benchmarks.paper.glm import log_likelihood
 
@@ -32,48 +34,59 @@ def chain(
     Args:
         kind: NUTS; HMC with 15 leapfrog steps; or a random walk of the same spread in all
             directions. Steps are adapted in the warm-up.
-        rows: z of shape (m, D), y (m,) and weights (m,).
+        rows: z of shape (m, D), y (m,) and weights (m,); compiled once for a shape.
         counts: see `Regression`.
         start: shape (D,).
         num_warmup: steps of adaptation.
         num_samples: draws kept.
         key: a JAX random key.
     """
-    z, y, weights = (jnp.asarray(part, jnp.float32) for part in rows)
-    begin = jnp.asarray(start, jnp.float32)
-
-    def energy(theta: jax.Array) -> jax.Array:
-        return 0.5 * theta @ theta - weights @ log_likelihood(z @ theta, y, counts)
-
-    if kind == "random-walk Metropolis":
-        walk = jax.jit(lambda key: _random_walk(energy, begin, num_warmup, num_samples, key))
-        compiled = walk.lower(key).compile()
-        since = time.perf_counter()
-        draws = jax.block_until_ready(compiled(key))
-        return np.asarray(draws), time.perf_counter() - since
-    if kind == "NUTS":
-        kernel = NUTS(potential_fn=energy, target_accept_prob=_ACCEPTANCE)
-    else:
-        kernel = HMC(
-            potential_fn=energy,
-            num_steps=_LEAPFROG_STEPS,
-            trajectory_length=None,
-            target_accept_prob=_ACCEPTANCE,
-        )
-    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
+    run = _runner(kind, counts, num_warmup, num_samples)
+    arrays = tuple(jnp.asarray(part, jnp.float32) for part in (start, *rows))
     # The second run has nothing to compile.
-    mcmc.run(key, init_params=begin)
+    jax.block_until_ready(run(key, *arrays))
     since = time.perf_counter()
-    mcmc.run(key, init_params=begin)
-    draws = np.asarray(jax.block_until_ready(mcmc.get_samples()))
+    draws = np.asarray(jax.block_until_ready(run(key, *arrays)))
     return draws, time.perf_counter() - since
 
 
-def _random_walk(
-    energy: object, begin: jax.Array, num_warmup: int, num_samples: int, key: jax.Array
-) -> jax.Array:
-    assert callable(energy)
+@functools.cache
+def _runner(kind: Kind, counts: bool, num_warmup: int, num_samples: int) -> Callable:
+    """A function of a key, a start and weighted rows that makes a chain, all of it compiled."""
 
+    @jax.jit
+    def run(
+        key: jax.Array, start: jax.Array, z: jax.Array, y: jax.Array, weights: jax.Array
+    ) -> jax.Array:
+        def energy(theta: jax.Array) -> jax.Array:
+            return 0.5 * theta @ theta - weights @ log_likelihood(z @ theta, y, counts)
+
+        if kind == "random-walk Metropolis":
+            return _random_walk(energy, start, num_warmup, num_samples, key)
+        if kind == "NUTS":
+            kernel = NUTS(potential_fn=energy, target_accept_prob=_ACCEPTANCE)
+        else:
+            kernel = HMC(
+                potential_fn=energy,
+                num_steps=_LEAPFROG_STEPS,
+                trajectory_length=None,  # type: ignore[arg-type]
+                target_accept_prob=_ACCEPTANCE,
+            )
+
+        def sample(state: Any, _: None) -> tuple[Any, jax.Array]:
+            state = kernel.sample(state, (), {})
+            return state, state.z
+
+        state = kernel.init(key, num_warmup, start, (), {})
+        _, draws = jax.lax.scan(sample, state, length=num_warmup + num_samples)
+        return draws[num_warmup:]
+
+    return run
+
+
+def _random_walk(
+    energy: Callable, begin: jax.Array, num_warmup: int, num_samples: int, key: jax.Array
+) -> jax.Array:
     def step(state: tuple, turn: tuple) -> tuple[tuple, jax.Array]:
         theta, here, log_scale = state
         index, key = turn

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 import jaxcoreset as jc
@@ -131,10 +130,11 @@ def _prototypes(settings: Settings) -> dict[str, Any]:
     ks = settings.of([10, 20], [20, 50], [20, 30, 50, 75, 100, 150, 200, 300])
     num_trials = settings.num_trials(1, 1, 10)
     train_size = settings.of(150, 600, 1200)
+    test_size = len(points) - 1200
     found: dict[str, list] = {}
     for trial in range(num_trials):
         order = np.random.default_rng(trial).permutation(len(points))
-        train, test = order[:train_size], order[train_size : train_size + 597]
+        train, test = order[:train_size], order[-test_size:]
         x, y = points[train], labels[train]
         for name, choose in prototype_methods(x, y, trial).items():
             errors = []
@@ -146,7 +146,7 @@ def _prototypes(settings: Settings) -> dict[str, Any]:
             found.setdefault(name, []).append(errors)
     return {
         "settings": {
-            "digits": f"{train_size} to choose from, {len(test)} to test",
+            "digits": f"{train_size} to choose from, {test_size} to test",
             "trials of prototypes": num_trials,
         },
         "cells": [
@@ -164,7 +164,8 @@ def prototype_methods(
 
     kernel = GaussianKernel(median_bandwidth(x))
     problem = kernel_problem(kernel, x, tol=1e-4)
-    gram = np.asarray(jax.vmap(jax.vmap(kernel, (None, 0)), (0, None))(x, x), float)
+    squared = ((x[:, None, :] - x[None]) ** 2).sum(axis=2)
+    gram = np.exp(-squared.astype(float) / (2 * float(kernel.bandwidth) ** 2))
 
     def used(solution: jc.Solution) -> np.ndarray:
         return np.asarray(solution.indices)[np.asarray(solution.weights) > 0]
@@ -181,7 +182,7 @@ def prototype_methods(
         return np.concatenate(chosen)
 
     def medoids(k: int) -> np.ndarray:
-        centres = KMeans(k, n_init=1, random_state=seed).fit(x).cluster_centers_
+        centres = KMeans(k, random_state=seed).fit(x).cluster_centers_
         apart = ((x[:, None, :] - centres[None]) ** 2).sum(axis=2)
         return np.unique(apart.argmin(axis=0))
 

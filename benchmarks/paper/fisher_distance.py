@@ -89,10 +89,9 @@ class _Set:
         self.draws = {"theta": draws[:: max(1, len(draws) // 200)]}
 
     def chain(self, kind: int, rows: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float]:
-        """A chain on weighted rows."""
+        """A chain on weighted rows; some may have the weight 0, so that few shapes are compiled."""
         at = self.regression
-        used = weights > 0
-        data = at.z[rows[used]], at.y[rows[used]], weights[used]
+        data = at.z[rows], at.y[rows], weights
         # Where the chain on a coreset would start in practice, as on the full data.
         mode = self.weighting.mode
         return chain(KINDS[kind], data, self.counts, mode, *self.lengths, jax.random.key(kind))
@@ -128,8 +127,8 @@ class _Set:
             cell["path"] = seconds
             if with_chains:
                 cell["chains"] = [
-                    [self.chain(kind, one, weight)[1] for kind in range(len(KINDS))]
-                    for one, weight in zip(rows, weights, strict=True)
+                    [self.chain(kind, one[:k], weight[:k])[1] for kind in range(len(KINDS))]
+                    for k, one, weight in zip(ks, rows, weights, strict=True)
                 ]
             cells.append(cell)
         return cells

@@ -161,14 +161,13 @@ def _divergences(full: Gaussians, other: Gaussians) -> tuple[np.ndarray, np.ndar
     half = np.linalg.inv(factor)
     # In coordinates where the full posterior has the unit covariance.
     relative = half @ other.precision @ half.T
-    usable = np.isfinite(relative).all(axis=(1, 2))
-    relative = np.where(usable[:, None, None], relative, np.eye(size))
+    relative = np.where(other.found[:, None, None], relative, np.eye(size))
     eigenvalues, vectors = np.linalg.eigh(0.5 * (relative + np.swapaxes(relative, 1, 2)))
     eigenvalues = np.maximum(eigenvalues, np.finfo(float).tiny)
     difference = full.mode - other.mode
     shift = difference @ factor  # squared: Δᵀ Λ Δ
     rotated = np.einsum("cij,ci->cj", vectors, shift)
-    excess = eigenvalues - 1
+    excess = np.asarray(eigenvalues) - 1
     # −log λ + λ − 1 without cancellation near 1.
     forward = 0.5 * np.sum(excess - np.log1p(excess) + eigenvalues * rotated**2, axis=1)
     inverse = -excess / eigenvalues

@@ -11,13 +11,15 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jaxcoreset as jc
+
+T = TypeVar("T", jc.CoresetProblem, jc.Solution)
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,6 @@ def dense(solutions: jc.Solution, n: int) -> np.ndarray:
     return result
 
 
-def take(problems: jc.CoresetProblem, which: int | slice) -> jc.CoresetProblem:
-    """One problem of a batch, or a part of the batch."""
-    return jax.tree.map(operator.itemgetter(which), problems)
+def take(batch: T, which: int | slice) -> T:
+    """One of a batch of problems or solutions, or a part of the batch."""
+    return jax.tree.map(operator.itemgetter(which), batch)

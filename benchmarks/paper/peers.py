@@ -25,11 +25,12 @@ Found = tuple[np.ndarray, list[float]]
 
 @dataclass(frozen=True)
 class Peer:
-    """A program: its name, the module to import, and how it is run on a problem and its rows."""
+    """A program: its name, the module to import, how it is run, and the least k it can do."""
 
     name: str
     module: str
     run: Callable[[jc.CoresetProblem, np.ndarray, Sequence[int]], Found]
+    min_k: int = 1
 
 
 def timed(ks: Sequence[int], build: Callable[[int], np.ndarray]) -> Found:
@@ -88,7 +89,7 @@ def _herding(problem: jc.CoresetProblem, rows: np.ndarray, ks: Sequence[int]) ->
 
 PEERS = (
     Peer("bayesiancoresets GIGA", "bayesiancoresets.snnls", _giga),
-    Peer("authors' A-IHT II", "accelerated_iht", _aiht2),
+    Peer("authors' A-IHT II", "accelerated_iht", _aiht2, min_k=2),
     Peer("coreax herding", "coreax", _herding),
 )
 

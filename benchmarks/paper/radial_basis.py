@@ -58,7 +58,9 @@ def generate(
     basis = Basis(random, place[rows], per_scale)
     y = price[rows]
     spread = y.std()
-    model = LinearRegression(basis(place[rows]) / spread, y / spread, y.mean(), np.mean(y**2))
+    model = LinearRegression(
+        basis(place[rows]) / spread, y / spread, float(y.mean()), float(np.mean(y**2))
+    )
     return model, basis, rows
 
 
