@@ -16,6 +16,7 @@ import scipy.special
 from benchmarks import pages
 from benchmarks.paper import charts, compression, download, peers, runner
 from benchmarks.paper.__main__ import main
+from benchmarks.paper.chains import KINDS, chain
 from benchmarks.paper.distributions import optimum
 from benchmarks.paper.exact_vi import GaussianMean, LinearRegression, sparse_vi
 from benchmarks.paper.glm import Regression
@@ -136,6 +137,22 @@ def test_batched_laplace_fits_are_scipys(counts):
     dense = np.zeros((1, 60))
     dense[0, indices[0]] = weights[0]
     np.testing.assert_allclose(regression.of_dense(dense)["reverse"], found["reverse"], rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chain_has_the_moments_of_quadrature(kind):
+    # One parameter: 15 of 20 weighted successes under a standard normal prior.
+    z, y, weights = np.ones((2, 1)), np.array([1, 0]), np.array([15.0, 5.0])
+    theta = np.linspace(-6, 8, 20_001)
+    log_density = -0.5 * theta**2 + 15 * theta - 20 * np.logaddexp(0, theta)
+    density = np.exp(log_density - log_density.max())
+    mean = np.sum(density * theta) / density.sum()
+    sd = np.sqrt(np.sum(density * (theta - mean) ** 2) / density.sum())
+    start = np.zeros(1)
+    draws, _ = chain(kind, (z, y, weights), False, start, 500, 8000, jax.random.key(0))
+    # The random walk has an effective draw in ten or so: four standard errors of the mean.
+    np.testing.assert_allclose(draws.mean(), mean, atol=4 * sd / np.sqrt(800))
+    np.testing.assert_allclose(draws.std(), sd, rtol=0.1)
 
 
 def test_enumerated_optimum_is_the_lowest_of_all_supports():

@@ -9,9 +9,9 @@ import functools
 import operator
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -80,10 +80,20 @@ def solve_all(
     num_trials = problems.target.shape[0]
     keys = jax.random.split(jax.random.key(seed), num_trials)
     arrays = problems, jnp.asarray(ks), keys
-    compiled = _solve_all.lower(*arrays, method.solver, method.lanes, max(ks)).compile()
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arrays)
+    leaves, structure = jax.tree.flatten(shapes)
+    compiled = _compiled(tuple(leaves), structure, method.solver, method.lanes, max(ks))
     start = time.perf_counter()
     solutions = jax.block_until_ready(compiled(*arrays))
     return solutions, (time.perf_counter() - start) / num_trials
+
+
+@functools.cache
+def _compiled(
+    leaves: tuple, structure: Any, solver: jc.Solver | None, lanes: str, max_k: int
+) -> Callable:
+    arrays = jax.tree.unflatten(structure, leaves)
+    return _solve_all.lower(*arrays, solver, lanes, max_k).compile()
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5))
