@@ -17,6 +17,7 @@ from jaxcoreset.kernel import (
     median_bandwidth,
     simplex_problem,
 )
+from jaxcoreset.plotting.style import plain_log_axis
 
 TITLE = "Compression of distributions and of data (Zhang et al. 2019, section 4.2; Figure 3)"
 _IHT, _OURS = "IHT", "default (ExchangePursuit)"
@@ -260,4 +261,6 @@ def figures(result: dict[str, Any]) -> dict[str, Any]:
     axes[0, 0].set_title("Figure 3a: a table of flights", fontsize=10)
     axes[0, 1].set(xscale="log", yscale="log", xlabel="prototypes", ylabel="test error")
     axes[0, 1].set_title("Figure 3b: digits", fontsize=10)
+    plain_log_axis(axes[0, 1].xaxis, *axes[0, 1].get_xlim())
+    plain_log_axis(axes[0, 1].yaxis, *axes[0, 1].get_ylim())
     return {"": charts.finish(figure, axes)}

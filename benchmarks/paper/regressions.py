@@ -113,7 +113,7 @@ def _of_peer(
     ks: Sequence[int],
 ) -> dict[str, Any]:
     ks = [k for k in ks if k >= peer.min_k]
-    trials = min(3, problems.target.shape[0])
+    trials = min(peer.max_trials, problems.target.shape[0])
     runs = [peer.run(methods.take(problems, trial), rows, ks) for trial in range(trials)]
     found = regression.of_dense(np.stack([weights for weights, _ in runs]))
     return {
