@@ -22,6 +22,9 @@ _COLOURS = {
     "Recombination": "#8C6D1F",
     "StochasticAIHT": "#7A4FBF",
     "default (ExchangePursuit)": "#000000",
+    "bayesiancoresets GIGA": "#1B5E7A",
+    "authors' A-IHT II": "#7A2E00",
+    "coreax herding": "#A0A000",
 }
 _OURS = ("MatchingPursuit", "SubspacePursuit", "Recombination", "default", "StochasticAIHT")
 
