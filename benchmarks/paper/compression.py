@@ -245,17 +245,15 @@ def figures(result: dict[str, Any]) -> dict[str, Any]:
         "Random": ("#767676", ":"),
         "Global Greedy": ("#0072B2", "--"),
         "Local Greedy": ("#009E73", "-."),
-        "k-means": ("#767676", ":"),
+        "k-means": ("#7A4FBF", ":"),
     }
     figure, axes = charts.panels(1, 2, 5.2, 4.0)
     for ax, part in zip(axes[0], ("table", "prototypes"), strict=True):
         for cell in result["cells"]:
             if cell["part"] == part:
-                values = np.array(cell["error"], float)
                 colour, dash = looks[cell["method"]]
-                middle = np.median(values, axis=0)
+                low, middle, high = charts.percentiles(cell["error"], (25, 50, 75))
                 ax.plot(cell["ks"], middle, color=colour, ls=dash, lw=1.8, label=cell["method"])
-                low, high = np.percentile(values, (25, 75), axis=0)
                 ax.fill_between(cell["ks"], low, high, color=colour, alpha=0.15, lw=0)
     axes[0, 0].set(yscale="log", xlabel="entries kept, k", ylabel="error ‖Bq − Bp‖²")
     axes[0, 0].set_title("Figure 3a: a table of flights", fontsize=10)
