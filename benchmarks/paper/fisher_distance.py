@@ -16,7 +16,6 @@ from benchmarks.paper.glm import Regression
 from benchmarks.paper.large_scale import synthetic
 from benchmarks.paper.runner import Settings, significant
 from jaxcoreset.diagnostics import fisher_distance
-from jaxcoreset.laplace import laplace_approximation
 
 TITLE = "Fisher distance and sampling time (Campbell and Broderick 2018; Figure 4)"
 _SETS = ("synthetic", "phishing", "ds1", "synth_poiss", "biketrips", "airportdelays")
@@ -81,7 +80,6 @@ class _Set:
         self.counts = model is common.poisson
         self.regression = Regression(z, y, self.counts)
         self.likelihood = jc.model_likelihood(model, (z, y))
-        self.weighting = laplace_approximation(self.likelihood)
         everything = np.arange(len(z)), np.ones(len(z))
         runs = [self.chain(kind, *everything) for kind in range(len(KINDS))]
         self.full_seconds = [seconds for _, seconds in runs]
@@ -93,19 +91,19 @@ class _Set:
         at = self.regression
         data = at.z[rows], at.y[rows], weights
         # Where the chain on a coreset would start in practice, as on the full data.
-        mode = self.weighting.mode
+        mode = at.full.mode
         return chain(KINDS[kind], data, self.counts, mode, *self.lengths, jax.random.key(kind))
 
     def distances(self, trial: int, ks: list[int], with_chains: bool) -> list[dict[str, Any]]:
         """A cell for each method: the distance for each k, and seconds where asked for."""
-        keys = jax.random.split(jax.random.key(trial))
+        draws = self.regression.draws(trial, self.num_features).astype(np.float32)
         problem = jc.embed(
             self.likelihood.log_likelihood,
-            self.weighting.draws(keys[0], self.num_features),
+            {"theta": draws},
             self.likelihood.data,
             norm="fisher",
             num_features=self.num_features,
-            key=keys[1],
+            key=jax.random.key(trial),
         )
         ks = [k for k in ks if k < problem.num_data]
         batch = jax.tree.map(lambda leaf: leaf[None], problem)

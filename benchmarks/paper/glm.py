@@ -103,6 +103,12 @@ class Regression:
         indices = np.argsort(-weights, axis=-1, kind="stable")[..., :size]
         return self.measures(indices, np.take_along_axis(weights, indices, axis=-1))
 
+    def draws(self, seed: int, num: int) -> np.ndarray:
+        """Draws of the full posterior's Laplace approximation, shape (num, D)."""
+        normal = np.random.default_rng(seed).normal(size=(num, self.full.mode.size))
+        factor = np.linalg.cholesky(np.linalg.inv(self.full.precision))
+        return self.full.mode + normal @ factor.T
+
     def prior(self) -> dict[str, float]:
         """`measures` of no row at all."""
         one = self.measures(np.zeros((1, 1), int), np.zeros((1, 1)))
