@@ -16,6 +16,7 @@ from benchmarks.paper.glm import Regression
 from benchmarks.paper.large_scale import synthetic
 from benchmarks.paper.runner import Settings, significant
 from jaxcoreset.diagnostics import fisher_distance
+from jaxcoreset.plotting.style import plain_log_axis
 
 TITLE = "Fisher distance and sampling time (Campbell and Broderick 2018; Figure 4)"
 _SETS = ("synthetic", "phishing", "ds1", "synth_poiss", "biketrips", "airportdelays")
@@ -205,6 +206,7 @@ def figures(result: dict[str, Any]) -> dict[str, Any]:
             ax.set(xscale="log", yscale="log")
         for ax, sampler in zip(row[1:], samplers, strict=True):
             ax.set(xlabel=f"time / that on all rows, {sampler}")
+            plain_log_axis(ax.xaxis, *ax.get_xlim())
     for ax in axes.ravel():
         ax.xaxis.label.set_size(8)
         ax.yaxis.label.set_size(8)
