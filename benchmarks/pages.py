@@ -297,8 +297,23 @@ _SCALE_PARTS = {
 }
 
 
+def _paper(name: str) -> str:
+    """A table of `benchmarks.paper`: its experiment's, or another function of its module."""
+    from benchmarks.paper import runner  # which needs this module
+
+    found = [one for one in runner.NAMES if name.startswith(one)]
+    source, part = found[0], name.removeprefix(found[0]).lstrip("_") or "table"
+    path = RESULTS / "paper" / f"{source}.json"
+    if not path.is_file():
+        return f"Not measured yet: `python -m benchmarks.paper {source} --full` makes it."
+    result = json.loads(path.read_text())
+    return f"{getattr(runner.experiment(source), part)(result)}\n\n{runner.measured(result)}"
+
+
 def table(name: str) -> str:
     """The table of that name, with what it was measured on."""
+    if name.startswith("paper_"):
+        return _paper(name.removeprefix("paper_"))
     source, make = TABLES[name]
     path = RESULTS / f"{source}.json"
     if not path.is_file():
