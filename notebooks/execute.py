@@ -55,7 +55,7 @@ def execute(path: Path) -> NotebookNode:
 
 def main() -> None:
     """Execute all notebooks, or those whose numbers are given, and write them."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="Executes the notebooks and keeps their outputs.")
     parser.add_argument("numbers", nargs="*", help="the numbers of the notebooks; all by default")
     numbers = parser.parse_args().numbers
     for path in notebooks():
