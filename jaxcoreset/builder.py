@@ -79,8 +79,10 @@ class CoresetBuilder:
             rows that would improve the coreset and are none; they join, and the solver runs again.
         pricing_tol: such a pass is the last one if no row alone would lower the objective
             ‖y − Φw‖² by more than this part of it.
-        mesh: the devices that share the rows, one axis; all local devices if left out. The number
-            of devices changes no number.
+        mesh: the devices that share the rows, one axis; all local devices if left out. Sums over
+            rows are the same, bit for bit, on two and on more; on one, and in a process that has
+            another number of devices, XLA makes other programs, and their last bit may differ.
+            Where several coresets are nearly as good, another may then be found.
         distributed: whether the processes of `jax.distributed` build one coreset together: each is
             given a part of the rows, all get the same coreset, whose row numbers count through the
             processes' rows in their order.

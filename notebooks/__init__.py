@@ -1,0 +1,1 @@
+"""Notebooks that show what jaxcoreset does, and the command that executes them."""

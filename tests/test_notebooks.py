@@ -1,0 +1,109 @@
+"""The notebooks run as they are, and what is committed of them is what they printed."""
+
+import base64
+import re
+import time
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+
+from notebooks.execute import FOLDER, execute, notebooks
+
+NAMES = [
+    "1_quick_start",
+    "2_sweeps",
+    "3_beyond_regressions",
+    "4_how_good",
+    "5_big_data",
+    "6_your_own_solver",
+]
+# Paths of a machine, its users, or its environments.
+_MACHINE_PATH = re.compile(r"(?<![\w.])(/(home|root|tmp|work|Users|opt|usr|var)/|[A-Z]:\\)")
+_MOST_BYTES = 300_000
+
+
+def read(name: str) -> NotebookNode:
+    return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+
+
+def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def texts(notebook: NotebookNode) -> list[str]:
+    """Sources and outputs, without the figures."""
+    found = [cell.source for cell in notebook.cells]
+    for cell in code_cells(notebook):
+        for output in cell.outputs:
+            found.append(output.get("text", ""))
+            data = output.get("data", {})
+            found += [text for kind, text in data.items() if kind.startswith("text/")]
+    return found
+
+
+def test_all_six_are_there() -> None:
+    assert [path.stem for path in notebooks()] == NAMES
+    index = (FOLDER / "README.md").read_text()
+    assert re.findall(r"\((\w+)\.ipynb\)", index) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_committed_notebook_is_valid_and_was_run_in_order(name: str) -> None:
+    notebook = read(name)
+    nbformat.validate(notebook)
+    counts = [cell.execution_count for cell in code_cells(notebook)]
+    assert counts == list(range(1, len(counts) + 1))
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert all(not cell.metadata for cell in notebook.cells)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_committed_outputs_are_small_and_clean(name: str) -> None:
+    assert (FOLDER / f"{name}.ipynb").stat().st_size < _MOST_BYTES
+    notebook = read(name)
+    assert not [text for text in texts(notebook) if _MACHINE_PATH.search(text)]
+    assert_no_noise(notebook)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    for text in texts(read(name)):
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (FOLDER / target).exists(), target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_notebook_runs_in_a_fresh_kernel(name: str) -> None:
+    start = time.monotonic()
+    fresh = execute(FOLDER / f"{name}.ipynb")  # a cell that raises is an error here
+    assert time.monotonic() - start < 400
+    assert_no_noise(fresh)
+    committed = read(name)
+    assert figures(fresh) == figures(committed), "run python -m notebooks.execute"
+    assert not [text for text in texts(fresh) if _MACHINE_PATH.search(text)]
+
+
+def assert_no_noise(notebook: NotebookNode) -> None:
+    """Neither errors nor anything on stderr: warnings, progress bars."""
+    for cell in code_cells(notebook):
+        for output in cell.outputs:
+            assert output.output_type != "error"
+            assert output.get("name") != "stderr", output.text
+
+
+def figures(notebook: NotebookNode) -> list[int]:
+    """How many figures each code cell shows, each checked to be a PNG that is no mere blank."""
+    found = []
+    for cell in code_cells(notebook):
+        images = [
+            base64.b64decode(output.data["image/png"])
+            for output in cell.outputs
+            if "image/png" in output.get("data", {})
+        ]
+        for image in images:
+            assert image.startswith(b"\x89PNG")
+            assert len(image) > 5_000
+        found.append(len(images))
+    return found
