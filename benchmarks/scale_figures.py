@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jaxcoreset.plotting.style import plain_log_axis
+
 _BLUE, _RED, _GREEN, _GREY = "#0072b2", "#d55e00", "#009e73", "#777777"
 
 
@@ -50,6 +52,7 @@ def _rows(rows: list[dict[str, Any]]) -> Any:
     solve = [row["stages"]["solve"] for row in rows]
     left.loglog(counts, solve, "s--", color=_RED, label="of it, the solver")
     left.set(xlabel="rows n", ylabel="seconds")
+    plain_log_axis(left.yaxis, *left.get_ylim())
     left.legend(frameon=False, fontsize="small")
     megabytes = [row["peak MB"] for row in rows]
     right.semilogx(counts, megabytes, "o-", color=_BLUE, label="peak of the process")
@@ -101,6 +104,7 @@ def _pricing(rows: list[dict[str, Any]]) -> Any:
         panel.set_xticks(sorted({row["passes allowed"] for row in of_name}))
         low, high = panel.get_ylim()
         panel.set_ylim(low, high * (high / low) ** 0.4)  # room for the legend
+        plain_log_axis(panel.yaxis, *panel.get_ylim())
         panel.set_title(f"{name}, {of_name[0]['rows']:,} rows, k = {of_name[0]['k']}", fontsize=10)
         panel.legend(frameon=False, fontsize="small")
     return figure
