@@ -203,7 +203,10 @@ class CoresetBuilder:
         placement = self._placement(key, args, kwargs)
         journal = placement.journal
         try:
-            return self._run(key, args, kwargs, placement)
+            found = self._run(key, args, kwargs, placement)
+            if found[-1].likelihood is not None:  # later passes are no part of the build
+                found[-1].likelihood.rows.close_journal()
+            return found
         except BaseException as error:
             if journal is not None and journal.passes:
                 error.add_note(

@@ -7,6 +7,7 @@ neither chunks nor devices change them. Among several processes each folds its o
 they have is merged in the processes' order.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -103,6 +104,10 @@ class Rows:
         """Rows of a block of an evaluation of `width` numbers per row."""
         even = 1 << max(0, int(np.ceil(np.log2(self.num_rows / _FEWEST_BLOCKS))))
         return min(block_rows(width, row_bytes(self.data)), max(_SMALLEST_BLOCK, even))
+
+    def close_journal(self) -> None:
+        """Keep no further passes."""
+        self.placement = dataclasses.replace(self.placement, journal=None)
 
     def count_pass(self, what: str) -> None:
         """Note that all rows are gone through."""

@@ -17,6 +17,7 @@ import pytest
 import jaxcoreset as jc
 from jaxcoreset import rows as rows_module
 from jaxcoreset.journal import Journal
+from jaxcoreset.log_ratio import log_likelihood_totals
 
 NUM_ROWS = 3000
 
@@ -107,6 +108,16 @@ def test_a_finished_build_is_there_at_once(tmp_path, monkeypatch, whole):
         again = build(tmp_path / "build", batch_size=700)
     assert seen[0] == 0
     np.testing.assert_array_equal(again.weights, whole.weights)
+
+
+def test_passes_after_the_build_are_not_kept(tmp_path):
+    coreset = build(tmp_path / "build")
+    before = (tmp_path / "build").read_bytes()
+    likelihood = coreset.likelihood
+    log_likelihood_totals(
+        likelihood.log_likelihood, {"slopes": np.zeros((3, 2), np.float32)}, likelihood.rows
+    )
+    assert (tmp_path / "build").read_bytes() == before
 
 
 @pytest.mark.parametrize(
