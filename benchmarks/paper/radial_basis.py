@@ -208,12 +208,14 @@ def _grid(rows: list[tuple[dict[str, Any], int]]) -> Any:
         full = np.array(picture["full"])
         places = np.array(picture["places"])
         near = _near(picture, places)
-        limits = tuple(np.percentile(full[near], (1, 99)))
+        low, high = np.percentile(full[near], (1, 99))
+        limits = (float(low), float(high))
+        longitude, latitude = (np.array(picture[name]) for name in ("longitude", "latitude"))
         for ax, name in zip(axes[row], columns, strict=True):
             matching = [c for c in picture["coresets"] if c["method"] == name and c["k"] == k]
             surface = np.array(matching[0]["surface"]) if matching else full
             shown = np.where(near, surface, np.nan)
-            plot_surface(picture["longitude"], picture["latitude"], shown, ax, limits=limits)
+            plot_surface(longitude, latitude, shown, ax, limits=limits)
             if matching:
                 weights = np.array(matching[0]["weights"], float)
                 at = places[matching[0]["rows"]]
