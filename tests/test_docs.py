@@ -18,6 +18,9 @@ BLOCKS = [block for page in TEXTS for block in blocks(page)]
 
 # Each takes longer than a few seconds, mostly to compile.
 SLOW = {
+    "docs/index.md",
+    "docs/explanation/mathematics.md",
+    "docs/how-to/choose-a-solver.md",
     "docs/how-to/big-data.md",
     "docs/how-to/choose-a-weighting.md",
     "docs/how-to/extend.md",

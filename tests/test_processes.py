@@ -66,6 +66,7 @@ def test_an_error_in_one_process_is_told_in_all():
     assert "another process" in text.replace("\n[0] ", " ")
 
 
+@pytest.mark.slow
 def test_processes_end_where_the_first_one_dies():
     """It keeps the book of who is there, so JAX itself ends the others."""
     status, found, text, seconds = launch(2, "first dies", "--grace", "60")
@@ -75,6 +76,7 @@ def test_processes_end_where_the_first_one_dies():
     assert seconds < 90
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_named_within_the_time():
     status, found, text, seconds = launch(2, "dies", "--grace", "60")
     assert status != 0

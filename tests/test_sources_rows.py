@@ -272,7 +272,7 @@ hang = True
 held = rows.read_chunks((leaf,), 10)
 next(held)
 main = threading.main_thread().ident
-threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
 try:
     next(held)
 except KeyboardInterrupt:

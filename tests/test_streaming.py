@@ -83,6 +83,7 @@ def test_update_after_saving_is_the_same(old, tmp_path):
     np.testing.assert_array_equal(here.weights, there.weights)
 
 
+@pytest.mark.slow
 def test_updates_follow_each_other(old):
     parts = [rows(seed, 200) for seed in (1, 2, 3)]
     coreset = old
@@ -94,6 +95,7 @@ def test_updates_follow_each_other(old):
     assert worths[2] < worths[0]  # π̂ is of ever older rows
 
 
+@pytest.mark.slow
 def test_rows_that_change_everything_are_told():
     few = rows(0, 200)
     coreset = build(few).update(jax.random.key(1), *rows(1, 4000, slopes=1.5))
@@ -128,6 +130,7 @@ def test_update_refuses_what_does_not_fit(old):
         whole.update(jax.random.key(0), x, y)
 
 
+@pytest.mark.slow
 def test_update_refuses_another_constant():
     coreset = build((*rows(0, 300), 2.0))
     with pytest.raises(ValueError, match=r"3.0 in place of 2.0"):

@@ -22,6 +22,7 @@ _WHOLE_BYTES = 1 << 28
 _SAMPLE_ROWS = 4096
 # How long a consumer that stops half way waits for what is being read at that moment.
 _FAREWELL_SECONDS = 5.0
+_TURN_SECONDS = 0.5
 
 
 def is_streamed(leaf: Any) -> bool:
@@ -248,7 +249,9 @@ class _Shelf:
     def take(self) -> tuple[Any, ...]:
         """The next item in a tuple, which is empty at the end; raises what the reader met."""
         with self._change:
-            self._change.wait_for(lambda: self._items or self._ended)
+            # By turns: a signal that comes just before a wait is seen only after it.
+            while not self._change.wait_for(lambda: self._items or self._ended, _TURN_SECONDS):
+                pass
             if self._items:
                 item = self._items.popleft()
                 self._change.notify_all()
