@@ -256,6 +256,8 @@ import numpy as np
 from jaxcoreset.sources import batches
 from jaxcoreset.sources import rows
 
+# A shell that starts its tests in the background has it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 rows._FAREWELL_SECONDS = 0.1
 hang = False
 
