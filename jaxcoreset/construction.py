@@ -21,12 +21,12 @@ from jaxcoreset.tolerance import Choice, largest_size, smallest_within
 # Up to here every row is a candidate; beyond, a uniform subset of so many, or of so many times the
 # size asked for. The target is a sum over all rows either way.
 _ALL_CANDIDATES = 10_000
-_MIN_CANDIDATES = 2_000
-_CANDIDATES_PER_ROW = 8
+MIN_CANDIDATES = 2_000
+CANDIDATES_PER_ROW = 8
 _CANDIDATES_PER_GROUP = 64
 # The draws must be several times the rows, or the solver fits the draws and not the posterior.
-_MIN_DRAWS = 500
-_DRAWS_PER_ROW = 4
+MIN_DRAWS = 500
+DRAWS_PER_ROW = 4
 _CURVE_POINTS = 24
 # A pass for further candidates keeps so many rows, or so many times the size, and of them those
 # whose gain is at least this part of the least one that is worth a pass.
@@ -86,7 +86,7 @@ class Construction:
 
     def draws_wanted(self, size: int) -> dict[str, int]:
         """How many draws a build of a size needs, by their use."""
-        wanted = max(self.num_draws or _MIN_DRAWS, _DRAWS_PER_ROW * size)
+        wanted = max(self.num_draws or MIN_DRAWS, DRAWS_PER_ROW * size)
         if self.tol is None and self.num_draws is not None:
             wanted = self.num_draws
         counts = {"solver": wanted, "select": self.num_held_out}
@@ -119,7 +119,7 @@ class Construction:
         size = self.first_size
         while True:
             self.embed(pool, size)
-            enough = max(1, pool.count("solver") // _DRAWS_PER_ROW)
+            enough = max(1, pool.count("solver") // DRAWS_PER_ROW)
             if enough < size and pool.is_exhausted:
                 size = enough
             path, sizes = self._solve(pool, size, key)
@@ -210,7 +210,7 @@ class Construction:
         if self.tol is not None and has_path:
             return np.arange(1, size + 1)
         if self.tol is not None or has_path:
-            return np.unique(np.geomspace(1, size, _CURVE_POINTS).round().astype(int))
+            return curve_sizes(size)
         return np.array([size])
 
     def candidates(self, size: int | None = None) -> Int[np.ndarray, " m"] | None:
@@ -222,7 +222,7 @@ class Construction:
         size = self.first_size if size is None else size
         n, wanted = self.likelihood.num_data, self.num_candidates
         if wanted is None:
-            default = max(_MIN_CANDIDATES, _CANDIDATES_PER_ROW * size)
+            default = max(MIN_CANDIDATES, CANDIDATES_PER_ROW * size)
             wanted = n if n <= _ALL_CANDIDATES else default
         rows = self.likelihood.rows
         if wanted >= n:
@@ -239,6 +239,11 @@ class Construction:
         if labels is not None:
             chosen = np.union1d(chosen, _some_of_each(np.asarray(labels), generator))
         return np.sort(chosen)
+
+
+def curve_sizes(size: int) -> Int[np.ndarray, " m"]:
+    """The sizes at which a solver's path is looked at, up to one."""
+    return np.unique(np.geomspace(1, size, _CURVE_POINTS).round().astype(int))
 
 
 def _some_of_each(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:

@@ -80,11 +80,6 @@ class Journal:
             leftover.unlink(missing_ok=True)
         if self.path.exists():
             self._read()
-        self.resumed_from = len(self.passes)
-
-    def rewind(self) -> None:
-        """Begin again with the first pass."""
-        self._at = 0
 
     def open(self, what: str, digest: str) -> "Entry":
         """The next pass: as it was kept, or a new one.
@@ -137,10 +132,6 @@ class Journal:
         """Write the file if it was not written for a while."""
         if time.monotonic() - self._written >= self.interval:
             self.write()
-
-    def remove(self) -> None:
-        """Delete the file: the build is done."""
-        self.path.unlink(missing_ok=True)
 
     def _read(self) -> None:
         content = self.path.read_bytes()

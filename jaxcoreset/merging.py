@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from jaxcoreset.construction import DRAWS_PER_ROW, MIN_DRAWS, curve_sizes
 from jaxcoreset.coreset import Coreset
 from jaxcoreset.draw_pool import DrawPool, Part, Use
 from jaxcoreset.embedding import log_likelihood_matrix
@@ -25,13 +26,10 @@ from jaxcoreset.streaming import (
     NoMoreDraws,
     constants_of,
     coreset_after,
-    curve_sizes,
     data_axes_of,
     report_after,
 )
 from jaxcoreset.tolerance import Estimate, largest_size
-
-_DRAWS_PER_ROW, _MIN_DRAWS = 4, 500
 
 
 def merge(
@@ -83,7 +81,8 @@ def merge(
     with clock.stage("weighting"):
         approximation = LaplaceFitter(likelihood)(weights=weights)
     size = min(size, weights.size)
-    wanted = num_draws or max(_MIN_DRAWS, _DRAWS_PER_ROW * size)
+    wanted = None if num_draws is None else at_least("num_draws", num_draws, 2)
+    wanted = wanted or max(MIN_DRAWS, DRAWS_PER_ROW * size)
     pool = DrawPool(likelihood, NoMoreDraws(), key)
     with clock.stage("embedding"):
         draws = approximation.draws(key, wanted + num_held_out)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 # Where old draws are worth less than this part of new ones, an update's error is not known.
-_FEW = 0.1
+FEWEST_WORTH = 0.1
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Report:
                     f"{step['num_rows']:,} rows came; the old draws are worth "
                     f"{step['efficiency']:.0%} of new ones"
                 )
-                if step["efficiency"] < _FEW:
+                if step["efficiency"] < FEWEST_WORTH:
                     text += ": too few to tell the error, so build anew from all rows"
             rows.append((step["what"], text))
         return rows

@@ -16,24 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
+from jaxcoreset.construction import CANDIDATES_PER_ROW, MIN_CANDIDATES, curve_sizes
 from jaxcoreset.coreset import Coreset
 from jaxcoreset.draw_pool import DrawPool, Part
 from jaxcoreset.embedding import log_likelihood_matrix, log_likelihood_sum
 from jaxcoreset.host import Clock, host_generator, peak_memory
 from jaxcoreset.laplace import Params
 from jaxcoreset.likelihood import ModelLikelihood, model_likelihood
-from jaxcoreset.report import Report
+from jaxcoreset.report import FEWEST_WORTH, Report
 from jaxcoreset.solve import default_solver, sweep
 from jaxcoreset.summary import DataSummary, SummaryPart
 from jaxcoreset.tolerance import Choice, Estimate, largest_size, smallest_within
 from jaxcoreset.weighting import DrawSource
-
-# New rows that join the candidates, at least and for each row of the coreset.
-_MIN_CANDIDATES, _CANDIDATES_PER_ROW = 2_000, 8
-# Of 100 draws so many must be worth one of the new posterior, or what they say is not told apart.
-_FEW = 0.1
-_CURVE_POINTS = 24
-_DRAWS_PER_ROW, _MIN_DRAWS = 4, 500
 
 
 def updated(coreset: Coreset, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any]) -> Coreset:
@@ -68,7 +62,7 @@ def updated(coreset: Coreset, key: PRNGKeyArray, args: tuple, kwargs: dict[str, 
         )
         worth, weighted = _reweighted(pool, summary, choice)
     estimate = choice.estimate
-    if weighted.kl > estimate.kl or worth < _FEW:
+    if weighted.kl > estimate.kl or worth < FEWEST_WORTH:
         estimate = dataclasses.replace(
             weighted,
             kl=max(weighted.kl, estimate.kl),
@@ -114,11 +108,6 @@ class NoMoreDraws(DrawSource):
         raise ValueError("there are no further draws: the old rows are not at hand.")
 
 
-def curve_sizes(size: int) -> Int[np.ndarray, " m"]:
-    """The sizes at which a solver's path is looked at, up to one."""
-    return np.unique(np.geomspace(1, size, _CURVE_POINTS).round().astype(int))
-
-
 def _joined_pool(
     summary: DataSummary,
     likelihood: ModelLikelihood,
@@ -131,7 +120,7 @@ def _joined_pool(
     new = np.asarray(
         log_likelihood_sum(likelihood.log_likelihood, draws, likelihood.rows), np.float64
     )
-    num = min(likelihood.num_data, max(_MIN_CANDIDATES, _CANDIDATES_PER_ROW * size))
+    num = min(likelihood.num_data, max(MIN_CANDIDATES, CANDIDATES_PER_ROW * size))
     chosen = np.sort(host_generator(key).choice(likelihood.num_data, num, replace=False))
     leaves = tuple(
         np.concatenate([old, np.asarray(leaf)])
