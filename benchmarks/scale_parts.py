@@ -96,7 +96,7 @@ def _row(draw: None, values: jax.Array) -> jax.Array:
 
 
 def _sum_block(features: _Itself, rows: tuple, counted: jax.Array) -> jax.Array:
-    return features.sum(_row, rows[0], counted)[0]
+    return features.sum(_row, rows[0], counted)
 
 
 def pricing(quick: bool) -> list[dict[str, Any]]:

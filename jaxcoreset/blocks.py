@@ -35,6 +35,8 @@ _GROUP_BLOCKS = 128
 _PART_OF_MEMORY = 64
 # Rows are added by so many at a time, so that float32 loses some 1e-7 of a sum at most.
 _FOLD = 8
+# Columns, by so many: they are contiguous, and a vector of partial sums takes them.
+_PART = 256
 
 
 def block_rows(width: int, num_bytes: int = 1) -> int:
@@ -73,6 +75,14 @@ def fold_rows(values: Array) -> Array:
     while values.shape[0] > _FOLD and values.shape[0] % _FOLD == 0:
         values = jnp.sum(values.reshape(-1, _FOLD, *values.shape[1:]), axis=1)
     return jnp.sum(values, axis=0)
+
+
+def fold_columns(values: Array) -> Array:
+    """The sum over the last axis, by parts of 256 where there are more."""
+    num = values.shape[-1]
+    if num > _PART and num % _PART == 0:
+        values = jnp.sum(values.reshape(*values.shape[:-1], -1, _PART), axis=-1)
+    return jnp.sum(values, axis=-1)
 
 
 def fold_to(values: Array, num: int) -> Array:

@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
+from jaxcoreset.blocks import fold_columns
 from jaxcoreset.features import (
     Features,
     LogLikelihood,
@@ -27,6 +28,9 @@ from jaxcoreset.features import (
 from jaxcoreset.fisher import fisher_features, fisher_matrix
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.trees import leading
+
+# A row's log-likelihoods are centred by the mean at so many draws before they are added over rows.
+_FEW_DRAWS = 16
 
 
 def embed(
@@ -116,8 +120,8 @@ def log_likelihood_sum(
 ) -> Float[Array, " s"]:
     """The sum over all rows of the log-likelihood at each draw, up to a constant, in one pass.
 
-    Nothing of size n × S is kept. Each row's mean over the draws is taken off before it is added,
-    and the blocks' sums are added in float64 on the host.
+    Nothing of size n × S is kept. Each row's mean over the first few draws is taken off before it
+    is added, and the blocks' sums are added in float64 on the host.
 
     Arguments and errors as in `embed`.
 
@@ -148,3 +152,16 @@ class _Values(Features):
         # The mean is finite where all its values are; that is cheaper to ask.
         mean = jnp.mean(values, axis=-1, keepdims=True)
         return values - mean, ~jnp.isfinite(mean[:, 0])
+
+    def sum(
+        self, log_likelihood: LogLikelihood, chunk: PyTree, counted: Bool[Array, " m"]
+    ) -> Array:
+        """The sum over the rows counted of log-likelihoods up to a constant, (width,)."""
+        evaluate = jax.vmap(log_likelihood, in_axes=(0, None))
+        few = jax.tree.map(lambda leaf: leaf[:_FEW_DRAWS], self.draws)
+        # Centred by a few draws, each value is used once. With draws in front, products and a mask
+        # in place of a selection, XLA on a CPU adds while it evaluates and keeps no matrix.
+        reference = jnp.mean(evaluate(few, chunk), axis=0)
+        values = evaluate(self.draws, chunk)
+        check_shape(values.shape[1:], leading(chunk))
+        return fold_columns((values - reference) * counted.astype(values.dtype))

@@ -41,10 +41,10 @@ class Features(eqx.Module):
 
     def sum(
         self, log_likelihood: LogLikelihood, chunk: PyTree, counted: Bool[Array, " m"]
-    ) -> tuple[Array, Array]:
-        """The sum of `block` over the rows counted, (width,), and rows not finite, (m,)."""
-        block, bad = self.block(log_likelihood, chunk)
-        return fold_rows(jnp.where(counted[:, None], block, 0)), bad
+    ) -> Array:
+        """The sum of `block` over the rows counted, (width,), not finite where a row is not."""
+        block, _ = self.block(log_likelihood, chunk)
+        return fold_rows(jnp.where(counted[:, None], block, 0))
 
 
 def feature_matrix(
@@ -90,22 +90,26 @@ def feature_sum(
         data: arrays, or `Rows`, which may be anywhere.
         batch_size: as in `feature_matrix`; of `Rows`, their own holds.
         on_rows: called with the number of rows done since the last call.
+
+    Raises:
+        ValueError: if it is not finite. A second pass finds the rows to name.
     """
     if not isinstance(data, Rows):
         _num_rows(data)
     rows = Rows.of(data, batch_size)
-    start = {"total": np.zeros(features.width), **BadRows.start()}
     states = rows.fold(
         _sum,
         (log_likelihood, features),
         features.width,
-        start,
+        {"total": np.zeros(features.width)},
         _add_sums,
         what="target",
         on_rows=on_rows,
     )
-    _check_health(states, rows.num_rows, features.quantity)
-    return jnp.asarray(np.sum([state["total"] for state in states], axis=0), float)
+    total = np.sum([state["total"] for state in states], axis=0)
+    if not np.isfinite(total).all():
+        _name_rows_not_finite(log_likelihood, features, rows)
+    return jnp.asarray(total, float)
 
 
 def _block(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array]:
@@ -113,7 +117,7 @@ def _block(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array]:
     return features.block(log_likelihood, rows[0])
 
 
-def _sum(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array]:
+def _sum(args: tuple, rows: tuple, counted: Array) -> Array:
     log_likelihood, features = args
     return features.sum(log_likelihood, rows[0], counted)
 
@@ -122,17 +126,12 @@ def _bad_rows(args: tuple, rows: tuple, counted: Array) -> Array:
     return _block(args, rows, counted)[1]
 
 
-def _add_sums(state: State, values: tuple, first: int, num: int) -> State:
-    sums, bad = values
-    total = state["total"] + sums.sum(axis=0, dtype=np.float64)
-    return {"total": total, **BadRows.add(state, bad, first, num)}
+def _add_sums(state: State, sums: np.ndarray, first: int, num: int) -> State:
+    return {"total": state["total"] + sums.sum(axis=0, dtype=np.float64)}
 
 
-def name_rows_not_finite(
-    log_likelihood: LogLikelihood, features: Features, data: PyTree, batch_size: int | None
-) -> None:
-    """Raise a ValueError that names the rows whose features are not finite, if any are not."""
-    rows = Rows.of(data, batch_size)
+def _name_rows_not_finite(log_likelihood: LogLikelihood, features: Features, rows: Rows) -> None:
+    """Raise a ValueError that names the rows whose features are not finite."""
     states = rows.fold(
         _bad_rows,
         (log_likelihood, features),
@@ -142,6 +141,10 @@ def name_rows_not_finite(
         what="rows that are not finite",
     )
     _check_health(states, rows.num_rows, features.quantity)
+    raise ValueError(
+        f"{features.quantity} is finite in every row, but not its sum over all {rows.num_rows} of "
+        "them; values this large are out of the range of float32. Rescale the model's terms."
+    )
 
 
 def checked_draws(draws: PyTree, lowest: int) -> PyTree:

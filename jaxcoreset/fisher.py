@@ -23,7 +23,6 @@ from jaxcoreset.features import (
     checked_draws,
     feature_matrix,
     feature_sum,
-    name_rows_not_finite,
 )
 from jaxcoreset.trees import leading
 
@@ -84,12 +83,8 @@ class FisherFeatures(Features):
 
     def sum(
         self, log_likelihood: LogLikelihood, chunk: PyTree, counted: Bool[Array, " m"]
-    ) -> tuple[Array, Array]:
-        """The sum of `block` over the rows counted, by one gradient per draw.
-
-        Rows whose value is finite and whose gradient is not are not among those flagged; the sum
-        is not finite then.
-        """
+    ) -> Array:
+        """The sum of `block` over the rows counted, by one gradient per draw."""
 
         def gradient_at(point: Float[Array, " d"]) -> tuple[Array, Array]:
             value, pull_back = jax.vjp(lambda p: log_likelihood(self.unravel(p), chunk), point)
@@ -102,8 +97,9 @@ class FisherFeatures(Features):
             points, rows = self.points[rows], jnp.arange(self.width)
         values, gradients = jax.vmap(gradient_at, out_axes=(-1, 0))(points)
         slopes = gradients.ravel() if rows is None else gradients[rows, self.coordinates]
-        bad = ~jnp.isfinite(values).all(axis=-1)
-        return slopes * np.sqrt(num_coordinates / self.width), bad
+        # A value may be infinite where its gradient is not.
+        slopes = jnp.where(jnp.isfinite(values).all(), slopes, jnp.nan)
+        return slopes * np.sqrt(num_coordinates / self.width)
 
 
 def fisher_features(
@@ -213,7 +209,4 @@ def fisher_sum(
         batch_size: as in `embed`.
         on_rows: called with the number of rows done since the last call, for a progress bar.
     """
-    total = feature_sum(log_likelihood, features, data, batch_size, on_rows)
-    if not jnp.isfinite(total).all():
-        name_rows_not_finite(log_likelihood, features, data, batch_size)
-    return total
+    return feature_sum(log_likelihood, features, data, batch_size, on_rows)

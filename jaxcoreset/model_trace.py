@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from numpyro.distributions.transforms import Transform, biject_to
 from numpyro.handlers import seed, substitute, trace
 
+from jaxcoreset.log_densities import plain_log_prob
 from jaxcoreset.model_arguments import Arguments, ModelError, refuse_unequal_rows
 
 _VALUE_ERRORS = (
@@ -65,7 +66,7 @@ def is_latent(site: Mapping) -> bool:
 
 def log_prob(site: Mapping) -> Any:
     """The log-probability of a site's value, as NumPyro counts it."""
-    value = site["fn"].log_prob(site["value"])
+    value = plain_log_prob(site["fn"], site["value"])
     return value if site["scale"] is None else site["scale"] * value
 
 

@@ -1,6 +1,8 @@
 """Fixtures for all tests, and how their programs are compiled."""
 
+import gc
 import os
+from pathlib import Path
 
 import jax
 import jaxtyping
@@ -10,6 +12,31 @@ import pytest
 # what the compiler makes of them at its best, as CI does for the slow tests.
 _QUICK = os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") not in ("0", "false", "False")
 jax.config.update("jax_disable_most_optimizations", _QUICK)
+
+
+# A process of Linux may have 65,530 mappings of memory, and each program that XLA compiles for a
+# CPU takes a few. Beyond, the next compilation ends the process.
+_MOST_MAPPINGS = 15_000
+_MAPPINGS = Path("/proc/self/maps")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _programs_of_a_module_are_dropped():
+    yield
+    _drop_programs(_MOST_MAPPINGS // 3)
+
+
+@pytest.fixture(autouse=True)
+def _programs_of_slow_tests_are_dropped(request):
+    yield
+    if request.node.get_closest_marker("slow") is not None:
+        _drop_programs(_MOST_MAPPINGS)
+
+
+def _drop_programs(limit: int) -> None:
+    if _MAPPINGS.is_file() and _MAPPINGS.read_bytes().count(b"\n") > limit:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture
