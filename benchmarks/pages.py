@@ -185,7 +185,7 @@ def _scale_build(result: dict[str, Any]) -> str:
     found = result["build"]
     columns = ["what", "seconds", "processor seconds", "microseconds per further row", "peak MB"]
     stages = ", ".join(f"{k} {_cell(v)}" for k, v in found["build"][1]["stages"].items())
-    passes = ", ".join(f"{count} {what}" for what, count in found["build"][1]["passes"].items())
+    passes = ", ".join(f"{what} {count}" for what, count in found["build"][1]["passes"].items())
     ratios = "\n".join(f"- {key}: {_cell(value)}" for key, value in found["ratios"].items())
     return (
         f"{found['rows']:,} rows, {found['width']} parameters, {found['draws']:,} draws and "

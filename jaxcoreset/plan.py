@@ -62,7 +62,7 @@ class Plan:
 
     def __str__(self) -> str:
         total = sum(self.seconds.values())
-        passes = ", ".join(f"{count} {what}" for what, count in self.passes.items())
+        passes = ", ".join(f"{what} {count}" for what, count in self.passes.items())
         seconds = ", ".join(f"{what} {spent:.1f}" for what, spent in self.seconds.items())
         lines = [
             ("rows", f"{self.num_data:,} of {self.row_bytes} bytes, {self.batch_size:,} at a time"),
@@ -102,7 +102,7 @@ def plan_build(
     draws = _spread(likelihood, num_draws)
     passes, seconds = {}, {}
     if not (rows.is_local and rows.has_random_access):
-        passes["rows by number"] = 1
+        passes["candidates"] = 1
     if isinstance(weighting, Laplace):
         is_warm = warm_start_rows(rows.num_rows, jax.random.key(0)) is not None
         passes["Laplace"] = _WARM_PASSES if is_warm else _COLD_PASSES

@@ -115,10 +115,10 @@ class Report:
         return [("tolerance", f"{self.tol:.2g} nats, {verdict}")]
 
     def _pass_rows(self) -> list[tuple[str, str]]:
-        passes = ", ".join(f"{count} {what}" for what, count in self.passes.items())
+        passes = ", ".join(f"{what} {count}" for what, count in self.passes.items())
         rows = [("passes", passes)] if passes else []
         for one in self.pricing:
-            text = f"the best row gains {one['best_gain']:.1%} of the objective"
+            text = f"a further row would gain {one['best_gain']:.1%} of the objective at most"
             if one["num_added"]:
                 change = one["objective_after"] / one["objective"]
                 text += f"; {one['num_added']:,} rows joined, the objective fell to {change:.1%}"

@@ -243,13 +243,13 @@ class Rows:
     def _take(self, indices: Int[np.ndarray, " m"]) -> tuple:
         leaves = tuple(jax.tree.leaves(self.data))
         if not self.has_random_access:
-            self.count_pass("rows by number")
+            self.count_pass("candidates")
         processes = self.placement.processes
         mine = indices - self.offset
         mine = mine[(mine >= 0) & (mine < self.num_local)]
         if processes.count == 1:
             return self._read(leaves, mine)
-        with processes.together("rows by number"):
+        with processes.together("candidates"):
             parts = tuple(np.asarray(leaf) for leaf in self._read(leaves, mine))
         ends = np.cumsum(self._counts)
         owner = np.searchsorted(ends, indices, side="right")
@@ -274,7 +274,7 @@ class Rows:
         journal = self.placement.journal
         if journal is None or self.has_random_access:
             return take_rows(leaves, rows)
-        entry = journal.open("rows by number", _digest(rows))
+        entry = journal.open("candidates", _digest(rows))
         if not entry.is_done:
             parts = take_rows(leaves, rows)
             entry.finish({str(i): np.asarray(part) for i, part in enumerate(parts)})
