@@ -109,6 +109,13 @@ def seconds(function: Callable[[], Any], repeats: int) -> tuple[float, float, An
     return cold, statistics.median(warm) if warm else cold, result
 
 
+def _num_cores() -> int | None:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
 def environment() -> dict[str, Any]:
     """Date, versions and device, for the head of a result."""
     packages = ("jax", "jaxlib", "numpyro", "numpy", "scipy")
@@ -121,7 +128,7 @@ def environment() -> dict[str, Any]:
             **{name: importlib.metadata.version(name) for name in packages},
         },
         "device": f"{device.platform}: {device.device_kind}, {len(jax.devices())} of them",
-        "cores": os.cpu_count(),
+        "cores": _num_cores(),
         "float": str(jnp.zeros(()).dtype),
     }
 

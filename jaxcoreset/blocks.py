@@ -77,12 +77,10 @@ def fold_rows(values: Array) -> Array:
     return jnp.sum(values, axis=0)
 
 
-def fold_columns(values: Array) -> Array:
-    """The sum over the last axis, by parts of 256 where there are more."""
+def column_sums(values: Array) -> Array:
+    """Sums along the last axis, of 256 entries each; its length is a power of two."""
     num = values.shape[-1]
-    if num > _PART and num % _PART == 0:
-        values = jnp.sum(values.reshape(*values.shape[:-1], -1, _PART), axis=-1)
-    return jnp.sum(values, axis=-1)
+    return jnp.sum(values.reshape(*values.shape[:-1], -1, math.gcd(num, _PART)), axis=-1)
 
 
 def fold_to(values: Array, num: int) -> Array:

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
-from jaxcoreset.blocks import fold_columns
+from jaxcoreset.blocks import column_sums
 from jaxcoreset.features import (
     Features,
     LogLikelihood,
+    centred_columns,
     check_shape,
     checked_draws,
     feature_matrix,
@@ -28,9 +29,6 @@ from jaxcoreset.features import (
 from jaxcoreset.fisher import fisher_features, fisher_matrix
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.trees import leading
-
-# A row's log-likelihoods are centred by the mean at so many draws before they are added over rows.
-_FEW_DRAWS = 16
 
 
 def embed(
@@ -157,11 +155,6 @@ class _Values(Features):
         self, log_likelihood: LogLikelihood, chunk: PyTree, counted: Bool[Array, " m"]
     ) -> Array:
         """The sum over the rows counted of log-likelihoods up to a constant, (width,)."""
-        evaluate = jax.vmap(log_likelihood, in_axes=(0, None))
-        few = jax.tree.map(lambda leaf: leaf[:_FEW_DRAWS], self.draws)
-        # Centred by a few draws, each value is used once. With draws in front, products and a mask
-        # in place of a selection, XLA on a CPU adds while it evaluates and keeps no matrix.
-        reference = jnp.mean(evaluate(few, chunk), axis=0)
-        values = evaluate(self.draws, chunk)
-        check_shape(values.shape[1:], leading(chunk))
-        return fold_columns((values - reference) * counted.astype(values.dtype))
+        values, reference = centred_columns(log_likelihood, self.draws, chunk)
+        values = (values - reference) * counted.astype(values.dtype)
+        return jnp.sum(column_sums(values), axis=-1)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, PyTree
@@ -19,6 +20,9 @@ from jaxcoreset.rows import BadRows, Rows, State
 from jaxcoreset.trees import leading
 
 LogLikelihood = Callable[[Any, Any], Array]
+
+# Before log-likelihoods are added over rows, each row's are centred by their mean at so many draws.
+_FEW_DRAWS = 16
 
 
 class Features(eqx.Module):
@@ -145,6 +149,32 @@ def _name_rows_not_finite(log_likelihood: LogLikelihood, features: Features, row
         f"{features.quantity} is finite in every row, but not its sum over all {rows.num_rows} of "
         "them; values this large are out of the range of float32. Rescale the model's terms."
     )
+
+
+def centred_columns(
+    log_likelihood: LogLikelihood, draws: PyTree, chunk: PyTree
+) -> tuple[Array, Array]:
+    """Log-likelihoods at draws with a column for each row, and what to centre the columns by.
+
+    Centred by the mean over a few draws and not over all, each value is used once. With draws in
+    front, products and no selections, XLA on a CPU then adds columns up while it evaluates them,
+    and keeps no matrix.
+
+    Args:
+        log_likelihood: as in `embed`.
+        draws: pytree of arrays with a leading axis of length s.
+        chunk: m rows of the data.
+
+    Returns:
+        The log-likelihoods, (s, m), and each row's mean over those of a few draws that are finite,
+        (m,).
+    """
+    evaluate = jax.vmap(log_likelihood, in_axes=(0, None))
+    few = evaluate(jax.tree.map(lambda leaf: leaf[:_FEW_DRAWS], draws), chunk)
+    check_shape(few.shape[1:], leading(chunk))
+    finite = jnp.isfinite(few)
+    means = jnp.sum(jnp.where(finite, few, 0), axis=0) / jnp.maximum(finite.sum(axis=0), 1)
+    return evaluate(draws, chunk), means
 
 
 def checked_draws(draws: PyTree, lowest: int) -> PyTree:

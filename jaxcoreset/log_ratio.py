@@ -14,16 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from jaxcoreset.blocks import fold_to
+from jaxcoreset.blocks import column_sums
 from jaxcoreset.coreset import Coreset
-from jaxcoreset.features import LogLikelihood, check_shape
+from jaxcoreset.features import LogLikelihood, centred_columns
 from jaxcoreset.likelihood import ModelLikelihood, model_likelihood
 from jaxcoreset.model_arguments import is_array
 from jaxcoreset.rows import BadRows, Rows, State
 from jaxcoreset.trees import leading
 
-# Centred log-likelihoods added in float32 on the device before float64 takes over on the host.
-_BLOCK = 256
+# A sum in float32 that is lower has a log-likelihood of −inf in it.
+_LOWEST = -1e37
 
 
 def log_likelihood_totals(
@@ -55,50 +55,71 @@ def log_likelihood_totals(
     rows = Rows.of(data, batch_size)
 
     def add(state: State, values: tuple, first: int, num: int) -> State:
-        sums, means, bad = values
+        parts, means = values
         means = means.reshape(-1)[:num].astype(np.float64)
         if weights is None:
-            total = state["total"] + sums.sum(axis=(0, 1), dtype=np.float64) + means.sum()
+            parts = np.where(parts < _LOWEST, -np.inf, parts)
+            total = parts.sum(axis=(0, 2), dtype=np.float64) + means.sum()
         else:  # float32 cannot hold the weights' products: n nats, of which a fraction matters
             local = np.asarray(weights, np.float64)[first - rows.offset :][:num]
-            by_row = sums.reshape(-1, num_draws)[:num].astype(np.float64)
-            total = state["total"] + local @ by_row + local @ means
-        return {"total": total, **BadRows.add(state, bad, first, num)}
+            by_row = np.moveaxis(parts, 1, 2).reshape(-1, num_draws)[:num].astype(np.float64)
+            total = local @ by_row + local @ means
+        return {"total": state["total"] + total}
 
+    args = log_likelihood, jax.tree.map(jnp.asarray, draws)
     states = rows.fold(
         _in_sums if weights is None else _by_row,
-        (log_likelihood, jax.tree.map(jnp.asarray, draws)),
+        args,
         num_draws,
-        {"total": np.zeros(num_draws), **BadRows.start()},
+        {"total": np.zeros(num_draws)},
         add,
         what="log-likelihoods at draws",
         on_rows=on_rows,
     )
+    total = np.sum([state["total"] for state in states], axis=0)
+    if (np.isnan(total) | (total == np.inf)).any():
+        _name_bad_rows(args, num_draws, rows)
+    return total
+
+
+def _by_row(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array]:
+    """Each row's log-likelihood at the draws less a number of the row's, and that number."""
+    values, means = centred_columns(*args, rows[0])
+    return values - means, means
+
+
+def _in_sums(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array]:
+    """The same, with the centred log-likelihoods added up by some rows.
+
+    What is −inf becomes a number that is too low to be one, since rows that do not count are
+    multiplied by zero.
+    """
+    values, means = centred_columns(*args, rows[0])
+    # Not by `maximum`: XLA's fused programs for a CPU lose a NaN in it (jaxlib 0.10 and 0.11).
+    values = jnp.clip(values, jnp.finfo(values.dtype).min, jnp.inf) - means
+    return column_sums(values * counted.astype(values.dtype)), means
+
+
+def _name_bad_rows(args: tuple, num_draws: int, rows: Rows) -> None:
+    """Raise a ValueError that names the rows whose log-likelihood is NaN or +inf."""
+    states = rows.fold(
+        _bad_rows,
+        args,
+        num_draws,
+        BadRows.start(),
+        BadRows.add,
+        what="rows that are not finite",
+    )
     count, shown = BadRows.merged(states)
-    if count:
-        raise ValueError(
-            f"the log-likelihood is NaN or +inf at one of the draws in {count} of {rows.num_rows} "
-            f"rows, the first of them {shown}. Look at these rows for missing values."
-        )
-    return np.sum([state["total"] for state in states], axis=0)
+    raise ValueError(
+        f"the log-likelihood is NaN or +inf at one of the draws in {count} of {rows.num_rows} "
+        f"rows, the first of them {shown}. Look at these rows for missing values."
+    )
 
 
-def _by_row(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array, Array]:
-    """Each row's log-likelihood at the draws less its mean, that mean, and which rows are bad."""
-    log_likelihood, draws = args
-    chunk, _ = rows
-    values = jax.vmap(log_likelihood, in_axes=(0, None), out_axes=-1)(draws, chunk)
-    check_shape(values.shape[:-1], counted.shape[0])
-    bad = (jnp.isnan(values) | (values == jnp.inf)).any(axis=-1)
-    finite = jnp.isfinite(values)
-    means = jnp.sum(jnp.where(finite, values, 0), -1) / jnp.maximum(finite.sum(-1), 1)
-    return values - means[:, None], means, bad
-
-
-def _in_sums(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array, Array]:
-    """The same, with the centred log-likelihoods added up by some rows."""
-    centred, means, bad = _by_row(args, rows, counted)
-    return fold_to(jnp.where(counted[:, None], centred, 0), _BLOCK), means, bad
+def _bad_rows(args: tuple, rows: tuple, counted: Array) -> Array:
+    values, _ = centred_columns(*args, rows[0])
+    return (jnp.isnan(values) | (values == jnp.inf)).any(axis=0)
 
 
 def log_ratios(

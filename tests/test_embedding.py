@@ -9,6 +9,7 @@ import scipy.stats
 import jaxcoreset as jc
 from jaxcoreset.embedding import log_likelihood_sum
 from jaxcoreset.fisher import fisher_features, fisher_matrix, fisher_sum
+from jaxcoreset.log_densities import bernoulli_log_prob
 
 
 def gaussian(draw, data):
@@ -298,3 +299,17 @@ def test_fisher_of_a_log_likelihood_of_wrong_shape_is_refused(problem_data):
     for evaluate in (fisher_matrix, fisher_sum):
         with pytest.raises(ValueError, match="log_likelihood returned shape"):
             evaluate(lambda p, d: jnp.sum(gaussian(p, d)), features, data)
+
+
+@pytest.mark.slow  # where programs are compiled at their best, which once lost what is no number
+@pytest.mark.parametrize("at", [0, 777])
+def test_a_value_that_is_no_number_at_a_few_draws_is_found_in_the_sum(at):
+    draws = jnp.linspace(3, 1, 2000)
+    x, y = np.zeros(1024, np.float32), np.ones(1024, np.float32)
+    x[at] = -1.01
+
+    def logistic(draw, rows):
+        return bernoulli_log_prob(jnp.sqrt(rows[0] + draw), rows[1])
+
+    with pytest.raises(ValueError, match=rf"1 of 1024 rows, the first of them \[{at}\]"):
+        log_likelihood_sum(logistic, draws, (x, y))

@@ -43,11 +43,21 @@ def chain(
     """
     run = _runner(kind, counts, num_warmup, num_samples)
     arrays = tuple(jnp.asarray(part, jnp.float32) for part in (start, *rows))
-    # The second run has nothing to compile.
-    jax.block_until_ready(run(key, *arrays))
+    compiled = _compiled(run, key, arrays)
     since = time.perf_counter()
-    draws = np.asarray(jax.block_until_ready(run(key, *arrays)))
+    draws = np.asarray(jax.block_until_ready(compiled(key, *arrays)))
     return draws, time.perf_counter() - since
+
+
+_PROGRAMS: dict[tuple, Callable] = {}
+
+
+def _compiled(run: Any, key: jax.Array, arrays: tuple[jax.Array, ...]) -> Callable:
+    """The program for arrays of these shapes."""
+    name = run, tuple(array.shape for array in arrays)
+    if name not in _PROGRAMS:
+        _PROGRAMS[name] = run.lower(key, *arrays).compile()
+    return _PROGRAMS[name]
 
 
 @functools.cache
