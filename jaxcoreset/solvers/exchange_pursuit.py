@@ -51,6 +51,8 @@ from jaxcoreset.solvers.exchange_support import (
 
 # After so many atoms in a row that brought nothing, the arithmetic has no more to give.
 _MAX_IN_VAIN = 5
+# After so many moves, and one more for each atom, in which the objective hardly fell, nor has the size.
+_MAX_IDLE = 100
 # Starts from other first atoms go up to this size; beyond, the first atom is forgotten.
 _SHORT = 10
 # Correlations with the residual are formed anew after so many moves.
@@ -73,6 +75,9 @@ class _State(eqx.Module):
     exchanges: Int[Array, ""]  # at this size
     exchanged: Bool[Array, ""]  # whether the last move was one
     in_vain: Int[Array, ""]  # so many atoms in a row came in without bringing anything
+    lowest: Float[Array, ""]  # the objective when it last fell by `min_gain`
+    idle: Int[Array, ""]  # moves since then
+    renewed: Float[Array, ""]  # the objective when the candidates last had no more to give
     entered: Int[Array, ""]  # slot of the atom that came last
     objective: Float[Array, ""]  # of the last least-squares solution that was feasible
     start: Int[Array, ""]  # how many other starts have begun
@@ -225,6 +230,9 @@ class ExchangePursuit(PathSolver):
             exchanges=zero,
             exchanged=no,
             in_vain=zero,
+            lowest=jnp.asarray(jnp.inf, dtype),
+            idle=zero,
+            renewed=jnp.asarray(jnp.inf, dtype),
             entered=zero - 1,
             objective=jnp.asarray(jnp.inf, dtype),
             start=zero,
@@ -326,9 +334,15 @@ class ExchangePursuit(PathSolver):
         )
         useless = feasible & ~progress & ~state.exchanged & ~state.falling & (size > 0)
         in_vain = jnp.where(useless, state.in_vain + 1, jnp.where(progress, 0, state.in_vain))
-        rises = feasible & ~exchanges & ~state.falling & (size < top) & (largest > 0) & ~precise
-        rises = rises & (in_vain <= _MAX_IN_VAIN)
-        turns = feasible & ~exchanges & ~rises
+        falls = feasible & (objective < (1 - self.min_gain) * state.lowest)
+        idle = jnp.where(falls, 0, state.idle + 1)
+        goes_up = feasible & ~exchanges & ~state.falling & (size < top) & ~precise
+        goes_up = goes_up & (idle <= _MAX_IDLE + size)
+        rises = goes_up & (largest > 0) & (in_vain <= _MAX_IN_VAIN)
+        # Where these candidates have no more to give, others may.
+        renews = goes_up & ~rises & (state.changes > 0) & (not everything)
+        renews = renews & (objective < (1 - self.min_gain) * state.renewed)
+        turns = feasible & ~exchanges & ~rises & ~renews
         drops = turns & (size > plan.bottom)
         ends = turns & ~drops
         resets = ends & (state.start < plan.num_starts)
@@ -368,13 +382,18 @@ class ExchangePursuit(PathSolver):
                 feasible, jnp.where(exchanges, state.exchanges + 1, 0), state.exchanges
             ),
             exchanged=jnp.where(feasible, exchanges, state.exchanged),
-            in_vain=jnp.where(resets, 0, in_vain),
+            in_vain=jnp.where(resets | renews, 0, in_vain),
+            lowest=jnp.where(resets, jnp.inf, jnp.where(falls, objective, state.lowest)),
+            idle=jnp.where(resets | stopped, 0, idle),
+            renewed=jnp.where(resets, jnp.inf, jnp.where(renews, objective, state.renewed)),
             entered=jnp.where(feasible, entered, state.entered),
             objective=jnp.where(resets, jnp.inf, jnp.where(feasible, objective, state.objective)),
             start=state.start + resets,
             tried=jnp.where(begins, candidates.rows[added], state.tried),
             moves=state.moves + ~stopped,
-            changes=jnp.where(resets, jnp.iinfo(jnp.int32).max, state.changes + (rises | drops)),
+            changes=jnp.where(
+                resets | renews, jnp.iinfo(jnp.int32).max, state.changes + (rises | drops)
+            ),
             stopped=state.stopped | done,
             converged=jnp.where(state.stopped, state.converged, ~out_of_moves),
         )
