@@ -254,3 +254,16 @@ def test_a_target_of_zero_needs_no_rows() -> None:
 def test_negative_arguments_are_refused(argument: str) -> None:
     with pytest.raises(ValueError, match=argument):
         ExchangePursuit(**{argument: -1.0 if argument == "overshoot" else -1})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_candidates_that_are_all_alike_do_not_end_the_search(seed):
+    rng = np.random.default_rng(seed)
+    # Most atoms are one direction but for a little noise, and correlate best with the target.
+    atoms = rng.standard_normal((NUM_DATA, NUM_DRAWS)) / NUM_DRAWS**0.5
+    atoms[20:] = rng.standard_normal(NUM_DRAWS) + 1e-4 * atoms[20:]
+    problem = _problem(rng.permutation(atoms))
+    few = ExchangePursuit(working_set=16)
+    all_of_them = sweep(problem, KS, ExchangePursuit()).relative_error
+    found = sweep(problem, KS, few).relative_error
+    assert np.all(found <= np.maximum(1.3 * all_of_them, 1e-4))

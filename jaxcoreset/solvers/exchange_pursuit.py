@@ -20,8 +20,9 @@ What a move needs is kept up to date in `jaxcoreset.solvers.exchange_support`.
 
 **Many atoms.** Where there are more than `working_set` atoms, the moves see only that many
 candidates: the best by normalised correlation with the residual, or with what the residual would be
-without one of the few atoms that matter least. They are chosen again, by one pass over all atoms,
-each time the size has changed by a tenth.
+without one of the few atoms that matter least, and for a quarter any atoms, since the best may all
+be alike. They are chosen again, by one pass over all atoms, each time the size has changed by a
+tenth, and where they have no more to give.
 """
 
 from typing import Any
@@ -51,7 +52,7 @@ from jaxcoreset.solvers.exchange_support import (
 
 # After so many atoms in a row that brought nothing, the arithmetic has no more to give.
 _MAX_IN_VAIN = 5
-# After so many moves, and one more for each atom, in which the objective hardly fell, nor has the size.
+# After so many moves, and one more for each atom, in which the objective hardly fell, it will not.
 _MAX_IDLE = 100
 # Starts from other first atoms go up to this size; beyond, the first atom is forgotten.
 _SHORT = 10

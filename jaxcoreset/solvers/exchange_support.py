@@ -20,6 +20,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxcoreset.nnls import any_lane, product
@@ -29,6 +30,8 @@ from jaxcoreset.problem import CoresetProblem
 _INDEPENDENT = 100
 # So many atoms, those with the least to lose, are tried for an exchange; more bring nothing.
 _NUM_LEAVING = 8
+# One in so many candidates is any atom, whatever it promises.
+_SPREAD = 4
 
 
 class Support(eqx.Module):
@@ -379,6 +382,12 @@ def no_candidates(num_slots: int, num_candidates: int, num_draws: int, dtype: An
     )
 
 
+def _spread(n: int, num: int) -> Bool[Array, " n"]:
+    """About `num` of n rows, spread over them by the golden section: in no step with any order."""
+    turned = jnp.arange(n, dtype=jnp.uint32) * np.uint32(2654435769)
+    return turned < np.uint32(2**32 * num // n)
+
+
 def choose_candidates(
     problem: CoresetProblem,
     target: Float[Array, " s"],
@@ -389,7 +398,8 @@ def choose_candidates(
     """All atoms, or those that promise most, in the order of their rows.
 
     An atom promises the square of its correlation with the residual; or, less what that would cost,
-    with the residual as it would be without one of the few atoms in use that matter least.
+    with the residual as it would be without one of the few atoms in use that matter least. A
+    quarter of them are any atoms, as those that promise most may all be alike.
     """
     n = problem.num_data
     if num_candidates == n:
@@ -405,6 +415,7 @@ def choose_candidates(
         correlations = jax.vmap(problem.correlate)(residuals) * scale
         costs = jnp.concatenate([jnp.zeros(1, losses.dtype), losses])[:, None]
         scores = jnp.max(jnp.maximum(correlations, 0) ** 2 - costs, axis=0)
+        scores = jnp.where(_spread(n, num_candidates // _SPREAD), jnp.inf, scores)
         rows = jnp.sort(jax.lax.top_k(scores, num_candidates)[1]).astype(jnp.int32)
     scales = scale[rows]
     atoms = problem.gather(rows) * scales[:, None]
