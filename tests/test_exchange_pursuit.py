@@ -264,6 +264,8 @@ def test_candidates_that_are_all_alike_do_not_end_the_search(seed):
     atoms[20:] = rng.standard_normal(NUM_DRAWS) + 1e-4 * atoms[20:]
     problem = _problem(rng.permutation(atoms))
     few = ExchangePursuit(working_set=16)
-    all_of_them = sweep(problem, KS, ExchangePursuit()).relative_error
-    found = sweep(problem, KS, few).relative_error
-    assert np.all(found <= np.maximum(2 * all_of_them, 1e-4))
+    # From k = 21 on one could be exact, which so few candidates do not always find.
+    ks = KS[:20]
+    all_of_them = sweep(problem, ks, ExchangePursuit(), max_k=MAX_K).relative_error
+    found = sweep(problem, ks, few, max_k=MAX_K).relative_error
+    assert np.all(found <= 1.5 * all_of_them)
