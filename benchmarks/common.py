@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,12 @@ def seconds(function: Callable[[], Any], repeats: int) -> tuple[float, float, An
         result = jax.block_until_ready(function())
         warm.append(time.perf_counter() - start)
     return cold, statistics.median(warm) if warm else cold, result
+
+
+def cores(environment: Mapping[str, Any]) -> str:
+    """How many cores a result was measured on, in words."""
+    count = environment["cores"]
+    return f"{count} core" if count == 1 else f"{count} cores"
 
 
 def _num_cores() -> int | None:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import common
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 DOCS = ROOT / "docs"
@@ -324,7 +326,7 @@ def table(name: str) -> str:
         return f"Not measured yet: `python -m benchmarks.{source}` makes it."
     at = result["environment"]
     versions = ", ".join(f"{key} {value}" for key, value in at["versions"].items())
-    head = f"Measured {at['date']} on {at['cores']} cores ({at['device']}): {versions}."
+    head = f"Measured {at['date']} on {common.cores(at)} ({at['device']}): {versions}."
     if source == "methods":
         head += f" Medians over {result['trials']} trials."
     return make(result) + "\n\n" + head

@@ -140,7 +140,7 @@ def measured(result: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{key} {value}" for key, value in at["versions"].items())
     settings = "; ".join(f"{key}: {_plain(value)}" for key, value in result["settings"].items())
     return (
-        f"Measured {at['date']} on {at['cores']} cores ({at['device']}) in "
+        f"Measured {at['date']} on {common.cores(at)} ({at['device']}) in "
         f"{result['wall seconds']} s: {versions}. {result['scale'].capitalize()} settings: "
         f"{settings}."
     )
