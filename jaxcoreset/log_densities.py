@@ -19,7 +19,8 @@ def plain_log_prob(distribution: Any, value: Any) -> Any:
     log_prob = bernoulli_log_prob(distribution.logits, value)
     if distribution._validate_args:
         # As NumPyro has it for traced values, but added: it is a number per value, not per draw.
-        log_prob = log_prob + jnp.where(distribution.support(value), 0.0, -jnp.inf)
+        is_valid: Any = distribution.support
+        log_prob = log_prob + jnp.where(is_valid(value), 0.0, -jnp.inf)
     return log_prob
 
 

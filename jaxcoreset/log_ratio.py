@@ -84,7 +84,8 @@ def log_likelihood_totals(
 
 def _by_row(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array]:
     """Each row's log-likelihood at the draws less a number of the row's, and that number."""
-    values, means = centred_columns(*args, rows[0])
+    log_likelihood, draws = args
+    values, means = centred_columns(log_likelihood, draws, rows[0])
     return values - means, means
 
 
@@ -94,7 +95,8 @@ def _in_sums(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array]:
     What is −inf becomes a number that is too low to be one, since rows that do not count are
     multiplied by zero.
     """
-    values, means = centred_columns(*args, rows[0])
+    log_likelihood, draws = args
+    values, means = centred_columns(log_likelihood, draws, rows[0])
     # Not by `maximum`: XLA's fused programs for a CPU lose a NaN in it (jaxlib 0.10 and 0.11).
     values = jnp.clip(values, jnp.finfo(values.dtype).min, jnp.inf) - means
     return column_sums(values * counted.astype(values.dtype)), means
@@ -118,7 +120,8 @@ def _name_bad_rows(args: tuple, num_draws: int, rows: Rows) -> None:
 
 
 def _bad_rows(args: tuple, rows: tuple, counted: Array) -> Array:
-    values, _ = centred_columns(*args, rows[0])
+    log_likelihood, draws = args
+    values, _ = centred_columns(log_likelihood, draws, rows[0])
     return (jnp.isnan(values) | (values == jnp.inf)).any(axis=0)
 
 
