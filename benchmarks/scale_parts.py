@@ -14,6 +14,7 @@ import jaxcoreset as jc
 from benchmarks import common
 from benchmarks.scale_data import BATCH, logistic
 from jaxcoreset import sources
+from jaxcoreset.blocks import column_sums
 from jaxcoreset.features import Features, feature_sum
 from jaxcoreset.flights import late_arrival, load_flights
 from jaxcoreset.rows import Rows
@@ -31,6 +32,11 @@ class _Itself(Features):
     def block(self, log_likelihood: Callable, chunk: Any) -> tuple[jax.Array, jax.Array]:
         values = log_likelihood(None, chunk)
         return values[:, None], ~jnp.isfinite(values)
+
+    def sum(self, log_likelihood: Callable, chunk: Any, counted: jax.Array) -> jax.Array:
+        # As log-likelihoods are added, but not centred.
+        values = log_likelihood(None, chunk)[None] * counted
+        return jnp.sum(column_sums(values), axis=-1)
 
 
 @dataclass(frozen=True)

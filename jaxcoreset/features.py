@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
-from jaxcoreset.blocks import evaluate_blocks, fold_rows
+from jaxcoreset.blocks import evaluate_blocks
 from jaxcoreset.rows import BadRows, Rows, State
 from jaxcoreset.trees import leading
 
@@ -43,12 +43,11 @@ class Features(eqx.Module):
     def block(self, log_likelihood: LogLikelihood, chunk: PyTree) -> tuple[Array, Array]:
         """The numbers of a chunk's m rows, (m, width), and which rows are not finite, (m,)."""
 
+    @abc.abstractmethod
     def sum(
         self, log_likelihood: LogLikelihood, chunk: PyTree, counted: Bool[Array, " m"]
     ) -> Array:
         """The sum of `block` over the rows counted, (width,), not finite where a row is not."""
-        block, _ = self.block(log_likelihood, chunk)
-        return fold_rows(jnp.where(counted[:, None], block, 0))
 
 
 def feature_matrix(

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from jaxcoreset.blocks import block_rows, evaluate_blocks, fold_rows, fold_to, group_blocks
+from jaxcoreset.blocks import (
+    block_rows,
+    column_sums,
+    evaluate_blocks,
+    fold_rows,
+    fold_to,
+    group_blocks,
+)
 from jaxcoreset.features import feature_sum
 from jaxcoreset.rows import Placement, Rows
 
@@ -61,6 +68,8 @@ def test_sums_of_equal_float32_numbers_keep_six_digits():
     exact = np.asarray(values, np.float64).sum(0)
     np.testing.assert_allclose(np.asarray(fold_rows(values), np.float64), exact, rtol=1e-6)
     np.testing.assert_allclose(np.asarray(fold_to(values, 1000)).sum(0), exact, rtol=1e-6)
+    in_columns = np.asarray(jnp.sum(column_sums(values.T), axis=-1), np.float64)
+    np.testing.assert_allclose(in_columns, exact, rtol=1e-6)
 
 
 def test_fold_to_adds_every_row_once():

@@ -301,7 +301,7 @@ def test_fisher_of_a_log_likelihood_of_wrong_shape_is_refused(problem_data):
             evaluate(lambda p, d: jnp.sum(gaussian(p, d)), features, data)
 
 
-@pytest.mark.slow  # where programs are compiled at their best, which once lost what is no number
+@pytest.mark.slow  # as compiled at their best, where some programs lose what is no number
 @pytest.mark.parametrize("at", [0, 777])
 def test_a_value_that_is_no_number_at_a_few_draws_is_found_in_the_sum(at):
     draws = jnp.linspace(3, 1, 2000)
