@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +64,22 @@ def load(name: str, data_dir: Path | None) -> tuple[Callable, np.ndarray, np.nda
     return (poisson, z, y.astype(np.int32)) if counts else (logistic, z, (y > 0).astype(np.int32))
 
 
+def each_trial(
+    model: Callable, z: np.ndarray, y: np.ndarray, num_draws: int, num_trials: int
+) -> Iterator[jc.CoresetProblem]:
+    """Problems of one model and data, each with draws of its own, one after the other."""
+    likelihood = jc.model_likelihood(model, (z, y))
+    approximation = laplace_approximation(likelihood)
+    for key in jax.random.split(jax.random.key(0), num_trials):
+        draws = approximation.draws(key, num_draws)
+        yield jc.embed(likelihood.log_likelihood, draws, likelihood.data)
+
+
 def trials(
     model: Callable, z: np.ndarray, y: np.ndarray, num_draws: int, num_trials: int
 ) -> jc.CoresetProblem:
     """A batch of problems of one model and data, each with draws of its own."""
-    likelihood = jc.model_likelihood(model, (z, y))
-    approximation = laplace_approximation(likelihood)
-    batch = [
-        jc.embed(likelihood.log_likelihood, approximation.draws(key, num_draws), likelihood.data)
-        for key in jax.random.split(jax.random.key(0), num_trials)
-    ]
+    batch = each_trial(model, z, y, num_draws, num_trials)
     return jax.tree.map(lambda *parts: jnp.stack(parts), *batch)
 
 

@@ -37,24 +37,34 @@ def _cell(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _quality(result: dict[str, Any]) -> str:
+def _quality(result: dict[str, Any], part: str = "quality") -> str:
     rows = []
-    for cell in result["quality"]["cells"]:
+    for cell in result[part]["cells"]:
         if cell["trial"] or cell["num_draws"] != 500:
             continue
         for i, k in enumerate(cell["ks"]):
-            errors = {name: values[i] for name, values in cell["relative_error"].items()}
             row = {"data": cell["data"], "k": k}
-            for name, error in errors.items():
+            for name, values in cell["relative_error"].items():
                 family = name.split(",")[0]
-                row[family] = min(error, row.get(family, float("inf")))
+                if values[i] is not None:
+                    row[family] = min(values[i], row.get(family, float("inf")))
             rows.append(row)
     columns = [name for name in rows[0] if name not in ("data", "k", "default")]
     columns = ["data", "k", "default", *columns]
     summary = "\n".join(
-        f"- {key}: {_cell(value)}" for key, value in result["quality"]["summary"].items()
+        f"- {key}: {_cell(value)}" for key, value in result[part]["summary"].items()
     )
-    return markdown(rows, columns) + "\n\nOver all cells, also those of S = 2000:\n\n" + summary
+    trials = ", ".join(
+        f"{1 + max(c['trial'] for c in result[part]['cells'] if c['num_draws'] == draws)} with "
+        f"S = {draws}"
+        for draws in sorted({cell["num_draws"] for cell in result[part]["cells"]})
+    )
+    head = f"Over all cells (draws of θ for each data set: {trials}):"
+    return f"{markdown(rows, columns)}\n\n{head}\n\n{summary}"
+
+
+def _whole(result: dict[str, Any]) -> str:
+    return _quality(result, "whole")
 
 
 def _ablation(result: dict[str, Any]) -> str:
@@ -265,6 +275,7 @@ _ORDER = (
 
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "quality": ("solvers", _quality),
+    "whole": ("solvers", _whole),
     "ablation": ("solvers", _ablation),
     "speed": ("solvers", _speed),
     "large": ("solvers", _large),

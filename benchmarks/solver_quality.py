@@ -1,7 +1,8 @@
-"""Quality and ablation, two parts of `benchmarks.solvers`."""
+"""Quality on small and whole data sets, and ablation: three parts of `benchmarks.solvers`."""
 
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,55 +46,74 @@ ABLATION = {
     "MatchingPursuit": jc.MatchingPursuit(),
 }
 
-_FULL = ("airportdelays", "phishing")
+# Those whose least-squares problems take minutes for a thousand rows.
+_COSTLY = ("SubspacePursuit", "Recombination")
+_KS = (1, 2, 5, 10, 20, 50, 100, 200)
+_WHOLE = ("airportdelays", "phishing", "biketrips", "ds1")
 
 
-def _cases(quick: bool) -> list[tuple[str, int, int, list[int]]]:
-    """Data set, draws S, trials and sizes."""
-    if quick:
-        return [(name, 500, 1, [2, 5, 10, 20]) for name in common.SIX]
-    ks = [1, 2, 5, 10, 20, 50, 100, 200]
-    small = [
-        (name, draws, trials, ks) for draws, trials in ((500, 2), (2000, 1)) for name in common.SIX
-    ]
-    return small + [(name, 500, 1, ks) for name in _FULL]
+@dataclass(frozen=True)
+class _Case:
+    """One data set: draws S, trials, sizes, and the largest size of the costly methods.
+
+    In the first trial, if `costly_first`, those are run for all sizes.
+    """
+
+    data: str
+    num_draws: int
+    num_trials: int
+    ks: tuple[int, ...]
+    costly_first: bool = True
 
 
 def quality(data_dir: Path | None, quick: bool) -> dict[str, Any]:
-    """Relative errors of all methods, and how the default compares with the best of the others."""
-    rivals = RIVALS
+    """How the default compares with the best of all methods, on data sets of 500 rows."""
     if quick:
+        cases = [_Case(name, 500, 1, (2, 5, 10, 20)) for name in common.SIX]
         names = ("AIHT2", "GIGA", "MatchingPursuit")
-        rivals = {name: RIVALS[name] for name in names}
-    cells, rows = [], []
-    for name, num_draws, trials, ks in _cases(quick):
-        problems = common.problems(name, data_dir, num_draws, trials)
-        if problems is None:
+        return _compare(cases, data_dir, {name: RIVALS[name] for name in names})
+    cases = [_Case(name, draws, 20, _KS) for draws in (500, 2000) for name in common.SIX]
+    return _compare(cases, data_dir, RIVALS)
+
+
+def whole(data_dir: Path | None, quick: bool) -> dict[str, Any]:
+    """The same on all rows of four data sets, of 7,580 to 26,733 rows, up to k = 1000."""
+    if quick:
+        cases = [_Case("airportdelays", 100, 1, (5, 20))]
+        names = ("GIGA", "MatchingPursuit")
+        return _compare(cases, data_dir, {name: RIVALS[name] for name in names})
+    ks = (*_KS, 500, 1000)
+    cases = [
+        _Case(name, num_draws, num_trials, ks, num_draws == 500)
+        for num_draws, num_trials in ((500, 3), (2000, 1))
+        for name in _WHOLE
+    ]
+    return _compare(cases, data_dir, RIVALS)
+
+
+def _compare(
+    cases: list[_Case], data_dir: Path | None, rivals: dict[str, jc.Solver]
+) -> dict[str, Any]:
+    """Relative errors of all methods, and how the default compares with the best of the others."""
+    cells: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    for case in cases:
+        loaded = common.load(case.data, data_dir)
+        if loaded is None:
             continue
-        for trial in range(trials):
-            problem = jax.tree.map(lambda x, at=trial: x[at], problems)
-            start = time.perf_counter()
-            errors = {
-                method: np.asarray(jc.sweep(problem, np.array(ks), solver).relative_error)
-                for method, solver in ({DEFAULT: None} | rivals).items()
-            }
-            cells.append(
-                {
-                    "data": name,
-                    "n": problem.num_data,
-                    "num_draws": num_draws,
-                    "trial": trial,
-                    "ks": ks,
-                    "relative_error": {m: e.astype(float).tolist() for m, e in errors.items()},
-                }
-            )
-            rows += [_row(cells[-1], i) for i in range(len(ks))]
-            spent = time.perf_counter() - start
-            print(f"  {name}, S = {num_draws}, trial {trial}: {spent:.0f} s", flush=True)
+        start = time.perf_counter()
+        problems = common.each_trial(*loaded, case.num_draws, case.num_trials)
+        for trial, problem in enumerate(problems):
+            cells.append(_cell(case, trial, problem, rivals))
+            rows += [_row(cells[-1], i) for i in range(len(cells[-1]["ks"]))]
+        spent = time.perf_counter() - start
+        print(f"  {case.data}, S = {case.num_draws}: {spent:.0f} s", flush=True)
     columns = ["data", "n", "S", "k", DEFAULT, "best other", "which", "MatchingPursuit", "ratio"]
     print("\n" + common.table([r for r in rows if r["trial"] == 0], columns))
     ratios = [r["ratio"] for r in rows if r["best other"] > FLOOR]
     pursuit = [r["to pursuit"] for r in rows if r["MatchingPursuit"] > FLOOR]
+    if not ratios:
+        return {"summary": {}, "cells": []}
     summary = {
         "cells": len(ratios),
         "worst objective ratio to the best other": max(ratios),
@@ -104,11 +124,40 @@ def quality(data_dir: Path | None, quick: bool) -> dict[str, Any]:
     print("\nratio: objective of the default over that of the best other\n")
     for key, value in summary.items():
         print(f"{key}: {value:.4g}")
+    for row in rows:
+        if row["ratio"] > 1.02:
+            where = f"{row['data']}, S = {row['S']}, trial {row['trial']}, k = {row['k']}"
+            print(f"above: {where}: {row['ratio']:.4g} of {row['which']}")
     return {"summary": summary, "cells": cells}
 
 
+def _cell(
+    case: _Case, trial: int, problem: jc.CoresetProblem, rivals: dict[str, jc.Solver]
+) -> dict[str, Any]:
+    """Relative errors of the default and of others at each size, None where one was not run."""
+    ks = np.array([k for k in case.ks if k <= problem.num_data])
+    errors = {}
+    for method, solver in ({DEFAULT: None} | rivals).items():
+        everything = method not in _COSTLY or (trial == 0 and case.costly_first)
+        some = ks if everything else ks[ks <= _KS[-1]]
+        found = np.asarray(jc.sweep(problem, some, solver).relative_error)
+        errors[method] = [float(f"{error:.5g}") for error in found] + [None] * (len(ks) - len(some))
+    return {
+        "data": case.data,
+        "n": problem.num_data,
+        "num_draws": case.num_draws,
+        "trial": trial,
+        "ks": ks.tolist(),
+        "relative_error": errors,
+    }
+
+
 def _row(cell: dict[str, Any], at: int) -> dict[str, Any]:
-    errors = {method: values[at] for method, values in cell["relative_error"].items()}
+    errors = {
+        method: values[at]
+        for method, values in cell["relative_error"].items()
+        if values[at] is not None
+    }
     others = {method: error for method, error in errors.items() if method != DEFAULT}
     best = min(others, key=lambda method: others[method])
     return {

@@ -1,9 +1,10 @@
 """What the solvers find and what they cost: quality, ablation, speed, size and scaling.
 
-    python -m benchmarks.solvers [--quick] [--parts quality,ablation,speed,large,scaling]
+    python -m benchmarks.solvers [--quick] [--parts quality,whole,ablation,…]
                                  [--data-dir DIR] [--output FILE.json] [--figures DIR]
 
-quality   relative error of every method with its paper's settings, on the papers' data sets
+quality   relative error of every method with its paper's settings, on the papers' small data sets
+whole     the same on all rows of four of them
 ablation  what each part of ExchangePursuit brings and costs
 speed     all k in one run, beside a plain NumPy A-IHT II that solves for each k in turn
 large     n = 200,000, S = 2000, k = 1000: time, memory and passes over the atoms
@@ -20,7 +21,7 @@ from typing import Any
 
 from benchmarks import common, solver_quality, solver_speed
 
-PARTS = ("quality", "ablation", "speed", "large", "scaling")
+PARTS = ("quality", "whole", "ablation", "speed", "large", "scaling")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -44,6 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
         result = json.loads(options.output.read_text())  # parts that are not run again are kept
     run = {
         "quality": lambda: solver_quality.quality(options.data_dir, options.quick),
+        "whole": lambda: solver_quality.whole(options.data_dir, options.quick),
         "ablation": lambda: solver_quality.ablation(options.data_dir, options.quick),
         "speed": lambda: solver_speed.speed(options.data_dir, options.quick),
         "large": lambda: solver_speed.large(options.quick),

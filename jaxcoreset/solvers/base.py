@@ -34,6 +34,14 @@ class Solver(eqx.Module):
         """Whether one run holds the solutions for every k, so that a sweep costs no more."""
         return False
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a sweep on a CPU solves for one k after the other rather than side by side.
+
+        True pays where a run has loops within loops, as lanes wait in each for the slowest.
+        """
+        return False
+
     def check(self, problem: CoresetProblem) -> None:
         """Raise a ValueError where a hyperparameter does not fit the problem; by default none does.
 
@@ -61,6 +69,8 @@ class Solver(eqx.Module):
 
         Arguments as in `run`; the arrays of the solution have a leading axis of the length of `ks`.
         """
+        if self.takes_turns and jax.default_backend() == "cpu":
+            return jax.lax.map(lambda k: self.run(problem, k, max_k, key), ks)
         num_ks = ks.shape[0]
         entries_per_lane = 4 * max_k * problem.num_draws + 8 * problem.num_data
         lanes = max(1, min(num_ks, _LANE_BUDGET // entries_per_lane))

@@ -68,6 +68,11 @@ class SubspacePursuit(Solver):
         if self.max_iters < 1:
             raise ValueError(f"max_iters is {self.max_iters}; wanted at least 1.")
 
+    @property
+    def takes_turns(self) -> bool:
+        """True: the least-squares problems of an iteration are of very different lengths."""
+        return True
+
     def run(
         self,
         problem: CoresetProblem,
