@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -130,7 +131,9 @@ def _num_cores() -> int | None:
 
 def environment() -> dict[str, Any]:
     """Date, versions and device, for the head of a result."""
-    packages = ("jax", "jaxlib", "numpyro", "numpy", "scipy")
+    packages = ["jax", "jaxlib", "numpyro", "numpy", "scipy"]
+    if importlib.util.find_spec("coreax") is not None:
+        packages.append("coreax")
     device = jax.devices()[0]
     return {
         "date": datetime.date.today().isoformat(),

@@ -269,3 +269,18 @@ def test_candidates_that_are_all_alike_do_not_end_the_search(seed):
     all_of_them = sweep(problem, ks, ExchangePursuit(), max_k=MAX_K).relative_error
     found = sweep(problem, ks, few, max_k=MAX_K).relative_error
     assert np.all(found <= 1.5 * all_of_them)
+
+
+@pytest.mark.parametrize("seed", [3, 4, 8])
+def test_solutions_are_compared_by_the_error_of_their_weights(seed):
+    # One parameter and draws near each other: beyond five atoms all are nearly dependent, and
+    # weights can be off by more than their residual.
+    random = np.random.default_rng(seed)
+    x, slopes = random.normal(size=(300, 1)), 1 + 0.1 * random.normal(size=200)
+    counts = random.poisson(np.log1p(np.exp(x)))
+    rates = np.log1p(np.exp(x * slopes))
+    atoms = counts * np.log(rates) - rates
+    atoms = (atoms - atoms.mean(axis=1, keepdims=True)).astype(np.float32)
+    errors = np.asarray(sweep(_problem(atoms), np.arange(2, 31)).relative_error)
+    assert np.all(errors <= np.minimum.accumulate(errors) + 1e-6)
+    assert errors[-1] < 1e-5

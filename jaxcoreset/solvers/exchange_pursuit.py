@@ -22,7 +22,7 @@ What a move needs is kept up to date in `jaxcoreset.solvers.exchange_support`.
 candidates: the best by normalised correlation with the residual, or with what the residual would be
 without one of the few atoms that matter least, and for a quarter any atoms, since the best may all
 be alike. They are chosen again, by one pass over all atoms, each time the size has changed by a
-tenth, and where they have no more to give.
+tenth, so up to size 20 for each atom, and where they have no more to give.
 """
 
 from typing import Any
@@ -55,7 +55,9 @@ _MAX_IN_VAIN = 5
 # After so many moves, and one more for each atom, in which the objective hardly fell, it will not.
 _MAX_IDLE = 100
 # Starts from other first atoms go up to this size; beyond, the first atom is forgotten.
-_SHORT = 10
+_SHORT = 24
+# In such starts candidates are chosen anew after so many changes of the size; in the first, one.
+_CHANGES_OF_A_START = 2
 # Correlations with the residual are formed anew after so many moves.
 _MOVES_PER_PASS = 8
 
@@ -108,7 +110,7 @@ class ExchangePursuit(PathSolver):
     At every size up to (1 + `overshoot`) k, or k + 10 if that is more, and on the way back down to
     k, atoms are exchanged one for one. See the module's head for the method and its sources. One
     run holds the solutions for every k; a run for one k does not go below it. Where k, or the
-    smallest k of a sweep, is at most 10, short pursuits from `num_starts` other first atoms are
+    smallest k of a sweep, is at most 24, short pursuits from `num_starts` other first atoms are
     added.
 
     A move passes once over the candidates, of which there are at most `working_set`, and a few
@@ -121,17 +123,17 @@ class ExchangePursuit(PathSolver):
         exchanges_down: at most so many on the way down.
         min_gain: an exchange must lower the objective by this fraction.
         overshoot: how far beyond k the size rises, as a fraction of k.
-        num_starts: how many other first atoms are tried for k up to 10.
+        num_starts: how many other first atoms are tried for k up to 24.
         working_set: how many candidates there are at a time; all atoms where there are no more.
         refresh: with more atoms than that, candidates are chosen anew whenever the size has changed
-            by this fraction, and by 4 at least.
+            by this fraction.
 
     Raises:
         ValueError: if an argument is negative, or `min_gain`, `working_set` or `refresh` is not
             positive.
     """
 
-    exchanges_up: int = 2
+    exchanges_up: int = 1
     exchanges_down: int = 5
     min_gain: float = 0.01
     overshoot: float = 0.3
@@ -273,7 +275,8 @@ class ExchangePursuit(PathSolver):
     def _is_stale(self, state: _State) -> Array:
         """Whether the candidates are to be chosen anew."""
         size = jnp.sum(state.support.active, dtype=jnp.int32)
-        return state.changes >= jnp.maximum(4, (self.refresh * size).astype(jnp.int32))
+        least = jnp.where(state.start > 0, _CHANGES_OF_A_START, 1)
+        return state.changes >= jnp.maximum(least, (self.refresh * size).astype(jnp.int32))
 
     def _move(self, plan: _Plan, everything: bool, state: _State) -> _State:
         """One move: settle, record, and then let one atom out, one in, or one of each."""

@@ -85,7 +85,7 @@ class Settled(eqx.Module):
 
     Attributes:
         weights: of any sign.
-        objective: ‖residual‖² without what lies in the span of the support.
+        objective: ‖y − Σ w_i a_i‖² of these weights.
         residual: of the weights that they were refined from, the support's `aim`.
         ahead: that residual's coordinates in the basis, nearly zero.
     """
@@ -126,13 +126,11 @@ def settle(support: Support, target: Float[Array, " s"]) -> Settled:
     """The least-squares weights on the support, refined from `aim`."""
     residual = target - product(support.aim, support.atoms)
     ahead = product(support.basis, residual)
-    squared = jnp.vdot(residual, residual) - jnp.vdot(ahead, ahead)
-    return Settled(
-        weights=support.aim + product(ahead, support.coefficients),
-        objective=jnp.maximum(squared, 0),
-        residual=residual,
-        ahead=ahead,
-    )
+    weights = support.aim + product(ahead, support.coefficients)
+    # From the weights themselves: where atoms are nearly dependent T A_P is not quite Q, and what
+    # the refinement should have gained may not be there.
+    rest = target - product(weights, support.atoms)
+    return Settled(weights, jnp.vdot(rest, rest), residual, ahead)
 
 
 def correlate(
