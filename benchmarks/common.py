@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -168,12 +169,22 @@ def _cell(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+def dumps(result: Mapping[str, Any], *, allow_nan: bool = True) -> str:
+    """JSON with every innermost list on one line."""
+    text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=allow_nan, default=float)
+    return re.sub(r"\[[^\[\]{}]*\]", lambda found: _on_a_line(found[0]), text) + "\n"
+
+
+def _on_a_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("[ ", "[").replace(" ]", "]")
+
+
 def write(path: Path | None, result: dict[str, Any]) -> None:
     """Write a result as JSON, whole or not at all."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps(result, indent=1, default=float) + "\n")
+    temporary.write_text(dumps(result))
     temporary.replace(path)
     print(f"\nwrote {path}")

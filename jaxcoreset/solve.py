@@ -79,8 +79,8 @@ def sweep(
     """Solve for many k in one compiled call.
 
     Methods that build their solutions step by step, such as `ExchangePursuit`, run once and hold
-    the solution for every k; the others run vmapped over k. Works under ``jax.jit`` and
-    ``jax.vmap`` over problems.
+    the solution for every k; the others run side by side for all k or, where that is slower, in
+    turn. Works under ``jax.jit`` and ``jax.vmap`` over problems.
 
     Args:
         problem: one problem.

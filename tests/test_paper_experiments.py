@@ -13,7 +13,7 @@ import pytest
 import scipy.optimize
 import scipy.special
 
-from benchmarks import pages
+from benchmarks import common, pages
 from benchmarks.paper import charts, compression, download, peers, runner
 from benchmarks.paper.__main__ import main
 from benchmarks.paper.chains import KINDS, chain
@@ -204,7 +204,7 @@ def test_trials_without_a_value_count_as_infinite():
 
 
 def test_json_keeps_lists_on_a_line_and_nothing_that_is_not_a_number():
-    text = runner.dumps({"a": runner.significant([[1.23456, np.nan], [np.inf, 2]]), "b": {"c": 1}})
+    text = common.dumps({"a": runner.significant([[1.23456, np.nan], [np.inf, 2]]), "b": {"c": 1}})
     assert json.loads(text) == {"a": [[1.235, None], [None, 2.0]], "b": {"c": 1}}
     assert "[1.235, null]" in text
 
@@ -333,7 +333,7 @@ def test_redraw_makes_table_and_figures_from_the_json_alone(tmp_path):
         "wall seconds": 1,
         "environment": {"date": "d", "cores": 2, "device": "cpu", "versions": {"jax": "1"}},
     }
-    runner.write_text(tmp_path / "gaussian.json", runner.dumps(head | fake_result()))
+    runner.write_text(tmp_path / "gaussian.json", common.dumps(head | fake_result()))
     main(["gaussian", "--redraw", "--out", str(tmp_path)])
     assert {path.name for path in tmp_path.iterdir()} == {
         "gaussian.json",

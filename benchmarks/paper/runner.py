@@ -11,7 +11,6 @@ An experiment is a module with
 
 import importlib
 import json
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -107,8 +106,9 @@ def run(
         "wall seconds": round(time.perf_counter() - start),
         "environment": common.environment(),
     }
-    result = json.loads(dumps(head | result))
-    write_text(out / f"{name}.json", dumps(result))
+    text = common.dumps(head | result, allow_nan=False)
+    write_text(out / f"{name}.json", text)
+    result = json.loads(text)
     draw(name, result, out, pictures)
     return result
 
@@ -158,16 +158,6 @@ def significant(values: Any, digits: int = 4) -> Any:
     if array.ndim:
         return [significant(part, digits) for part in array]
     return float(f"{array:.{digits}g}") if np.isfinite(array) else None
-
-
-def dumps(result: Mapping[str, Any]) -> str:
-    """JSON with every innermost list on one line."""
-    text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False, default=float)
-    return re.sub(r"\[[^\[\]{}]*\]", lambda found: _on_a_line(found[0]), text) + "\n"
-
-
-def _on_a_line(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("[ ", "[").replace(" ]", "]")
 
 
 def write_text(path: Path, text: str) -> None:
