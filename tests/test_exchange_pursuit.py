@@ -284,3 +284,13 @@ def test_solutions_are_compared_by_the_error_of_their_weights(seed):
     errors = np.asarray(sweep(_problem(atoms), np.arange(2, 31)).relative_error)
     assert np.all(errors <= np.minimum.accumulate(errors) + 1e-6)
     assert errors[-1] < 1e-5
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_the_first_atoms_have_candidates_of_their_own(seed):
+    # Vectors in all directions: what promised most one atom ago no longer does.
+    vectors = np.random.default_rng(seed).normal(size=(20_000, 40))
+    problem, ks = _problem(vectors), np.array([5, 10, 15, 20, 24])
+    found = sweep(problem, ks, ExchangePursuit(working_set=64)).relative_error
+    pursuit = sweep(problem, ks, MatchingPursuit()).relative_error
+    assert np.mean(np.log(np.asarray(found / pursuit))) < 0

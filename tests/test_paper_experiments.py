@@ -204,7 +204,8 @@ def test_trials_without_a_value_count_as_infinite():
 
 
 def test_json_keeps_lists_on_a_line_and_nothing_that_is_not_a_number():
-    text = common.dumps({"a": runner.significant([[1.23456, np.nan], [np.inf, 2]]), "b": {"c": 1}})
+    values = runner.significant([[1.23456, np.nan], [np.inf, 2]])
+    text = common.dumps({"a": values, "b": {"c": 1}}, allow_nan=False)
     assert json.loads(text) == {"a": [[1.235, None], [None, 2.0]], "b": {"c": 1}}
     assert "[1.235, null]" in text
 

@@ -126,7 +126,7 @@ class ExchangePursuit(PathSolver):
         num_starts: how many other first atoms are tried for k up to 24.
         working_set: how many candidates there are at a time; all atoms where there are no more.
         refresh: with more atoms than that, candidates are chosen anew whenever the size has changed
-            by this fraction.
+            by this fraction, and by one at least, or two in the starts from other first atoms.
 
     Raises:
         ValueError: if an argument is negative, or `min_gain`, `working_set` or `refresh` is not
