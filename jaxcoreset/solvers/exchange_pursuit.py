@@ -1,16 +1,16 @@
-"""Exchange pursuit: a pursuit that overshoots, comes back, and exchanges atoms all the way.
+"""Exchange pursuit: a pursuit that overshoots, and exchanges atoms all the way back.
 
 A pursuit adds the atom that lowers the objective most once all weights are solved anew (orthogonal
 least squares: Chen, Billings and Luo, "Orthogonal least squares methods and their application to
 non-linear system identification", Int. J. Control 1989). What it took early it keeps, and that is
 what it loses by. So here
 
-- at every size, one atom may be exchanged for another while that lowers the objective by more than
-  `min_gain` ("sequential replacement": Miller, "Selection of subsets of regression variables",
-  J. R. Stat. Soc. A 1984);
 - the size first rises beyond the k asked for and then falls again, the atom that matters least
-  going first, with exchanges at every size on the way down as well (as in the floating search of
-  Pudil, Novovičová and Kittler, Pattern Recognition Letters 1994);
+  going first (as in the floating search of Pudil, Novovičová and Kittler, Pattern Recognition
+  Letters 1994);
+- at every size on the way down, one atom may be exchanged for another while that lowers the
+  objective by more than `min_gain` ("sequential replacement": Miller, "Selection of subsets of
+  regression variables", J. R. Stat. Soc. A 1984);
 - weights are non-negative and solve the least-squares problem on the support throughout, by the
   moves of Lawson and Hanson's active set, as in `jaxcoreset.nnls`.
 
@@ -54,9 +54,10 @@ from jaxcoreset.solvers.exchange_support import (
 _MAX_IN_VAIN = 5
 # After so many moves, and one more for each atom, in which the objective hardly fell, it will not.
 _MAX_IDLE = 100
-# Starts from other first atoms go up to this size; beyond, the first atom is forgotten.
+# Further starts go up to this size; beyond, the first atom is forgotten.
 _SHORT = 24
-# In such starts candidates are chosen anew after so many changes of the size; in the first, one.
+# In such starts candidates are chosen anew after so many changes of the size; in the first and in
+# matching pursuit, after one.
 _CHANGES_OF_A_START = 2
 # Correlations with the residual are formed anew after so many moves.
 _MOVES_PER_PASS = 8
@@ -107,11 +108,11 @@ class _Plan(eqx.Module):
 class ExchangePursuit(PathSolver):
     """Fully corrective pursuit with exchanges, over the top and back: the default solver.
 
-    At every size up to (1 + `overshoot`) k, or k + 10 if that is more, and on the way back down to
-    k, atoms are exchanged one for one. See the module's head for the method and its sources. One
-    run holds the solutions for every k; a run for one k does not go below it. Where k, or the
-    smallest k of a sweep, is at most 24, short pursuits from `num_starts` other first atoms are
-    added.
+    The size rises to (1 + `overshoot`) k, or k + 10 if that is more, and on the way back down to k
+    atoms are exchanged one for one. See the module's head for the method and its sources. One run
+    holds the solutions for every k; a run for one k does not go below it. Where k, or the smallest
+    k of a sweep, is at most 24, `num_starts` short pursuits are added: matching pursuit, and others
+    from other first atoms.
 
     A move passes once over the candidates, of which there are at most `working_set`, and a few
     times over the atoms in use and over the coordinates of the candidates in their span. It is
@@ -119,11 +120,10 @@ class ExchangePursuit(PathSolver):
     false where they came to their limit.
 
     Args:
-        exchanges_up: at most so many exchanges at each size on the way up.
-        exchanges_down: at most so many on the way down.
+        exchanges_down: at most so many exchanges at each size on the way down.
         min_gain: an exchange must lower the objective by this fraction.
         overshoot: how far beyond k the size rises, as a fraction of k.
-        num_starts: how many other first atoms are tried for k up to 24.
+        num_starts: how many more pursuits there are for k up to 24.
         working_set: how many candidates there are at a time; all atoms where there are no more.
         refresh: with more atoms than that, candidates are chosen anew whenever the size has changed
             by this fraction, and by one at least, or two in the starts from other first atoms.
@@ -133,16 +133,15 @@ class ExchangePursuit(PathSolver):
             positive.
     """
 
-    exchanges_up: int = 1
     exchanges_down: int = 5
     min_gain: float = 0.01
     overshoot: float = 0.3
-    num_starts: int = 4
+    num_starts: int = 5
     working_set: int = 4096
     refresh: float = 0.1
 
     def __check_init__(self) -> None:
-        for name in ("exchanges_up", "exchanges_down", "overshoot", "num_starts"):
+        for name in ("exchanges_down", "overshoot", "num_starts"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; wanted 0 or more.")
         for name in ("min_gain", "working_set", "refresh"):
@@ -217,9 +216,7 @@ class ExchangePursuit(PathSolver):
             bottom=bottom,
             most=k,
             num_starts=num_starts,
-            max_moves=(self.exchanges_up + self.exchanges_down + 8) * top
-            + (self.exchanges_up + 4) * _SHORT * num_starts
-            + 100,
+            max_moves=(self.exchanges_down + 9) * top + 5 * _SHORT * num_starts + 100,
         )
         state = _State(
             support=support,
@@ -275,7 +272,7 @@ class ExchangePursuit(PathSolver):
     def _is_stale(self, state: _State) -> Array:
         """Whether the candidates are to be chosen anew."""
         size = jnp.sum(state.support.active, dtype=jnp.int32)
-        least = jnp.where(state.start > 0, _CHANGES_OF_A_START, 1)
+        least = jnp.where(state.start > 1, _CHANGES_OF_A_START, 1)
         return state.changes >= jnp.maximum(least, (self.refresh * size).astype(jnp.int32))
 
     def _move(self, plan: _Plan, everything: bool, state: _State) -> _State:
@@ -308,17 +305,14 @@ class ExchangePursuit(PathSolver):
         correlations = candidates.correlations
         eligible = candidates.usable & ~candidates.used & ~refused
         tried = (candidates.rows == state.tried[:, None]).any(axis=0)
-        eligible = eligible & ~(tried & (size == 0))
+        # The first of the other starts has the first one's atom: it is matching pursuit.
+        eligible = eligible & ~(tried & (size == 0) & (state.start != 1))
         rest = jnp.maximum(candidates.rest, small)
         least = self.min_gain * objective
         precise = objective <= small**2
-        # Other starts differ: in the rule by which atoms enter, in how far up they go, and in most
-        # an exchange would bring back what the first start had.
-        plain = (state.start > 0) & (state.start % 4 != 1)
-        up = jnp.where(plain, 0, self.exchanges_up)
-        allowed = jnp.where(state.falling, self.exchanges_down, up)
         missed = state.exchanged & (objective > (1 - self.min_gain / 2) * state.objective)
-        may_exchange = feasible & (state.exchanges < allowed) & ~missed & ~precise
+        may_exchange = feasible & state.falling & (state.exchanges < self.exchanges_down)
+        may_exchange = may_exchange & ~missed & ~precise
         nothing, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
         exchange = jax.lax.cond(
             any_lane(may_exchange),
