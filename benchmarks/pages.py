@@ -60,7 +60,14 @@ def _quality(result: dict[str, Any], part: str = "quality") -> str:
         for draws in sorted({cell["num_draws"] for cell in result[part]["cells"]})
     )
     head = f"Over all cells (draws of θ for each data set: {trials}):"
-    return f"{markdown(rows, columns)}\n\n{head}\n\n{summary}"
+    text = f"{markdown(rows, columns)}\n\n{head}\n\n{summary}"
+    others = result[part].get("others")
+    if others is None:
+        return text
+    return (
+        f"{text}\n\nThe other methods' errors in {others['problems']} of "
+        f"{len(result[part]['cells'])} problems are those of {others['environment']['date']}."
+    )
 
 
 def _whole(result: dict[str, Any]) -> str:
@@ -77,7 +84,7 @@ def _ablation(result: dict[str, Any]) -> str:
 
 
 def _speed(result: dict[str, Any]) -> str:
-    columns = ["data", "k", "problems", "solver", "cold", "warm", "speedup"]
+    columns = ["data", "k", "problems", "at once", "solver", "cold", "warm", "speedup"]
     return markdown(result["speed"], [*columns, "median ratio", "worst ratio"])
 
 

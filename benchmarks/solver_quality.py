@@ -72,7 +72,7 @@ def quality(
         names = ("AIHT2", "GIGA", "MatchingPursuit")
         return _compare(cases, data_dir, {name: RIVALS[name] for name in names})
     cases = [_Case(name, draws, 20, _KS) for draws in (500, 2000) for name in common.SIX]
-    return _compare(cases, data_dir, RIVALS, _known(earlier, "quality"))
+    return _compare(cases, data_dir, RIVALS, earlier, "quality")
 
 
 def whole(
@@ -88,30 +88,25 @@ def whole(
         for draws, trials in ((500, 5), (2000, 1))
         for name in _WHOLE
     ]
-    return _compare(cases, data_dir, RIVALS, _known(earlier, "whole"))
+    return _compare(cases, data_dir, RIVALS, earlier, "whole")
 
 
-# Errors by method, of a data set, a number of draws and a trial.
-_Known = dict[tuple[str, int, int], dict[str, Any]]
-
-
-def _known(earlier: dict[str, Any] | None, part: str) -> _Known:
-    cells = (earlier or {}).get(part, {}).get("cells", [])
-    return {
-        (cell["data"], cell["num_draws"], cell["trial"]): dict(
-            cell["relative_error"], ks=cell["ks"]
-        )
-        for cell in cells
-    }
+def _known(part: dict[str, Any]) -> dict[tuple[str, int, int], dict[str, Any]]:
+    """Cells of earlier results by data set, number of draws and trial."""
+    cells = part.get("cells", [])
+    return {(cell["data"], cell["num_draws"], cell["trial"]): cell for cell in cells}
 
 
 def _compare(
     cases: list[_Case],
     data_dir: Path | None,
     rivals: dict[str, jc.Solver],
-    known: _Known | None = None,
+    earlier: dict[str, Any] | None = None,
+    part: str = "",
 ) -> dict[str, Any]:
     """Relative errors of all methods, and how the default compares with the best of the others."""
+    before = (earlier or {}).get(part, {})
+    known, num_known = _known(before), 0
     cells: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     for case in cases:
@@ -121,7 +116,8 @@ def _compare(
         start = time.perf_counter()
         problems = common.each_trial(*loaded, case.num_draws, case.num_trials)
         for trial, problem in enumerate(problems):
-            there = (known or {}).get((case.data, case.num_draws, trial), {})
+            there = known.get((case.data, case.num_draws, trial))
+            num_known += there is not None
             cells.append(_cell(case, trial, problem, rivals, there))
             rows += [_row(cells[-1], i) for i in range(len(cells[-1]["ks"]))]
         spent = time.perf_counter() - start
@@ -147,7 +143,12 @@ def _compare(
         if row["ratio"] > 1.02:
             where = f"{row['data']}, S = {row['S']}, trial {row['trial']}, k = {row['k']}"
             print(f"above: {where}: {row['ratio']:.4g} of {row['which']}")
-    return {"summary": summary, "cells": cells}
+    result = {"summary": summary, "cells": cells}
+    if earlier is not None and num_known:
+        # Of the oldest of them, where those were taken from earlier results themselves.
+        measured = before.get("others", earlier)["environment"]
+        result["others"] = {"problems": num_known, "environment": measured}
+    return result
 
 
 def _cell(
@@ -155,14 +156,17 @@ def _cell(
     trial: int,
     problem: jc.CoresetProblem,
     rivals: dict[str, jc.Solver],
-    known: dict[str, Any],
+    known: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Relative errors of the default and of others at each size, None where one was not run."""
     ks = np.array([k for k in case.ks if k <= problem.num_data])
     errors = {}
+    found_before = {}
+    if known is not None and known["ks"] == ks.tolist():
+        found_before = known["relative_error"]
     for method, solver in ({DEFAULT: None} | rivals).items():
-        if method != DEFAULT and method in known and known["ks"] == ks.tolist():
-            errors[method] = known[method]
+        if method != DEFAULT and method in found_before:
+            errors[method] = found_before[method]
             continue
         some = ks[ks <= _KS[-1]] if method in _COSTLY else ks
         found = np.asarray(jc.sweep(problem, some, solver).relative_error)

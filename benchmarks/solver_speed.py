@@ -21,6 +21,10 @@ SOLVERS = {
 }
 
 
+# A batch is also solved so many problems at a time, whose atoms fit in a processor's cache.
+_FEW = 4
+
+
 def numpy_aiht2(
     atoms: np.ndarray, target: np.ndarray, k: int, tol: float = 1e-5, max_iters: int = 300
 ) -> np.ndarray:
@@ -87,7 +91,10 @@ def _numpy_seconds(
 
 
 def speed(data_dir: Path | None, quick: bool) -> list[dict[str, Any]]:
-    """All k at once, alone and for a batch of problems, beside NumPy's A-IHT II for each k."""
+    """All k at once, alone and for a batch of problems, beside NumPy's A-IHT II for each k.
+
+    A batch is solved under `vmap`, all problems side by side, and a few at a time.
+    """
     cases = [("phishing_500", 20, 100, 25, SOLVERS)]
     if quick:
         cases = [("phishing_500", 4, 20, 10, SOLVERS)]
@@ -104,20 +111,29 @@ def speed(data_dir: Path | None, quick: bool) -> list[dict[str, Any]]:
         numpy_seconds, numpy_errors = _numpy_seconds(one, ks, samples)
         head = {"data": name, "n": one.num_data, "S": one.num_draws, "k": f"1…{largest}"}
         rows.append(
-            {**head, "problems": 1, "solver": "NumPy A-IHT II", "warm": numpy_seconds}
+            {**head, "problems": 1, "at once": 1, "solver": "NumPy A-IHT II", "warm": numpy_seconds}
             | {"numpy ks timed": len(numpy_errors), "speedup": 1.0}
         )
         print(f"  {name}, NumPy: {numpy_seconds:.3g} s", flush=True)
         for solver_name, solver in solvers.items():
             together = jax.jit(jax.vmap(lambda p, s=solver, ks=ks: jc.sweep(p, ks, s)))
+            few = jax.jit(
+                lambda b, s=solver, ks=ks: jax.lax.map(
+                    lambda p: jc.sweep(p, ks, s), b, batch_size=_FEW
+                )
+            )
             calls: dict[int, Callable[[], jc.Solution]] = {
                 1: lambda s=solver, p=one, ks=ks: jc.sweep(p, ks, s)
             }
             if num_problems > 1:
                 calls[num_problems] = lambda f=together, b=batch: f(b)
-            for count, call in calls.items():
+            if num_problems > _FEW and solver_name != "AIHT2":
+                calls[_FEW] = lambda f=few, b=batch: f(b)
+            for at_once, call in calls.items():
+                count = 1 if at_once == 1 else num_problems
                 cold, warm, path = common.seconds(call, 2 if quick else 3)
-                row = {**head, "problems": count, "solver": solver_name, "cold": cold} | {
+                row = {**head, "problems": count, "at once": at_once, "solver": solver_name} | {
+                    "cold": cold,
                     "warm": warm,
                     "speedup": numpy_seconds * count / warm,
                 }
@@ -129,8 +145,9 @@ def speed(data_dir: Path | None, quick: bool) -> list[dict[str, Any]]:
                         "worst ratio": float(max(ratios)),
                     }
                 rows.append(row)
-                print(f"  {name}, {solver_name}, {count} problems: {warm:.3g} s", flush=True)
-    columns = ["data", "n", "S", "k", "problems", "solver", "cold", "warm", "speedup"]
+                label = f"{count} problems, {at_once} at once"
+                print(f"  {name}, {solver_name}, {label}: {warm:.3g} s", flush=True)
+    columns = ["data", "n", "S", "k", "problems", "at once", "solver", "cold", "warm", "speedup"]
     print("\n" + common.table(rows, [*columns, "median ratio", "worst ratio"]))
     print("\nratio: objective over NumPy A-IHT II's, float32 against float64")
     return rows

@@ -1,0 +1,42 @@
+"""The benchmark of the solvers takes from earlier results what they have, and runs the rest."""
+
+import jax
+import numpy as np
+
+import jaxcoreset as jc
+from benchmarks import solver_quality
+
+KS = (1, 2, 5)
+RIVALS = {"MatchingPursuit": jc.MatchingPursuit(), "GIGA": jc.GIGA()}
+CASE = solver_quality._Case("none", 20, 1, KS)
+
+
+def _cell(known):
+    problem = jc.CoresetProblem(jax.random.normal(jax.random.key(0), (30, 20)))
+    return solver_quality._cell(CASE, 0, problem, RIVALS, known)
+
+
+def test_errors_of_other_methods_are_taken_and_the_defaults_are_not():
+    fresh = _cell(None)
+    taken = _cell(
+        {"ks": list(KS), "relative_error": {"GIGA": [3.0, 2.0, 1.0], "default": [9.0, 9.0, 9.0]}}
+    )
+    assert taken["relative_error"]["GIGA"] == [3.0, 2.0, 1.0]
+    for method in ("default", "MatchingPursuit"):
+        assert taken["relative_error"][method] == fresh["relative_error"][method]
+
+
+def test_results_for_other_sizes_are_not_taken():
+    taken = _cell({"ks": [1, 2], "relative_error": {"GIGA": [3.0, 2.0]}})
+    assert taken["relative_error"] == _cell(None)["relative_error"]
+
+
+def test_a_set_has_the_same_draws_however_many_trials_there_are():
+    # Earlier results are found by data set, number of draws and trial.
+    data = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
+    few, many = (
+        list(solver_quality.common.each_trial(solver_quality.common.logistic, *data, 20, trials))
+        for trials in (2, 3)
+    )
+    for one, other in zip(few, many, strict=False):
+        np.testing.assert_array_equal(one.atoms, other.atoms)
