@@ -69,16 +69,25 @@ class Solver(eqx.Module):
 
         Arguments as in `run`; the arrays of the solution have a leading axis of the length of `ks`.
         """
-        if self.takes_turns and jax.default_backend() == "cpu":
-            return jax.lax.map(lambda k: self.run(problem, k, max_k, key), ks)
-        num_ks = ks.shape[0]
-        entries_per_lane = 4 * max_k * problem.num_draws + 8 * problem.num_data
-        lanes = max(1, min(num_ks, _LANE_BUDGET // entries_per_lane))
-        batches = -(-num_ks // lanes)
-        padded = jnp.concatenate([ks, jnp.broadcast_to(ks[-1:], (batches * lanes - num_ks,))])
-        solve_batch = jax.vmap(lambda k: self.run(problem, k, max_k, key))
-        solutions = jax.lax.map(solve_batch, padded.reshape(batches, lanes))
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_ks], solutions)
+
+        def run(k: Int[Array, ""]) -> Solution:
+            return self.run(problem, k, max_k, key)
+
+        def in_turn(ks: Int[Array, " m"]) -> Solution:
+            return jax.lax.map(run, ks)
+
+        def side_by_side(ks: Int[Array, " m"]) -> Solution:
+            num_ks = ks.shape[0]
+            entries_per_lane = 4 * max_k * problem.num_draws + 8 * problem.num_data
+            lanes = max(1, min(num_ks, _LANE_BUDGET // entries_per_lane))
+            batches = -(-num_ks // lanes)
+            padded = jnp.concatenate([ks, jnp.broadcast_to(ks[-1:], (batches * lanes - num_ks,))])
+            solutions = jax.lax.map(jax.vmap(run), padded.reshape(batches, lanes))
+            return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_ks], solutions)
+
+        if not self.takes_turns:
+            return side_by_side(ks)
+        return jax.lax.platform_dependent(ks, cpu=in_turn, default=side_by_side)
 
 
 class PathSolver(Solver):
