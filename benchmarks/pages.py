@@ -64,9 +64,10 @@ def _quality(result: dict[str, Any], part: str = "quality") -> str:
     others = result[part].get("others")
     if others is None:
         return text
+    problems, date = len(result[part]["cells"]), others["environment"]["date"]
     return (
-        f"{text}\n\nThe other methods' errors in {others['problems']} of "
-        f"{len(result[part]['cells'])} problems are those of {others['environment']['date']}."
+        f"{text}\n\nThe other methods' errors in {others['problems']} of {problems} problems are "
+        f"those of {date} or later."
     )
 
 

@@ -108,7 +108,6 @@ def _compare(
     before = (earlier or {}).get(part, {})
     known, num_known = _known(before), 0
     cells: list[dict[str, Any]] = []
-    rows: list[dict[str, Any]] = []
     for case in cases:
         loaded = common.load(case.data, data_dir)
         if loaded is None:
@@ -119,16 +118,26 @@ def _compare(
             there = known.get((case.data, case.num_draws, trial))
             num_known += there is not None
             cells.append(_cell(case, trial, problem, rivals, there))
-            rows += [_row(cells[-1], i) for i in range(len(cells[-1]["ks"]))]
         spent = time.perf_counter() - start
         print(f"  {case.data}, S = {case.num_draws}: {spent:.0f} s", flush=True)
+    result = {"summary": summarize(cells), "cells": cells}
+    if earlier is not None and num_known:
+        # Of the oldest of them, where those were taken from earlier results themselves.
+        measured = before.get("others", earlier)["environment"]
+        result["others"] = {"problems": num_known, "environment": measured}
+    return result
+
+
+def summarize(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """Print how the default compares with the best of the others, and return it in numbers."""
+    rows = [_row(cell, i) for cell in cells for i in range(len(cell["ks"]))]
     columns = ["data", "n", "S", "k", DEFAULT, "best other", "which", "MatchingPursuit", "ratio"]
     print("\n" + common.table([r for r in rows if r["trial"] == 0], columns))
     # Where both are rounding there is nothing to compare; where one is, there is.
     ratios = [r["ratio"] for r in rows if max(r["best other"], r[DEFAULT]) > FLOOR]
     pursuit = [r["to pursuit"] for r in rows if r["MatchingPursuit"] > FLOOR]
     if not ratios:
-        return {"summary": {}, "cells": []}
+        return {}
     summary = {
         "cells": len(ratios),
         "worst objective ratio to the best other": max(ratios),
@@ -143,12 +152,7 @@ def _compare(
         if row["ratio"] > 1.02:
             where = f"{row['data']}, S = {row['S']}, trial {row['trial']}, k = {row['k']}"
             print(f"above: {where}: {row['ratio']:.4g} of {row['which']}")
-    result = {"summary": summary, "cells": cells}
-    if earlier is not None and num_known:
-        # Of the oldest of them, where those were taken from earlier results themselves.
-        measured = before.get("others", earlier)["environment"]
-        result["others"] = {"problems": num_known, "environment": measured}
-    return result
+    return summary
 
 
 def _cell(
