@@ -1,5 +1,7 @@
 """Rounds: a weighting that is off is repaired, and the report says so."""
 
+import statistics
+
 import jax
 import numpy as np
 import numpyro
@@ -63,10 +65,12 @@ def test_two_rounds_mend_a_weighting_three_sd_off(data, mended):
     full = posterior_of(*data, np.ones(1000))
     draws = np.random.default_rng(2).multivariate_normal(*full, size=3000)
     builder = jc.CoresetBuilder(regression, 16, weighting=jc.Draws({"beta": draws}), rounds=1)
-    best = divergence(data, builder.run(jax.random.key(0), *data))
+    # From one set of draws of the posterior to another a build varies by a factor of ten.
+    best = statistics.median(
+        divergence(data, builder.run(jax.random.key(seed), *data)) for seed in range(5)
+    )
     first, second = (divergence(data, coreset) for coreset in mended[:2])
     assert first > 3 * best
-    # Two builds from different draws of the same posterior differ by less than this.
     assert second < 2.5 * best
 
 
