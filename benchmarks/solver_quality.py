@@ -116,8 +116,8 @@ def _compare(
         problems = common.each_trial(*loaded, case.num_draws, case.num_trials)
         for trial, problem in enumerate(problems):
             there = known.get((case.data, case.num_draws, trial))
-            num_known += there is not None
             cells.append(_cell(case, trial, problem, rivals, there))
+            num_known += there is not None and there["ks"] == cells[-1]["ks"]
         spent = time.perf_counter() - start
         print(f"  {case.data}, S = {case.num_draws}: {spent:.0f} s", flush=True)
     result = {"summary": summarize(cells), "cells": cells}
