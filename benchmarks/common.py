@@ -130,6 +130,11 @@ def _num_cores() -> int | None:
     return os.cpu_count()
 
 
+def use_every_core() -> None:
+    """Let each core be a device of its own, which a batch can be shared out among."""
+    jax.config.update("jax_num_cpu_devices", _num_cores())
+
+
 def environment() -> dict[str, Any]:
     """Date, versions and device, for the head of a result."""
     packages = ["jax", "jaxlib", "numpyro", "numpy", "scipy"]

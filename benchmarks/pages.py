@@ -85,8 +85,9 @@ def _ablation(result: dict[str, Any]) -> str:
 
 
 def _speed(result: dict[str, Any]) -> str:
-    columns = ["data", "k", "problems", "at once", "solver", "cold", "warm", "speedup"]
-    return markdown(result["speed"], [*columns, "median ratio", "worst ratio"])
+    columns = ["data", "k", "problems", "at once", "devices", "solver"]
+    columns += ["cold", "warm", "speedup", "median ratio", "worst ratio"]
+    return markdown(result["speed"], columns)
 
 
 def _large(result: dict[str, Any]) -> str:

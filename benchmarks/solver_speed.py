@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxcoreset as jc
 from benchmarks import common
@@ -21,8 +22,9 @@ SOLVERS = {
 }
 
 
-# A batch is also solved so many problems at a time, whose atoms fit in a processor's cache.
-_FEW = 4
+# A batch is also solved so many problems at a time, whose atoms fit in a processor's cache; and so
+# many on each of several devices, which on a CPU are its cores.
+_FEW, _FEW_EACH = 4, 2
 
 
 def numpy_aiht2(
@@ -90,10 +92,34 @@ def _numpy_seconds(
     return float(np.interp(ks, ks[some], spent).sum()), errors
 
 
+def _in_parts(
+    solver: jc.solvers.Solver | None, ks: np.ndarray, at_once: int
+) -> Callable[[jc.CoresetProblem], jc.Solution]:
+    """A sweep of each problem of a batch, a few of them at a time."""
+    return jax.jit(
+        lambda batch: jax.lax.map(lambda p: jc.sweep(p, ks, solver), batch, batch_size=at_once)
+    )
+
+
+def _spread(
+    solver: jc.solvers.Solver | None, ks: np.ndarray, batch: jc.CoresetProblem, num_devices: int
+) -> Callable[[], jc.Solution]:
+    """The same with the batch shared out among devices, each of which goes on by itself."""
+    along = PartitionSpec("problems")
+    mesh = jax.make_mesh((num_devices,), ("problems",))
+    placed = jax.device_put(batch, NamedSharding(mesh, along))
+    parts = _in_parts(solver, ks, _FEW_EACH)
+    call = jax.jit(
+        jax.shard_map(parts, mesh=mesh, in_specs=along, out_specs=along, check_vma=False)
+    )
+    return lambda: call(placed)
+
+
 def speed(data_dir: Path | None, quick: bool) -> list[dict[str, Any]]:
     """All k at once, alone and for a batch of problems, beside NumPy's A-IHT II for each k.
 
-    A batch is solved under `vmap`, all problems side by side, and a few at a time.
+    A batch is solved under `vmap`, all problems side by side; a few at a time; and, where there are
+    several devices, a few at a time on each.
     """
     cases = [("phishing_500", 20, 100, 25, SOLVERS)]
     if quick:
@@ -111,28 +137,36 @@ def speed(data_dir: Path | None, quick: bool) -> list[dict[str, Any]]:
         numpy_seconds, numpy_errors = _numpy_seconds(one, ks, samples)
         head = {"data": name, "n": one.num_data, "S": one.num_draws, "k": f"1…{largest}"}
         rows.append(
-            {**head, "problems": 1, "at once": 1, "solver": "NumPy A-IHT II", "warm": numpy_seconds}
+            {
+                **head,
+                "problems": 1,
+                "at once": 1,
+                "devices": 1,
+                "solver": "NumPy A-IHT II",
+                "warm": numpy_seconds,
+            }
             | {"numpy ks timed": len(numpy_errors), "speedup": 1.0}
         )
         print(f"  {name}, NumPy: {numpy_seconds:.3g} s", flush=True)
         for solver_name, solver in solvers.items():
             together = jax.jit(jax.vmap(lambda p, s=solver, ks=ks: jc.sweep(p, ks, s)))
-            few = jax.jit(
-                lambda b, s=solver, ks=ks: jax.lax.map(
-                    lambda p: jc.sweep(p, ks, s), b, batch_size=_FEW
-                )
-            )
-            calls: dict[int, Callable[[], jc.Solution]] = {
-                1: lambda s=solver, p=one, ks=ks: jc.sweep(p, ks, s)
+            few = _in_parts(solver, ks, _FEW)
+            # By the number of problems, how many at once on a device, and of devices.
+            calls: dict[tuple[int, int, int], Callable[[], jc.Solution]] = {
+                (1, 1, 1): lambda s=solver, p=one, ks=ks: jc.sweep(p, ks, s)
             }
             if num_problems > 1:
-                calls[num_problems] = lambda f=together, b=batch: f(b)
+                calls[num_problems, num_problems, 1] = lambda f=together, b=batch: f(b)
             if num_problems > _FEW and solver_name != "AIHT2":
-                calls[_FEW] = lambda f=few, b=batch: f(b)
-            for at_once, call in calls.items():
-                count = 1 if at_once == 1 else num_problems
+                calls[num_problems, _FEW, 1] = lambda f=few, b=batch: f(b)
+                devices = jax.device_count()
+                if devices > 1 and num_problems % devices == 0:
+                    spread = _spread(solver, ks, batch, devices)
+                    calls[num_problems, _FEW_EACH, devices] = spread
+            for (count, at_once, devices), call in calls.items():
                 cold, warm, path = common.seconds(call, 2 if quick else 3)
-                row = {**head, "problems": count, "at once": at_once, "solver": solver_name} | {
+                row = {**head, "problems": count, "at once": at_once, "devices": devices} | {
+                    "solver": solver_name,
                     "cold": cold,
                     "warm": warm,
                     "speedup": numpy_seconds * count / warm,
@@ -145,10 +179,11 @@ def speed(data_dir: Path | None, quick: bool) -> list[dict[str, Any]]:
                         "worst ratio": float(max(ratios)),
                     }
                 rows.append(row)
-                label = f"{count} problems, {at_once} at once"
+                label = f"{count} problems, {at_once} at once on {devices} devices"
                 print(f"  {name}, {solver_name}, {label}: {warm:.3g} s", flush=True)
-    columns = ["data", "n", "S", "k", "problems", "at once", "solver", "cold", "warm", "speedup"]
-    print("\n" + common.table(rows, [*columns, "median ratio", "worst ratio"]))
+    columns = ["data", "n", "S", "k", "problems", "at once", "devices", "solver"]
+    columns += ["cold", "warm", "speedup", "median ratio", "worst ratio"]
+    print("\n" + common.table(rows, columns))
     print("\nratio: objective over NumPy A-IHT II's, float32 against float64")
     return rows
 

@@ -67,4 +67,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    common.use_every_core()
     main()

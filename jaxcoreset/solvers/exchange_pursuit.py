@@ -168,14 +168,14 @@ class ExchangePursuit(PathSolver):
     ) -> Solution:
         """Up beyond the largest of `ks` and back to the smallest; see `Solver.run_path`."""
         state, plan = self._pursue(problem, jnp.max(ks), jnp.min(ks), max_k, num_points=max_k)
-        # The best of the solutions with at most so many rows.
-        sizes = jnp.arange(max_k)
-        lowest = jax.lax.cummin(state.path.objective)
-        new = jnp.concatenate([jnp.ones(1, bool), lowest[1:] < lowest[:-1]])
-        places = jax.lax.cummax(jnp.where(new, sizes, 0))
-        return jax.lax.map(
-            lambda k: _solution(problem, plan, state, places[k - 1], max_k, self), ks
-        )
+        sizes = jnp.arange(1, max_k + 1)
+
+        def at(k: Int[Array, ""]) -> Solution:
+            """The best of the solutions with at most so many rows, and the smallest of those."""
+            place = jnp.argmin(jnp.where(sizes <= k, state.path.objective, jnp.inf))
+            return _solution(problem, plan, state, place, max_k, self)
+
+        return jax.lax.map(at, ks)
 
     def _over(self, k: Any, n: int) -> Any:
         """The size at the top, for a k that is a number or an array."""
