@@ -154,6 +154,10 @@ def _kl(result: dict[str, Any]) -> str:
 _LIMITS = ("n", "parameters", "D(D+3)/2", "coordinates", "rows", "estimated KL")
 
 
+def _compilation(result: dict[str, Any]) -> str:
+    return markdown(result["rows"], ["variant", "demo", "program", "run"])
+
+
 def _limits_parameters(result: dict[str, Any]) -> str:
     return markdown(result["parameters"], [*_LIMITS, "seconds to build"])
 
@@ -294,6 +298,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "rounds": ("rounds", _rounds),
     "kl": ("kl_estimate", _kl),
     "flights": ("flights", _flights),
+    "compilation": ("compilation", _compilation),
     "warm_start": ("warm_start", _warm_start),
     "limits_parameters": ("limits", _limits_parameters),
     "limits_rows": ("limits", _limits_rows),

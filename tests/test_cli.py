@@ -22,6 +22,12 @@ def test_help_and_version(capsys):
     assert capsys.readouterr().out == f"jaxcoreset {jc.__version__}\n"
 
 
+def test_the_module_is_the_command():
+    command = [sys.executable, "-m", "jaxcoreset", "--version"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed == f"jaxcoreset {jc.__version__}\n"
+
+
 @pytest.mark.parametrize("arguments", [["demo", "--size", "0"], ["demo", "--size", "x"], ["what"]])
 def test_bad_arguments_exit_with_two(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:

@@ -6,10 +6,12 @@ import re
 import shlex
 import tomllib
 
+import jax
 import numpy as np
 import pytest
 
 import jaxcoreset as jc
+from benchmarks.compilation import OLDER_EMITTERS
 from jaxcoreset import cli, flights
 from tests.markdown_pages import DOCS, PAGES, ROOT, SHORTER, Block, blocks, run_page
 
@@ -118,6 +120,12 @@ def check_command(words: list[str]) -> None:
     elif program in ("python", "python3"):
         assert rest[0] == "-m"
         assert importlib.util.find_spec(rest[1]) is not None
+    elif program == "export":
+        name, setting = rest[0].split("=", 1)
+        if name == "XLA_FLAGS":
+            assert setting == OLDER_EMITTERS  # which another test gives to XLA
+        else:
+            assert name.lower() in jax.config.values
     elif program == ".ci/run":
         assert (ROOT / program).is_file()
     else:
@@ -134,8 +142,9 @@ def test_examples_are_shortened_where_they_say_so():
 def test_a_wrong_command_is_found():
     with pytest.raises(SystemExit):
         check_command(["jaxcoreset", "demo", "--sise", "5"])
-    with pytest.raises(AssertionError):
-        check_command(["pip", "install", ".[no-such-extra]"])
+    for wrong in (["pip", "install", ".[no-such-extra]"], ["export", "JAX_NO_SUCH_OPTION=1"]):
+        with pytest.raises(AssertionError):
+            check_command(wrong)
 
 
 def test_public_names_are_in_the_reference():
