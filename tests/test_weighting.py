@@ -193,7 +193,7 @@ def whitened(draws, mean, precision):
         (jc.Laplace(), 0.12, 0.85, 1.15),
         (jc.Guide(), 0.2, 0.75, 1.35),
         (jc.Guide(batch_size=150), 0.35, 0.7, 1.5),
-        (jc.Pathfinder(), 0.3, 0.75, 1.35),
+        (jc.Pathfinder(), 0.15, 0.75, 1.35),
         (jc.SubsampleNUTS(num_samples=2000), 0.15, 0.8, 1.2),
     ],
     ids=["Laplace", "Guide", "Guide on minibatches", "Pathfinder", "SubsampleNUTS"],
