@@ -24,9 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common
-
-OLDER_EMITTERS = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
+from benchmarks import OLDER_EMITTERS, common
 
 _PROGRAM = """
 import json, sys, time

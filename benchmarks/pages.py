@@ -349,7 +349,7 @@ def table(name: str) -> str:
     parts = {"solvers": [name], "scale": _SCALE_PARTS.get(name, [])}.get(source, [])
     if any(part not in result for part in parts):
         return f"Not measured yet: `python -m benchmarks.{source}` makes it."
-    at = result["environment"]
+    at = result.get("environments", {}).get(name, result["environment"])
     versions = ", ".join(f"{key} {value}" for key, value in at["versions"].items())
     head = f"Measured {at['date']} on {common.cores(at)} ({at['device']}): {versions}."
     if source == "methods":

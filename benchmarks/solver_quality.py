@@ -123,7 +123,8 @@ def _compare(
     result = {"summary": summarize(cells), "cells": cells}
     if earlier is not None and num_known:
         # Of the oldest of them, where those were taken from earlier results themselves.
-        measured = before.get("others", earlier)["environment"]
+        then = earlier.get("environments", {}).get(part, earlier["environment"])
+        measured = before["others"]["environment"] if "others" in before else then
         result["others"] = {"problems": num_known, "environment": measured}
     return result
 

@@ -62,7 +62,10 @@ def main(arguments: list[str] | None = None) -> None:
     }
     for part in parts:
         print(f"\n== {part} ==", flush=True)
-        result |= {"environment": environment, "quick": options.quick, part: run[part]()}
+        # Parts are run at different times.
+        environments = result.get("environments", {}) | {part: environment}
+        result |= {"environment": environment, "environments": environments}
+        result |= {"quick": options.quick, part: run[part]()}
         common.write(options.output, result)
 
 

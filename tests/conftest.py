@@ -8,15 +8,14 @@ import jax
 import jaxtyping
 import pytest
 
+from benchmarks import OLDER_EMITTERS
+
 # Most of the time goes into compiling small programs that run once. Set the variable to 0 to test
 # what the compiler makes of them at its best, as CI does for the slow tests.
 _QUICK = os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") not in ("0", "false", "False")
 jax.config.update("jax_disable_most_optimizations", _QUICK)
-# XLA's newer emitters of kernels take over 10 ms for each on a CPU, however small it is; its older
-# ones a few. A version of XLA that does not know the option passes over it.
-_OLDER_EMITTERS = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
 if _QUICK and "xla_backend_extra_options" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_OLDER_EMITTERS}".strip()
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {OLDER_EMITTERS}".strip()
 
 
 # A process of Linux may have 65,530 mappings of memory, and each program that XLA compiles for a

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxcoreset as jc
-from benchmarks.compilation import OLDER_EMITTERS
+from benchmarks import OLDER_EMITTERS
 from jaxcoreset import cli, flights
 from tests.markdown_pages import DOCS, PAGES, ROOT, SHORTER, Block, blocks, run_page
 

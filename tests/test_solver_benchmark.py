@@ -1,10 +1,13 @@
 """The benchmark of the solvers takes from earlier results what they have, and runs the rest."""
 
+import json
+
 import jax
 import numpy as np
+import pytest
 
 import jaxcoreset as jc
-from benchmarks import solver_quality
+from benchmarks import solver_quality, solver_speed, solvers
 
 KS = (1, 2, 5)
 RIVALS = {"MatchingPursuit": jc.MatchingPursuit(), "GIGA": jc.GIGA()}
@@ -40,3 +43,26 @@ def test_a_set_has_the_same_draws_however_many_trials_there_are():
     )
     for one, other in zip(few, many, strict=False):
         np.testing.assert_array_equal(one.atoms, other.atoms)
+
+
+@pytest.mark.parametrize(("ks", "taken"), [(list(KS), 1), ([1, 2], 0)])
+def test_only_results_that_were_taken_are_counted(monkeypatch, ks, taken):
+    data = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
+    loaded = (solver_quality.common.logistic, *data)
+    monkeypatch.setattr(solver_quality.common, "load", lambda name, folder: loaded)
+    cell = {"data": "none", "num_draws": 20, "trial": 0, "ks": ks}
+    cell |= {"relative_error": {"GIGA": [1.0] * len(ks)}}
+    earlier = {"environment": "the last part's", "environments": {"whole": "this part's"}}
+    earlier |= {"whole": {"cells": [cell]}}
+    found = solver_quality._compare([CASE], None, RIVALS, earlier, "whole")
+    wanted = {"problems": taken, "environment": "this part's"} if taken else None
+    assert found.get("others") == wanted
+
+
+def test_each_part_has_the_environment_that_it_was_measured_in(monkeypatch, tmp_path):
+    out = tmp_path / "results.json"
+    for part, environment in (("large", "first"), ("speed", "second")):
+        monkeypatch.setattr(solvers.common, "environment", lambda e=environment: e)
+        monkeypatch.setattr(solver_speed, part, lambda *a: [])
+        solvers.main(["--parts", part, "--output", str(out)])
+    assert json.loads(out.read_text())["environments"] == {"large": "first", "speed": "second"}
