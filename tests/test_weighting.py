@@ -210,6 +210,15 @@ def test_weighting_draws_from_a_known_posterior(conjugate, weighting, mean_error
     assert values[-1] < most
 
 
+def test_pathfinder_finds_the_posterior_whatever_the_key(conjugate):
+    pytest.importorskip("blackjax")
+    likelihood, mean, precision = conjugate
+    for seed in range(1, 4):
+        source = jc.Pathfinder().fit(likelihood, jax.random.key(seed))
+        z = whitened(source.take(jax.random.key(1), 0, 2000), mean, precision)
+        assert np.linalg.norm(z.mean(0)) < 0.1  # Monte Carlo: 0.04
+
+
 def test_a_subset_of_rows_counts_as_all_of_them(conjugate):
     """NUTS on 150 of 600 rows: as wide as the posterior of all, and off by about 2 sd = √(n/m)."""
     likelihood, mean, precision = conjugate
