@@ -47,6 +47,7 @@ from jaxcoreset.solvers.exchange_support import (
     leaving,
     no_candidates,
     no_support,
+    put,
     settle,
 )
 
@@ -271,7 +272,7 @@ class ExchangePursuit(PathSolver):
 
     def _is_stale(self, state: _State) -> Array:
         """Whether the candidates are to be chosen anew."""
-        size = jnp.sum(state.support.active, dtype=jnp.int32)
+        size = state.support.size
         least = jnp.where(state.start > 1, _CHANGES_OF_A_START, 1)
         return state.changes >= jnp.maximum(least, (self.refresh * size).astype(jnp.int32))
 
@@ -284,8 +285,14 @@ class ExchangePursuit(PathSolver):
         settled = settle(support, plan.target)
         solved, objective = settled.weights, settled.objective
         blocked = support.active & (solved <= 0)
-        blocks = blocked.any()
-        size = jnp.sum(support.active, dtype=jnp.int32)
+        fractions = jnp.where(
+            blocked,
+            support.weights / jnp.maximum(support.weights - solved, jnp.finfo(solved.dtype).tiny),
+            jnp.inf,
+        )
+        first = jnp.argmin(fractions)
+        blocks = blocked[first]
+        size = support.size
         small = resolution(objective.dtype)
 
         feasible = ~blocks & ~stopped
@@ -294,12 +301,6 @@ class ExchangePursuit(PathSolver):
         refused = candidates.refused & ~progress
 
         # What could be done.
-        fractions = jnp.where(
-            blocked,
-            support.weights / jnp.maximum(support.weights - solved, jnp.finfo(solved.dtype).tiny),
-            jnp.inf,
-        )
-        first = jnp.argmin(fractions)
         few = leaving(support, candidates, solved, first, blocks)
         floor, _ = rounding(jnp.sqrt(objective), plan.target.shape[0])
         correlations = candidates.correlations
@@ -402,9 +403,10 @@ def _record(
 ) -> _Path:
     """Keep a solution if it is the best of its size."""
     place = jnp.clip(size - 1, 0, path.objective.shape[0] - 1)
-    better = wanted & (objective < path.objective[place])
+    known = jax.lax.dynamic_index_in_dim(path.objective, place, keepdims=False)
+    better = wanted & (objective < known)
     new = _Path(support.rows, weights, objective)
-    return jax.tree.map(lambda p, x: p.at[place].set(jnp.where(better, x, p[place])), path, new)
+    return jax.tree.map(lambda p, x: put(p, place, x, better), path, new)
 
 
 def _refresh(problem: CoresetProblem, plan: _Plan, state: _State) -> _State:

@@ -21,7 +21,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxcoreset.nnls import any_lane, product
 from jaxcoreset.problem import CoresetProblem
@@ -41,6 +41,7 @@ class Support(eqx.Module):
         places: index among the candidates; their number where the atom is not one of them.
         rows: index among all atoms.
         active: which slots are in use.
+        size: how many.
         weights: a feasible point, where Lawson and Hanson's line starts.
         aim: weights near the least-squares solution, of any sign.
         atoms, basis, coefficients: A_P, Q and T, with T A_P = Q.
@@ -49,6 +50,7 @@ class Support(eqx.Module):
     places: Int[Array, " p"]
     rows: Int[Array, " p"]
     active: Bool[Array, " p"]
+    size: Int[Array, ""]
     weights: Float[Array, " p"]
     aim: Float[Array, " p"]
     atoms: Float[Array, "p s"]
@@ -122,6 +124,17 @@ class Choice(eqx.Module):
     worth: Bool[Array, ""]
 
 
+def put(
+    into: Shaped[Array, "p *s"],
+    place: Int[Array, ""],
+    value: Shaped[Array, "*s"],
+    wanted: Bool[Array, ""],
+) -> Shaped[Array, "p *s"]:
+    """Set one entry along the first axis, if that is wanted."""
+    old = jax.lax.dynamic_index_in_dim(into, place, keepdims=False)
+    return jax.lax.dynamic_update_index_in_dim(into, jnp.where(wanted, value, old), place, 0)
+
+
 def settle(support: Support, target: Float[Array, " s"]) -> Settled:
     """The least-squares weights on the support, refined from `aim`."""
     residual = target - product(support.aim, support.atoms)
@@ -145,13 +158,13 @@ def least_losses(support: Support, solved: Float[Array, " p"]) -> tuple[Array, A
     """The few atoms whose leaving would raise the objective least.
 
     Returns:
-        For each, B_jj, its slot, and what is lost, w_j²/B_jj.
+        B_jj for every slot, the slots of the few, and what is lost with each, w_j²/B_jj.
     """
     squares = jnp.sum(support.coefficients**2, axis=0)
     squares = jnp.where(support.active, squares, 1)
     losses = jnp.where(support.active, solved**2 / squares, jnp.inf)
     least, slots = jax.lax.top_k(-losses, min(_NUM_LEAVING, losses.shape[0]))
-    return squares[slots], slots, -least
+    return squares, slots, -least
 
 
 def leaving(
@@ -171,11 +184,11 @@ def leaving(
         is_set: whether there is such a slot.
     """
     squares, slots, losses = least_losses(support, solved)
-    first_squares = jnp.sum(support.coefficients[:, first] ** 2)
-    slots = slots.at[0].set(jnp.where(is_set, first.astype(slots.dtype), slots[0]))
-    squares = squares.at[0].set(jnp.where(is_set, first_squares, squares[0]))
+    # Not by an index: a slice of what `top_k` returns would make the compiler sort all in its place.
+    set_here = is_set & (jnp.arange(slots.shape[0]) == 0)
+    slots = jnp.where(set_here, first.astype(slots.dtype), slots)
     columns = jnp.take(support.coefficients, slots, axis=1).T
-    return Leaving(slots, losses, squares, columns, product(columns, candidates.coordinates))
+    return Leaving(slots, losses, squares[slots], columns, product(columns, candidates.coordinates))
 
 
 def best_exchange(
@@ -257,17 +270,17 @@ def change(
     slot_in = jnp.where(leaves, slot_out, jnp.argmin(support.active))
     out, into = (slots == slot_out) & leaves, slots == slot_in
 
-    length = jnp.sqrt(few.squares[which])
-    per_length = jnp.where(leaves, 1 / length, 0)
+    per_length = jnp.where(leaves, 1 / jnp.sqrt(few.squares[which]), 0)
     lost = per_length * few.columns[which]
+    gone = per_length * few.along[which]
     sign = jnp.where(leaves, jnp.where(lost[slot_out] < 0, -1, 1), 0)
+    # The normal of the reflection, and 2 over its square, as what is lost has length one.
     normal = lost + sign * out
-    factor = jnp.where(leaves, 2, 0) / jnp.maximum(jnp.vdot(normal, normal), 1)
+    factor = jnp.where(leaves, 1 / (1 + jnp.abs(lost[slot_out])), 0)
 
     atom = candidates.atoms[place]
-    first = jnp.where(enters, candidates.coordinates[:, place], 0)
-    first = first - jnp.vdot(lost, first) * lost
-    spanned = product(jnp.stack([normal, first]), support.basis)
+    first = jnp.where(enters, candidates.coordinates[:, place] - gone[place] * lost, 0)
+    spanned = product(jnp.stack([lost, first]), support.basis)
     rest = atom - spanned[1]
     second = product(support.basis, rest)
     second = second - jnp.vdot(lost, second) * lost
@@ -277,7 +290,6 @@ def change(
     scale = 1 / jnp.where(enters_really, norm, 1)
     direction = rest * scale
     freed = per_length * settled.weights[slot_out]
-    gone = per_length * few.along[which]
     correlation = candidates.correlations[place] + freed * gone[place]
     ahead = jnp.where(enters_really, correlation * scale, 0)
 
@@ -285,10 +297,9 @@ def change(
     new = into & enters_really
 
     along = product(candidates.atoms, direction)
-    turned = product(jnp.stack([normal, first + second]), support.coefficients)
+    turned = product(jnp.stack([lost, first + second]), support.coefficients)
     row = scale * (into - turned[1])
-    lost_row = turned[0] - sign * support.coefficients[slot_out]
-    aim = settled.weights - freed * lost_row + ahead * row
+    aim = settled.weights - freed * turned[0] + ahead * row
 
     def update(operands: tuple) -> tuple:
         """Reflect what belongs to the basis, and put a row in where there is one."""
@@ -308,7 +319,11 @@ def change(
         lambda operands: operands[0],
         (
             (support.basis, support.coefficients, candidates.coordinates),
-            (spanned[0], turned[0], gone + sign * candidates.coordinates[slot_out]),
+            (
+                spanned[0] + sign * support.basis[slot_out],
+                turned[0] + sign * support.coefficients[slot_out],
+                gone + sign * candidates.coordinates[slot_out],
+            ),
             (direction, row, along),
             factor * normal,
             keep,
@@ -330,11 +345,10 @@ def change(
             places=jnp.where(new, place, support.places),
             rows=jnp.where(new, candidates.rows[place], support.rows),
             active=active,
+            size=jnp.where(resets, 0, support.size - leaves + enters_really),
             weights=jnp.where(stays, support.weights, feasible),
             aim=aim,
-            atoms=support.atoms.at[slot_in].set(
-                jnp.where(enters_really, atom, support.atoms[slot_in])
-            ),
+            atoms=put(support.atoms, slot_in, atom, enters_really),
             basis=basis,
             coefficients=coefficients,
         ),
@@ -358,6 +372,7 @@ def no_support(num_slots: int, num_candidates: int, num_draws: int, dtype: Any) 
         places=jnp.full(num_slots, num_candidates, jnp.int32),
         rows=jnp.zeros(num_slots, jnp.int32),
         active=jnp.zeros(num_slots, bool),
+        size=jnp.zeros((), jnp.int32),
         weights=jnp.zeros(num_slots, dtype),
         aim=jnp.zeros(num_slots, dtype),
         atoms=jnp.zeros((num_slots, num_draws), dtype),
@@ -406,7 +421,7 @@ def choose_candidates(
         settled = settle(support, target)
         residual = settled.residual - product(settled.ahead, support.basis)
         squares, slots, losses = least_losses(support, settled.weights)
-        without = (settled.weights[slots] / squares)[:, None] * product(
+        without = (settled.weights / squares)[slots, None] * product(
             jnp.take(support.coefficients, slots, axis=1).T, support.basis
         )
         residuals = jnp.concatenate([residual[None], residual + without])
