@@ -54,14 +54,15 @@ class Solution(eqx.Module):
 
 def make_solution(
     problem: CoresetProblem,
-    indices: Int[Array, " k"],
-    weights: Float[Array, " k"],
+    indices: Int[Array, " p"],
+    weights: Float[Array, " p"],
     objective: Float[Array, ""],
     num_iters: Int[Array, ""],
     converged: Bool[Array, ""],
     *,
     solver: str,
     history: Float[Array, " t"] | None = None,
+    length: int | None = None,
 ) -> Solution:
     """A `Solution` in its canonical order, from what a solver has at its end.
 
@@ -74,9 +75,10 @@ def make_solution(
         converged: whether the solver's own rule stopped it.
         solver: the solver's name.
         history: the objective by iteration, if recorded.
+        length: of the solution, where there are slots beyond it that are not needed.
     """
     used = weights > 0
-    order = jnp.argsort(jnp.where(used, indices, problem.num_data), stable=True)
+    order = jnp.argsort(jnp.where(used, indices, problem.num_data), stable=True)[:length]
     target_norm = jnp.linalg.norm(problem.target)
     error = jnp.sqrt(objective)
     return Solution(

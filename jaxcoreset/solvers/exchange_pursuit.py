@@ -40,6 +40,7 @@ from jaxcoreset.solvers.exchange_support import (
     Candidates,
     Choice,
     Support,
+    all_candidates,
     best_exchange,
     change,
     choose_candidates,
@@ -205,7 +206,7 @@ class ExchangePursuit(PathSolver):
         target = problem.target / jnp.where(target_norm > 0, target_norm, 1)
         support = no_support(num_slots, num_candidates, problem.num_draws, dtype)
         candidates = (
-            choose_candidates(problem, target, scale, support, num_candidates)
+            all_candidates(problem, scale, num_slots)
             if everything
             else no_candidates(num_slots, num_candidates, problem.num_draws, dtype)
         )
@@ -434,8 +435,6 @@ def _solution(
     """The solution recorded at a place of the path; its objective is computed from its weights."""
     rows, weights = state.path.rows[place], state.path.weights[place]
     target_norm = jnp.linalg.norm(problem.target)
-    order = jnp.argsort(weights <= 0, stable=True)[:max_k]
-    rows, weights = rows[order], weights[order]
     weights = weights * plan.scale[rows] * target_norm
     residual = problem.target - problem.combine(rows, weights)
     return make_solution(
@@ -446,4 +445,5 @@ def _solution(
         state.moves,
         state.converged,
         solver=type(solver).__name__,
+        length=max_k,
     )

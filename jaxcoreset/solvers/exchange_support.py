@@ -125,11 +125,11 @@ class Choice(eqx.Module):
 
 
 def put(
-    into: Shaped[Array, "p *s"],
+    into: Shaped[Array, "p ..."],
     place: Int[Array, ""],
-    value: Shaped[Array, "*s"],
+    value: Shaped[Array, "..."],
     wanted: Bool[Array, ""],
-) -> Shaped[Array, "p *s"]:
+) -> Shaped[Array, "p ..."]:
     """Set one entry along the first axis, if that is wanted."""
     old = jax.lax.dynamic_index_in_dim(into, place, keepdims=False)
     return jax.lax.dynamic_update_index_in_dim(into, jnp.where(wanted, value, old), place, 0)
@@ -184,7 +184,7 @@ def leaving(
         is_set: whether there is such a slot.
     """
     squares, slots, losses = least_losses(support, solved)
-    # Not by an index: a slice of what `top_k` returns would make the compiler sort all in its place.
+    # Not by an index: where the result of `top_k` is sliced, the compiler sorts all in its place.
     set_here = is_set & (jnp.arange(slots.shape[0]) == 0)
     slots = jnp.where(set_here, first.astype(slots.dtype), slots)
     columns = jnp.take(support.coefficients, slots, axis=1).T
@@ -381,6 +381,18 @@ def no_support(num_slots: int, num_candidates: int, num_draws: int, dtype: Any) 
     )
 
 
+def all_candidates(
+    problem: CoresetProblem, scale: Float[Array, " n"], num_slots: int
+) -> Candidates:
+    """All atoms, with none in use."""
+    rows = jnp.arange(problem.num_data, dtype=jnp.int32)
+    return eqx.tree_at(
+        lambda c: (c.rows, c.atoms, c.usable),
+        no_candidates(num_slots, problem.num_data, problem.num_draws, scale.dtype),
+        (rows, problem.gather(rows) * scale[:, None], scale > 0),
+    )
+
+
 def no_candidates(num_slots: int, num_candidates: int, num_draws: int, dtype: Any) -> Candidates:
     """Room for candidates that are yet to be chosen."""
     return Candidates(
@@ -408,28 +420,25 @@ def choose_candidates(
     support: Support,
     num_candidates: int,
 ) -> Candidates:
-    """All atoms, or those that promise most, in the order of their rows.
+    """The atoms that promise most, in the order of their rows.
 
     An atom promises the square of its correlation with the residual; or, less what that would cost,
     with the residual as it would be without one of the few atoms in use that matter least. A
     quarter of them are any atoms, as those that promise most may all be alike.
     """
     n = problem.num_data
-    if num_candidates == n:
-        rows = jnp.arange(n, dtype=jnp.int32)
-    else:
-        settled = settle(support, target)
-        residual = settled.residual - product(settled.ahead, support.basis)
-        squares, slots, losses = least_losses(support, settled.weights)
-        without = (settled.weights / squares)[slots, None] * product(
-            jnp.take(support.coefficients, slots, axis=1).T, support.basis
-        )
-        residuals = jnp.concatenate([residual[None], residual + without])
-        correlations = jax.vmap(problem.correlate)(residuals) * scale
-        costs = jnp.concatenate([jnp.zeros(1, losses.dtype), losses])[:, None]
-        scores = jnp.max(jnp.maximum(correlations, 0) ** 2 - costs, axis=0)
-        scores = jnp.where(_spread(n, num_candidates // _SPREAD), jnp.inf, scores)
-        rows = jnp.sort(jax.lax.top_k(scores, num_candidates)[1]).astype(jnp.int32)
+    settled = settle(support, target)
+    residual = settled.residual - product(settled.ahead, support.basis)
+    squares, slots, losses = least_losses(support, settled.weights)
+    without = (settled.weights / squares)[slots, None] * product(
+        jnp.take(support.coefficients, slots, axis=1).T, support.basis
+    )
+    residuals = jnp.concatenate([residual[None], residual + without])
+    correlations = jax.vmap(problem.correlate)(residuals) * scale
+    costs = jnp.concatenate([jnp.zeros(1, losses.dtype), losses])[:, None]
+    scores = jnp.max(jnp.maximum(correlations, 0) ** 2 - costs, axis=0)
+    scores = jnp.where(_spread(n, num_candidates // _SPREAD), jnp.inf, scores)
+    rows = jnp.sort(jax.lax.top_k(scores, num_candidates)[1]).astype(jnp.int32)
     scales = scale[rows]
     atoms = problem.gather(rows) * scales[:, None]
     coordinates = product(support.basis, atoms.T)
