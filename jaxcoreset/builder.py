@@ -338,8 +338,7 @@ class CoresetBuilder:
                     )
             history.append(outcome)
             found.append(self._finish(construction, source, pool, choice, history))
-            settled = not looks or checker.is_settled
-            if own_pool is None or number == most or (settled and choice.is_within):
+            if own_pool is None or number == most or (checker.is_done and choice.is_within):
                 break
             pool, name = own_pool, "coreset posterior"
         self._check_tolerance(found[-1].report, pool)

@@ -146,9 +146,12 @@ class Report:
     def _round_rows(self) -> list[tuple[str, str]]:
         rows = []
         for number, one in enumerate(self.rounds, 1):
-            if one["own_kl"] is None:
+            if len(self.rounds) == 1 and one["own_kl"] is None:
                 continue
             under = _kl_text(one["kl"], one["kl_standard_error"])
+            if one["own_kl"] is None:
+                rows.append((f"round {number}", f"KL {under} under {one['weighting']}"))
+                continue
             own = _kl_text(one["own_kl"], one["own_kl_standard_error"])
             verdict = "they agree" if one["agrees"] else "they differ"
             text = f"KL {under} under {one['weighting']}, {own} under its own posterior: {verdict}"

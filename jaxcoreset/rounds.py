@@ -5,7 +5,9 @@ posterior is sampled by NUTS, the log-likelihoods are evaluated at those draws, 
 built again. The same draws tell when to stop. With L and L_w the log-likelihoods of all rows and of
 the coreset, the variance of L − L_w estimates the symmetrised KL divergence under π̂, and under the
 coreset posterior π_w as well: since π/π_w ∝ exp(L − L_w), it is then a statement about π that does
-not lean on π̂. Where both say the same, π̂ served its purpose.
+not lean on π̂. Where both say the same, the estimate is right. That does not make the coreset as
+good as can be: where the draws of π̂ are worth little, it is built once more, at the draws of its
+own posterior, which are there.
 
 A coreset built far from the posterior is sure of a wrong place: its log-likelihood is right where
 π̂ was, and off by v = Var(L − L_w) ≫ 1 nat² where its own posterior is. Taken as the next π̂ it can
@@ -101,12 +103,13 @@ class Checker:
         num_draws: draws of a coreset's posterior by which it is judged.
 
     Attributes:
-        is_settled: whether π̂ is known to be good enough.
+        is_settled: whether the estimate under π̂ is known to be right.
+        is_done: whether another build would bring nothing.
     """
 
     def __init__(self, likelihood: ModelLikelihood, tol: float | None, num_draws: int):
         self.likelihood, self.tol, self.num_draws = likelihood, tol, num_draws
-        self.is_settled = False
+        self.is_settled = self.is_done = False
         self._were_alike = False
         self._sampler: CoresetSampler | None = None
 
@@ -138,6 +141,10 @@ class Checker:
         own_pool.want(select=self.num_draws)
         own = estimate_at(own_pool, choice.path, choice.at, "select")
         self.is_settled, self._were_alike = agree(choice.estimate, own, self._were_alike, self.tol)
+        # The efficiency is known only where it was low: then the draws at hand are better ones. A
+        # tolerance that is kept to asks for no more.
+        improves = outcome.efficiency is not None and self.tol is None and own.kl > _NEGLIGIBLE
+        self.is_done = self.is_settled and not improves
         temperature = 1.0
         if own.kl > _TEMPERED and not self.is_settled:
             temperature = float(np.sqrt(own.kl / _TEMPERED))

@@ -125,6 +125,26 @@ def test_auto_leaves_a_good_weighting_alone_and_mends_a_bad_one(data, off):
     assert len(report.rounds) > 1
 
 
+@pytest.mark.parametrize("seed", [1, 2, 14])
+def test_a_poor_weighting_is_left_behind_even_where_the_estimates_agree(data, off, seed):
+    """Both estimates may be right, and a build at better draws several times nearer."""
+    builder = jc.CoresetBuilder(regression, 16, weighting=off, progress_bar=False)
+    first, second = builder.run_rounds(jax.random.key(seed), *data)
+    report = second.report
+    assert [one["agrees"] for one in report.rounds] == [True, None]
+    assert report.rounds[1]["weighting"] == "coreset posterior"
+    assert divergence(data, second) < 0.5 * divergence(data, first)
+    assert 0.5 < report.kl / divergence(data, second) < 2
+    assert "under coreset posterior" in str(report)
+
+
+def test_a_tolerance_that_is_kept_to_asks_for_no_second_build(data, off):
+    builder = jc.CoresetBuilder(regression, tol=0.1, weighting=off, progress_bar=False)
+    (only,) = builder.run_rounds(jax.random.key(1), *data)
+    assert only.report.rounds[0]["efficiency"] < 0.1
+    assert only.report.is_within_tol
+
+
 @pytest.mark.slow
 def test_tolerance_is_met_from_a_bad_start(data, off):
     builder = jc.CoresetBuilder(regression, tol=0.05, weighting=off, num_held_out=500)
