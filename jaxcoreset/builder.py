@@ -58,7 +58,7 @@ class CoresetBuilder:
             coreset is built again with these draws as π̂; see `jaxcoreset.rounds`. 1 builds once
             and does not look. "auto", the default, looks only where importance weights say that
             less than a tenth of π̂'s draws is worth a draw of the full posterior, which costs
-            nothing; then there are at most five builds.
+            nothing; then there are at most five builds, and at least two unless `tol` is kept to.
         on_missed_tol: what to do where `tol` cannot be met: "raise" an error that says what was
             reached, or return the "best" coreset there is, whose report says so.
         constraint: a `Constraint` on the rows and weights over all n rows, such as
