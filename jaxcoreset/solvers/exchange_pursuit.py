@@ -18,11 +18,12 @@ The best solution seen at every size is kept, so that one run holds the solution
 
 What a move needs is kept up to date in `jaxcoreset.solvers.exchange_support`.
 
-**Many atoms.** Where there are more than `working_set` atoms, the moves see only that many
-candidates: the best by normalised correlation with the residual, or with what the residual would be
-without one of the few atoms that matter least, and for a quarter any atoms, since the best may all
-be alike. They are chosen again, by one pass over all atoms, each time the size has changed by a
-tenth, so up to size 20 for each atom, and where they have no more to give.
+**Many atoms.** All atoms are candidates in every move as long as there are few enough of them, or
+few enough in use. Where there are more, the moves see only `working_set` candidates at a time: the
+best by normalised correlation with the residual, or with what the residual would be without one of
+the few atoms that matter least, and for a quarter any atoms, since the best may all be alike. They
+are chosen again, by one pass over all atoms, each time the size has changed by a tenth, so up to
+size 20 for each atom, and where they have no more to give.
 """
 
 from typing import Any
@@ -63,6 +64,11 @@ _SHORT = 24
 _CHANGES_OF_A_START = 2
 # Correlations with the residual are formed anew after so many moves.
 _MOVES_PER_PASS = 8
+# So many candidates at a time, where all atoms would be too many: where their coordinates in the
+# span of those in use had more entries than this, or they themselves (16 and 256 MB in float32).
+_WORKING_SET = 4096
+_MOST_COORDINATES = 4_000_000
+_MOST_ENTRIES = 64_000_000
 
 
 class _Path(eqx.Module):
@@ -116,10 +122,10 @@ class ExchangePursuit(PathSolver):
     k of a sweep, is at most 24, `num_starts` short pursuits are added: matching pursuit, and others
     from other first atoms.
 
-    A move passes once over the candidates, of which there are at most `working_set`, and a few
-    times over the atoms in use and over the coordinates of the candidates in their span. It is
-    meant for k up to a few thousand. `Solution.num_iters` counts the moves, and `converged` is
-    false where they came to their limit.
+    A move passes once over the candidates, which are all atoms or a working set, and a few times
+    over the atoms in use and over the coordinates of the candidates in their span. It is meant for
+    k up to a few thousand. `Solution.num_iters` counts the moves, and `converged` is false where
+    they came to their limit.
 
     Args:
         exchanges_down: at most so many exchanges at each size on the way down.
@@ -127,6 +133,8 @@ class ExchangePursuit(PathSolver):
         overshoot: how far beyond k the size rises, as a fraction of k.
         num_starts: how many more pursuits there are for k up to 24.
         working_set: how many candidates there are at a time; all atoms where there are no more.
+            Left out, all atoms up to 64 million entries, and up to 4 million coordinates: for
+            k = 100 some 28,000 atoms of 2,000 entries; else 4,096.
         refresh: with more atoms than that, candidates are chosen anew whenever the size has changed
             by this fraction, and by one at least, or two in the starts from other first atoms.
 
@@ -139,7 +147,7 @@ class ExchangePursuit(PathSolver):
     min_gain: float = 0.01
     overshoot: float = 0.3
     num_starts: int = 5
-    working_set: int = 4096
+    working_set: int | None = None
     refresh: float = 0.1
 
     def __check_init__(self) -> None:
@@ -147,7 +155,7 @@ class ExchangePursuit(PathSolver):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; wanted 0 or more.")
         for name in ("min_gain", "working_set", "refresh"):
-            if not getattr(self, name) > 0:
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; wanted a positive number.")
 
     def run(
@@ -186,6 +194,13 @@ class ExchangePursuit(PathSolver):
         further = ((1 + self.overshoot) * k).astype(jnp.int32)
         return jnp.minimum(n, jnp.maximum(k + 10, further))
 
+    def _num_candidates(self, n: int, num_draws: int, num_slots: int) -> int:
+        """How many candidates there are at a time."""
+        if self.working_set is not None:
+            return min(n, self.working_set)
+        few = n * num_slots <= _MOST_COORDINATES and n * num_draws <= _MOST_ENTRIES
+        return n if few else min(n, _WORKING_SET)
+
     def _pursue(
         self,
         problem: CoresetProblem,
@@ -198,7 +213,7 @@ class ExchangePursuit(PathSolver):
         num_slots = self._over(max_k, n)
         target_norm = jnp.linalg.norm(problem.target)
         scale = problem.scales()
-        num_candidates = min(n, self.working_set)
+        num_candidates = self._num_candidates(n, problem.num_draws, num_slots)
         top = self._over(k, n)
         num_starts = jnp.where(bottom <= _SHORT, min(self.num_starts, num_candidates - 1), 0)
         everything = num_candidates == n
