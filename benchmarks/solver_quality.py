@@ -85,7 +85,7 @@ def whole(
         return _compare(cases, data_dir, {name: RIVALS[name] for name in names})
     cases = [
         _Case(name, draws, trials, (*_KS, 500, 1000))
-        for draws, trials in ((500, 5), (2000, 1))
+        for draws, trials in ((500, 20), (2000, 1))
         for name in _WHOLE
     ]
     return _compare(cases, data_dir, RIVALS, earlier, "whole")
