@@ -294,6 +294,20 @@ def test_the_first_atoms_have_candidates_of_their_own(seed):
     assert np.mean(np.log(np.asarray(found / pursuit))) < 0
 
 
+@pytest.mark.parametrize(
+    ("num_data", "num_draws", "at_a_time"), [(6_000, 40, 6_000), (300_000, 8, 4096)]
+)
+def test_all_atoms_are_candidates_unless_they_are_too_many(num_data, num_draws, at_a_time):
+    rng = np.random.default_rng(0)
+    problem = _problem(rng.normal(size=(num_data, num_draws)).astype(np.float32))
+    ks = np.array([3, 6])
+    found = sweep(problem, ks)
+    wanted = sweep(problem, ks, ExchangePursuit(working_set=at_a_time))
+    other = sweep(problem, ks, ExchangePursuit(working_set=64))
+    np.testing.assert_array_equal(found.indices, wanted.indices)
+    assert not np.array_equal(found.indices, other.indices)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_few_rows_are_never_worse_than_matching_pursuits(seed):
     # Without exchanges only the start that is matching pursuit can do as well everywhere.
