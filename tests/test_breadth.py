@@ -164,7 +164,7 @@ CASES = [normal, bernoulli, poisson, negative_binomial, categorical, student_t, 
 
 def _nuts(model: Callable, args: tuple, seed: int) -> np.ndarray:
     """Draws of all latent sites, shape (draws, D)."""
-    mcmc = MCMC(NUTS(model), num_warmup=400, num_samples=1200, progress_bar=False)
+    mcmc = MCMC(NUTS(model), num_warmup=400, num_samples=4000, progress_bar=False)
     mcmc.run(jax.random.key(seed), *args)
     samples = mcmc.get_samples()
     return np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(samples))
@@ -181,7 +181,7 @@ def test_nuts_on_the_coreset_agrees_with_nuts_on_all_rows(make: Callable[[], Cas
     full = _nuts(case.model, case.args, seed=1)
     small = _nuts(coreset.model, coreset.args, seed=2)
     scale = full.std(axis=0)
-    # Either run is precise to some 0.05 sd.
+    # Of the effects of groups, which go together, either run is precise to some 0.1 sd.
     assert np.max(np.abs(small.mean(axis=0) - full.mean(axis=0)) / scale) < 0.3
     np.testing.assert_allclose(small.std(axis=0) / scale, 1, atol=0.2)
 
