@@ -141,9 +141,10 @@ class Checker:
         own_pool.want(select=self.num_draws)
         own = estimate_at(own_pool, choice.path, choice.at, "select")
         self.is_settled, self._were_alike = agree(choice.estimate, own, self._were_alike, self.tol)
-        # The efficiency is known only where it was low: then the draws at hand are better ones. A
-        # tolerance that is kept to asks for no more.
-        improves = outcome.efficiency is not None and self.tol is None and own.kl > _NEGLIGIBLE
+        # Where π̂'s draws are worth little, those at hand are better ones. A tolerance that is kept
+        # to asks for no more.
+        poor = outcome.efficiency is not None and outcome.efficiency < GOOD_EFFICIENCY
+        improves = poor and self.tol is None and own.kl > _NEGLIGIBLE
         self.is_done = self.is_settled and not improves
         temperature = 1.0
         if own.kl > _TEMPERED and not self.is_settled:

@@ -13,6 +13,7 @@ import scipy.optimize
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solution import Solution
 from jaxcoreset.solve import solve, sweep
+from jaxcoreset.solvers.exchange_candidates import num_candidates_at_a_time
 from jaxcoreset.solvers.exchange_pursuit import ExchangePursuit
 from jaxcoreset.solvers.matching_pursuit import MatchingPursuit
 from tests.datasets import NAMES, atoms_of
@@ -295,17 +296,31 @@ def test_the_first_atoms_have_candidates_of_their_own(seed):
 
 
 @pytest.mark.parametrize(
-    ("num_data", "num_draws", "at_a_time"), [(6_000, 40, 6_000), (300_000, 8, 4096)]
+    ("num_data", "num_draws", "num_slots", "working_set", "at_a_time"),
+    [
+        (28_000, 2_000, 140, None, 28_000),
+        (28_000, 2_300, 140, None, 4096),  # too many entries
+        (30_000, 2_000, 140, None, 4096),  # too many coordinates
+        (3_000, 30_000, 2_000, None, 3_000),  # no more than a working set
+        (28_000, 2_000, 140, 700, 700),
+        (500, 2_000, 140, 700, 500),
+    ],
 )
-def test_all_atoms_are_candidates_unless_they_are_too_many(num_data, num_draws, at_a_time):
-    rng = np.random.default_rng(0)
-    problem = _problem(rng.normal(size=(num_data, num_draws)).astype(np.float32))
-    ks = np.array([3, 6])
-    found = sweep(problem, ks)
-    wanted = sweep(problem, ks, ExchangePursuit(working_set=at_a_time))
-    other = sweep(problem, ks, ExchangePursuit(working_set=64))
-    np.testing.assert_array_equal(found.indices, wanted.indices)
-    assert not np.array_equal(found.indices, other.indices)
+def test_all_atoms_are_candidates_unless_they_are_too_many(
+    num_data, num_draws, num_slots, working_set, at_a_time
+):
+    assert num_candidates_at_a_time(num_data, num_draws, num_slots, working_set) == at_a_time
+
+
+def test_too_many_atoms_are_candidates_some_at_a_time():
+    vectors = np.random.default_rng(0).normal(size=(300_000, 8)).astype(np.float32)
+    problem, ks = _problem(vectors), np.array([3, 6])
+    found, some, all_of_them = (
+        sweep(problem, ks, ExchangePursuit(working_set=size)).indices
+        for size in (None, 4096, 300_000)
+    )
+    np.testing.assert_array_equal(found, some)
+    assert not np.array_equal(found, all_of_them)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -16,14 +16,9 @@ what it loses by. So here
 
 The best solution seen at every size is kept, so that one run holds the solutions for every k.
 
-What a move needs is kept up to date in `jaxcoreset.solvers.exchange_support`.
-
-**Many atoms.** All atoms are candidates in every move as long as there are few enough of them, or
-few enough in use. Where there are more, the moves see only `working_set` candidates at a time: the
-best by normalised correlation with the residual, or with what the residual would be without one of
-the few atoms that matter least, and for a quarter any atoms, since the best may all be alike. They
-are chosen again, by one pass over all atoms, each time the size has changed by a tenth, so up to
-size 20 for each atom, and where they have no more to give.
+What a move needs is kept up to date in `jaxcoreset.solvers.exchange_support`. Where there are too
+many atoms for all of them to be candidates in every move, the moves see some at a time, as
+`jaxcoreset.solvers.exchange_candidates` says.
 """
 
 from typing import Any
@@ -37,17 +32,20 @@ from jaxcoreset.nnls import any_lane, product, resolution, rounding
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solution import Solution, make_solution
 from jaxcoreset.solvers.base import PathSolver, Solver
+from jaxcoreset.solvers.exchange_candidates import (
+    all_candidates,
+    choose_candidates,
+    no_candidates,
+    num_candidates_at_a_time,
+)
 from jaxcoreset.solvers.exchange_support import (
     Candidates,
     Choice,
     Support,
-    all_candidates,
     best_exchange,
     change,
-    choose_candidates,
     correlate,
     leaving,
-    no_candidates,
     no_support,
     put,
     settle,
@@ -64,11 +62,6 @@ _SHORT = 24
 _CHANGES_OF_A_START = 2
 # Correlations with the residual are formed anew after so many moves.
 _MOVES_PER_PASS = 8
-# So many candidates at a time, where all atoms would be too many: where their coordinates in the
-# span of those in use had more entries than this, or they themselves (16 and 256 MB in float32).
-_WORKING_SET = 4096
-_MOST_COORDINATES = 4_000_000
-_MOST_ENTRIES = 64_000_000
 
 
 class _Path(eqx.Module):
@@ -152,11 +145,13 @@ class ExchangePursuit(PathSolver):
 
     def __check_init__(self) -> None:
         for name in ("exchanges_down", "overshoot", "num_starts"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; wanted 0 or more.")
+            value = getattr(self, name)
+            if not value >= 0:
+                raise ValueError(f"{name} is {value}; wanted 0 or more.")
         for name in ("min_gain", "working_set", "refresh"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; wanted a positive number.")
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value}; wanted a positive number.")
 
     def run(
         self,
@@ -194,13 +189,6 @@ class ExchangePursuit(PathSolver):
         further = ((1 + self.overshoot) * k).astype(jnp.int32)
         return jnp.minimum(n, jnp.maximum(k + 10, further))
 
-    def _num_candidates(self, n: int, num_draws: int, num_slots: int) -> int:
-        """How many candidates there are at a time."""
-        if self.working_set is not None:
-            return min(n, self.working_set)
-        few = n * num_slots <= _MOST_COORDINATES and n * num_draws <= _MOST_ENTRIES
-        return n if few else min(n, _WORKING_SET)
-
     def _pursue(
         self,
         problem: CoresetProblem,
@@ -213,7 +201,7 @@ class ExchangePursuit(PathSolver):
         num_slots = self._over(max_k, n)
         target_norm = jnp.linalg.norm(problem.target)
         scale = problem.scales()
-        num_candidates = self._num_candidates(n, problem.num_draws, num_slots)
+        num_candidates = num_candidates_at_a_time(n, problem.num_draws, num_slots, self.working_set)
         top = self._over(k, n)
         num_starts = jnp.where(bottom <= _SHORT, min(self.num_starts, num_candidates - 1), 0)
         everything = num_candidates == n

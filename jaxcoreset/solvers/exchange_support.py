@@ -20,18 +20,14 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxcoreset.nnls import any_lane, product
-from jaxcoreset.problem import CoresetProblem
 
 # An atom may enter if its distance from the span of those in use is more than this many roundings.
 _INDEPENDENT = 100
 # So many atoms, those with the least to lose, are tried for an exchange; more bring nothing.
 _NUM_LEAVING = 8
-# One in so many candidates is any atom, whatever it promises.
-_SPREAD = 4
 
 
 class Support(eqx.Module):
@@ -41,7 +37,7 @@ class Support(eqx.Module):
         places: index among the candidates; their number where the atom is not one of them.
         rows: index among all atoms.
         active: which slots are in use.
-        size: how many.
+        size: how many; carried along, as counting them would be a kernel more in every move.
         weights: a feasible point, where Lawson and Hanson's line starts.
         aim: weights near the least-squares solution, of any sign.
         atoms, basis, coefficients: A_P, Q and T, with T A_P = Q.
@@ -378,78 +374,4 @@ def no_support(num_slots: int, num_candidates: int, num_draws: int, dtype: Any) 
         atoms=jnp.zeros((num_slots, num_draws), dtype),
         basis=jnp.zeros((num_slots, num_draws), dtype),
         coefficients=jnp.zeros((num_slots, num_slots), dtype),
-    )
-
-
-def all_candidates(
-    problem: CoresetProblem, scale: Float[Array, " n"], num_slots: int
-) -> Candidates:
-    """All atoms, with none in use."""
-    rows = jnp.arange(problem.num_data, dtype=jnp.int32)
-    return eqx.tree_at(
-        lambda c: (c.rows, c.atoms, c.usable),
-        no_candidates(num_slots, problem.num_data, problem.num_draws, scale.dtype),
-        (rows, problem.gather(rows) * scale[:, None], scale > 0),
-    )
-
-
-def no_candidates(num_slots: int, num_candidates: int, num_draws: int, dtype: Any) -> Candidates:
-    """Room for candidates that are yet to be chosen."""
-    return Candidates(
-        rows=jnp.zeros(num_candidates, jnp.int32),
-        atoms=jnp.zeros((num_candidates, num_draws), dtype),
-        usable=jnp.zeros(num_candidates, bool),
-        used=jnp.zeros(num_candidates, bool),
-        refused=jnp.zeros(num_candidates, bool),
-        coordinates=jnp.zeros((num_slots, num_candidates), dtype),
-        rest=jnp.ones(num_candidates, dtype),
-        correlations=jnp.zeros(num_candidates, dtype),
-    )
-
-
-def _spread(n: int, num: int) -> Bool[Array, " n"]:
-    """About `num` of n rows, spread over them by the golden section: in no step with any order."""
-    turned = jnp.arange(n, dtype=jnp.uint32) * np.uint32(2654435769)
-    return turned < np.uint32(2**32 * num // n)
-
-
-def choose_candidates(
-    problem: CoresetProblem,
-    target: Float[Array, " s"],
-    scale: Float[Array, " n"],
-    support: Support,
-    num_candidates: int,
-) -> Candidates:
-    """The atoms that promise most, in the order of their rows.
-
-    An atom promises the square of its correlation with the residual; or, less what that would cost,
-    with the residual as it would be without one of the few atoms in use that matter least. A
-    quarter of them are any atoms, as those that promise most may all be alike.
-    """
-    n = problem.num_data
-    settled = settle(support, target)
-    residual = settled.residual - product(settled.ahead, support.basis)
-    squares, slots, losses = least_losses(support, settled.weights)
-    without = (settled.weights / squares)[slots, None] * product(
-        jnp.take(support.coefficients, slots, axis=1).T, support.basis
-    )
-    residuals = jnp.concatenate([residual[None], residual + without])
-    correlations = jax.vmap(problem.correlate)(residuals) * scale
-    costs = jnp.concatenate([jnp.zeros(1, losses.dtype), losses])[:, None]
-    scores = jnp.max(jnp.maximum(correlations, 0) ** 2 - costs, axis=0)
-    scores = jnp.where(_spread(n, num_candidates // _SPREAD), jnp.inf, scores)
-    rows = jnp.sort(jax.lax.top_k(scores, num_candidates)[1]).astype(jnp.int32)
-    scales = scale[rows]
-    atoms = problem.gather(rows) * scales[:, None]
-    coordinates = product(support.basis, atoms.T)
-    used = (rows[:, None] == jnp.where(support.active, support.rows, n)).any(axis=1)
-    return Candidates(
-        rows=rows,
-        atoms=atoms,
-        usable=scales > 0,
-        used=used,
-        refused=jnp.zeros(num_candidates, bool),
-        coordinates=coordinates,
-        rest=1 - jnp.sum(coordinates**2, axis=0),
-        correlations=jnp.zeros(num_candidates, atoms.dtype),
     )
