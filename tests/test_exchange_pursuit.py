@@ -13,6 +13,7 @@ import scipy.optimize
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solution import Solution
 from jaxcoreset.solve import solve, sweep
+from jaxcoreset.solvers import slot_blocks
 from jaxcoreset.solvers.exchange_candidates import num_candidates_at_a_time
 from jaxcoreset.solvers.exchange_pursuit import ExchangePursuit
 from jaxcoreset.solvers.matching_pursuit import MatchingPursuit
@@ -310,6 +311,28 @@ def test_all_atoms_are_candidates_unless_they_are_too_many(
     num_data, num_draws, num_slots, working_set, at_a_time
 ):
     assert num_candidates_at_a_time(num_data, num_draws, num_slots, working_set) == at_a_time
+
+
+@pytest.mark.parametrize("working_set", [None, 100])
+def test_slots_in_blocks_change_nothing(monkeypatch, working_set):
+    vectors, ks = np.random.default_rng(3).normal(size=(2, 400, 60)), np.array([3, 20, 40])
+    solver = ExchangePursuit(working_set=working_set)
+
+    def found(problems: CoresetProblem) -> Solution:
+        return jax.jit(jax.vmap(lambda p: solver.run_path(p, jnp.asarray(ks), 40)))(problems)
+
+    with jax.enable_x64(True):
+        batch = jax.tree.map(lambda *x: jnp.stack(x), *map(_problem, vectors))
+        at_once = found(batch)
+        # Thirteen blocks or more, with free slots in all of them on the way down.
+        monkeypatch.setattr(slot_blocks, "_BLOCK", 4)
+        monkeypatch.setattr(slot_blocks, "_FEW", 8)
+        in_blocks = found(batch)
+        alone = found(jax.tree.map(lambda x: x[1:], batch))
+    np.testing.assert_array_equal(in_blocks.indices, at_once.indices)
+    np.testing.assert_allclose(in_blocks.weights, at_once.weights, rtol=1e-9)
+    np.testing.assert_array_equal(in_blocks.num_iters, at_once.num_iters)
+    np.testing.assert_array_equal(alone.indices[0], at_once.indices[1])
 
 
 def test_too_many_atoms_are_candidates_some_at_a_time():

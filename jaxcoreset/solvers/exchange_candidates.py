@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float
 from jaxcoreset.nnls import product
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solvers.exchange_support import Candidates, Support, least_losses, settle
+from jaxcoreset.solvers.slot_blocks import over_blocks
 
 # So many candidates at a time, where all atoms would be too many: where their coordinates in the
 # span of those in use had more entries than this, or they themselves (16 and 256 MB in float32).
@@ -106,7 +107,11 @@ def choose_candidates(
     rows = jnp.sort(jax.lax.top_k(scores, num_candidates)[1]).astype(jnp.int32)
     scales = scale[rows]
     atoms = problem.gather(rows) * scales[:, None]
-    coordinates = product(support.basis, atoms.T)
+    coordinates = over_blocks(
+        lambda found, block: block.into(found, product(block.of(support.basis), atoms.T)),
+        jnp.zeros((support.active.shape[0], num_candidates), atoms.dtype),
+        support.active,
+    )
     used = (rows[:, None] == jnp.where(support.active, support.rows, n)).any(axis=1)
     return Candidates(
         rows=rows,

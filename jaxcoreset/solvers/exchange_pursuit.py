@@ -44,12 +44,14 @@ from jaxcoreset.solvers.exchange_support import (
     Support,
     best_exchange,
     change,
+    compact,
     correlate,
     leaving,
     no_support,
     put,
     settle,
 )
+from jaxcoreset.solvers.slot_blocks import whole_blocks
 
 # After so many atoms in a row that brought nothing, the arithmetic has no more to give.
 _MAX_IN_VAIN = 5
@@ -198,7 +200,7 @@ class ExchangePursuit(PathSolver):
         num_points: int,
     ) -> tuple[_State, _Plan]:
         n, dtype = problem.num_data, problem.target.dtype
-        num_slots = self._over(max_k, n)
+        num_slots = whole_blocks(self._over(max_k, n))
         target_norm = jnp.linalg.norm(problem.target)
         scale = problem.scales()
         num_candidates = num_candidates_at_a_time(n, problem.num_draws, num_slots, self.working_set)
@@ -414,15 +416,18 @@ def _record(
 
 
 def _refresh(problem: CoresetProblem, plan: _Plan, state: _State) -> _State:
-    """Choose the candidates anew, by one pass over all atoms."""
+    """Choose the candidates anew, by one pass over all atoms, and close up the slots in use."""
     num_candidates = state.candidates.rows.shape[0]
-    candidates = choose_candidates(problem, plan.target, plan.scale, state.support, num_candidates)
-    same = candidates.rows == state.support.rows[:, None]
+    support, order = compact(state.support)
+    entered = jnp.where(state.entered < 0, -1, jnp.argmax(order == state.entered))
+    candidates = choose_candidates(problem, plan.target, plan.scale, support, num_candidates)
+    same = candidates.rows == support.rows[:, None]
     places = jnp.where(same.any(axis=1), jnp.argmax(same, axis=1), num_candidates)
+    support = eqx.tree_at(lambda s: s.places, support, places.astype(jnp.int32))
     new = eqx.tree_at(
-        lambda s: (s.candidates, s.support.places, s.changes),
+        lambda s: (s.support, s.candidates, s.entered, s.changes),
         state,
-        (candidates, places.astype(jnp.int32), jnp.zeros((), jnp.int32)),
+        (support, candidates, entered.astype(jnp.int32), jnp.zeros((), jnp.int32)),
     )
     return jax.tree.map(lambda a, b: jnp.where(state.stopped, b, a), new, state)
 

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxcoreset.nnls import any_lane, product
+from jaxcoreset.solvers.slot_blocks import Block, over_blocks
 
 # An atom may enter if its distance from the span of those in use is more than this many roundings.
 _INDEPENDENT = 100
@@ -183,8 +184,13 @@ def leaving(
     # Not by an index: where the result of `top_k` is sliced, the compiler sorts all in its place.
     set_here = is_set & (jnp.arange(slots.shape[0]) == 0)
     slots = jnp.where(set_here, first.astype(slots.dtype), slots)
-    columns = jnp.take(support.coefficients, slots, axis=1).T
-    return Leaving(slots, losses, squares[slots], columns, product(columns, candidates.coordinates))
+    columns = jnp.take(support.coefficients, slots, axis=1)
+    along = over_blocks(
+        lambda sums, block: sums + product(block.of(columns).T, block.of(candidates.coordinates)),
+        jnp.zeros((slots.shape[0], candidates.rest.shape[0]), columns.dtype),
+        support.active,
+    )
+    return Leaving(slots, losses, squares[slots], columns.T, along)
 
 
 def best_exchange(
@@ -297,34 +303,31 @@ def change(
     row = scale * (into - turned[1])
     aim = settled.weights - freed * turned[0] + ahead * row
 
-    def update(operands: tuple) -> tuple:
+    matrices = support.basis, support.coefficients, candidates.coordinates
+    acrosses = (
+        spanned[0] + sign * support.basis[slot_out],
+        turned[0] + sign * support.coefficients[slot_out],
+        gone + sign * candidates.coordinates[slot_out],
+    )
+    rows = direction, row, along
+    steps = factor * normal
+
+    def update(matrices: tuple, block: Block) -> tuple:
         """Reflect what belongs to the basis, and put a row in where there is one."""
-        matrices, acrosses, rows, normal, keep, new = operands
+        step, keeps, is_new = (block.of(values)[:, None] for values in (steps, keep, new))
         basis, coefficients, coordinates = (
-            jnp.where(
-                new[:, None], row, jnp.where(keep[:, None], old - normal[:, None] * across, 0)
-            )
-            for old, across, row in zip(matrices, acrosses, rows, strict=True)
+            jnp.where(is_new, row, jnp.where(keeps, block.of(matrix) - step * across, 0))
+            for matrix, across, row in zip(matrices, acrosses, rows, strict=True)
         )
-        return basis, jnp.where(keep | new[:, None], coefficients, 0), coordinates
+        changed = basis, jnp.where(keep | new, coefficients, 0), coordinates
+        return tuple(map(block.into, matrices, changed))
 
     # In a branch of its own, or the compiler evaluates the flags anew for every entry.
     basis, coefficients, coordinates = jax.lax.cond(
         any_lane(leaves | enters_really | resets),
-        update,
-        lambda operands: operands[0],
-        (
-            (support.basis, support.coefficients, candidates.coordinates),
-            (
-                spanned[0] + sign * support.basis[slot_out],
-                turned[0] + sign * support.coefficients[slot_out],
-                gone + sign * candidates.coordinates[slot_out],
-            ),
-            (direction, row, along),
-            factor * normal,
-            keep,
-            new,
-        ),
+        lambda matrices: over_blocks(update, matrices, support.active | new),
+        lambda matrices: matrices,
+        matrices,
     )
     active = (support.active & keep) | new
     aim = jnp.where(stays, support.aim, jnp.where(active, aim, 0))
@@ -375,3 +378,10 @@ def no_support(num_slots: int, num_candidates: int, num_draws: int, dtype: Any) 
         basis=jnp.zeros((num_slots, num_draws), dtype),
         coefficients=jnp.zeros((num_slots, num_slots), dtype),
     )
+
+
+def compact(support: Support) -> tuple[Support, Int[Array, " p"]]:
+    """The same atoms in the first slots, and the slots that they were in."""
+    order = jnp.argsort(~support.active, stable=True)
+    moved = jax.tree.map(lambda x: x if x.ndim == 0 else x[order], support)
+    return eqx.tree_at(lambda s: s.coefficients, moved, moved.coefficients[:, order]), order
