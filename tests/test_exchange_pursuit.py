@@ -326,7 +326,7 @@ def test_slots_in_blocks_change_nothing(monkeypatch, working_set):
         at_once = found(batch)
         # Thirteen blocks or more, with free slots in all of them on the way down.
         monkeypatch.setattr(slot_blocks, "_BLOCK", 4)
-        monkeypatch.setattr(slot_blocks, "_FEW", 8)
+        monkeypatch.setattr(slot_blocks, "_FEW", 0)
         in_blocks = found(batch)
         alone = found(jax.tree.map(lambda x: x[1:], batch))
     np.testing.assert_array_equal(in_blocks.indices, at_once.indices)

@@ -111,6 +111,7 @@ def choose_candidates(
         lambda found, block: block.into(found, product(block.of(support.basis), atoms.T)),
         jnp.zeros((support.active.shape[0], num_candidates), atoms.dtype),
         support.active,
+        num_candidates,
     )
     used = (rows[:, None] == jnp.where(support.active, support.rows, n)).any(axis=1)
     return Candidates(

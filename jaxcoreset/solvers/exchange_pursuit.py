@@ -200,10 +200,11 @@ class ExchangePursuit(PathSolver):
         num_points: int,
     ) -> tuple[_State, _Plan]:
         n, dtype = problem.num_data, problem.target.dtype
-        num_slots = whole_blocks(self._over(max_k, n))
+        num_slots = self._over(max_k, n)
         target_norm = jnp.linalg.norm(problem.target)
         scale = problem.scales()
         num_candidates = num_candidates_at_a_time(n, problem.num_draws, num_slots, self.working_set)
+        num_slots = whole_blocks(num_slots, num_candidates)
         top = self._over(k, n)
         num_starts = jnp.where(bottom <= _SHORT, min(self.num_starts, num_candidates - 1), 0)
         everything = num_candidates == n

@@ -189,6 +189,7 @@ def leaving(
         lambda sums, block: sums + product(block.of(columns).T, block.of(candidates.coordinates)),
         jnp.zeros((slots.shape[0], candidates.rest.shape[0]), columns.dtype),
         support.active,
+        candidates.rest.shape[0],
     )
     return Leaving(slots, losses, squares[slots], columns.T, along)
 
@@ -325,7 +326,9 @@ def change(
     # In a branch of its own, or the compiler evaluates the flags anew for every entry.
     basis, coefficients, coordinates = jax.lax.cond(
         any_lane(leaves | enters_really | resets),
-        lambda matrices: over_blocks(update, matrices, support.active | new),
+        lambda matrices: over_blocks(
+            update, matrices, support.active | new, candidates.rest.shape[0]
+        ),
         lambda matrices: matrices,
         matrices,
     )
