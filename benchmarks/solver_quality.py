@@ -76,7 +76,10 @@ def quality(
 
 
 def whole(
-    data_dir: Path | None, quick: bool, earlier: dict[str, Any] | None = None
+    data_dir: Path | None,
+    quick: bool,
+    earlier: dict[str, Any] | None = None,
+    most_trials: int = 20,
 ) -> dict[str, Any]:
     """The same on all rows of four data sets, of 7,580 to 26,733 rows, up to k = 1000."""
     if quick:
@@ -85,7 +88,7 @@ def whole(
         return _compare(cases, data_dir, {name: RIVALS[name] for name in names})
     cases = [
         _Case(name, draws, trials, (*_KS, 500, 1000))
-        for draws, trials in ((500, 20), (2000, 1))
+        for draws, trials in ((500, most_trials), (2000, 1))
         for name in _WHOLE
     ]
     return _compare(cases, data_dir, RIVALS, earlier, "whole")
