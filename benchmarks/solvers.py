@@ -13,7 +13,7 @@ scaling   time against n, S, k and batch, with the exponents; a figure each with
 
 The other methods take hours for quality and whole and do not change with the default solver:
 with --earlier their errors are taken from earlier results where those have the data set, draws and
-trial, and only what is not there is run. A trial of whole takes the others a quarter of an hour for
+trial, and only what is not there is run. A trial of whole takes the others ten minutes and more for
 its four data sets; --trials says how many there are to be.
 
 Times are wall seconds: "cold" is the first call, compilation included, "warm" the median of
@@ -52,6 +52,8 @@ def main(arguments: list[str] | None = None) -> None:
     if unknown:
         parser.error(f"unknown parts {sorted(unknown)}; there are {', '.join(PARTS)}")
     environment = common.environment()
+    if options.trials < 1:
+        parser.error(f"--trials is {options.trials}; wanted 1 or more")
     earlier = None if options.earlier is None else json.loads(options.earlier.read_text())
     result: dict[str, Any] = {"benchmark": "solvers"}
     if options.output is not None and options.output.is_file():

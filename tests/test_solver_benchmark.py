@@ -34,6 +34,19 @@ def test_results_for_other_sizes_are_not_taken():
     assert taken["relative_error"] == _cell(None)["relative_error"]
 
 
+def test_whole_sets_have_as_many_draws_as_are_asked_for(monkeypatch):
+    monkeypatch.setattr(solver_quality, "_compare", lambda cases, *_: cases)
+    counts = {
+        (case.num_draws, case.num_trials) for case in solver_quality.whole(None, False, None, 3)
+    }
+    assert counts == {(500, 3), (2000, 1)}
+
+
+def test_fewer_draws_than_one_are_refused():
+    with pytest.raises(SystemExit):
+        solvers.main(["--parts", "whole", "--trials", "0"])
+
+
 def test_a_set_has_the_same_draws_however_many_trials_there_are():
     # Earlier results are found by data set, number of draws and trial.
     data = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2

@@ -1,9 +1,9 @@
 """Work on the slots in use alone, a block of them at a time.
 
 There are as many slots as there may ever be atoms in use, and mostly far fewer are. Where there are
-hundreds it pays to leave out those that are free: slots are filled from the first one on, so those
-in use are the first blocks. That is so on a CPU, where the work counts; on other devices, where a
-step of a loop costs more than the work in it, all slots are one block.
+many of them, and many candidates, it pays on a CPU to leave out those that are free: slots are
+filled from the first one on, so those in use are the first blocks. On other devices, for which it
+has not been measured, all slots are one block.
 """
 
 from collections.abc import Callable
