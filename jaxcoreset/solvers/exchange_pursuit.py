@@ -85,7 +85,7 @@ class _State(eqx.Module):
     lowest: Float[Array, ""]  # the objective when it last fell by `min_gain`
     idle: Int[Array, ""]  # moves since then
     renewed: Float[Array, ""]  # the objective when the candidates last had no more to give
-    entered: Int[Array, ""]  # slot of the atom that came last
+    entered: Int[Array, ""]  # row of the atom that came last
     objective: Float[Array, ""]  # of the last least-squares solution that was feasible
     start: Int[Array, ""]  # how many other starts have begun
     tried: Int[Array, " q"]  # rows of the first atoms, by start
@@ -360,7 +360,7 @@ class ExchangePursuit(PathSolver):
             evicts, jnp.maximum(support.weights + fraction * (solved - support.weights), 0), solved
         )
         place = jnp.where(exchanges, exchange.place, added)
-        refuses = evicts & (first == state.entered)
+        refuses = evicts & (support.rows[first] == state.entered)
         refused = refused | (refuses & (jnp.arange(refused.shape[0]) == support.places[first]))
         support, candidates, entered = change(
             support,
@@ -419,16 +419,15 @@ def _record(
 def _refresh(problem: CoresetProblem, plan: _Plan, state: _State) -> _State:
     """Choose the candidates anew, by one pass over all atoms, and close up the slots in use."""
     num_candidates = state.candidates.rows.shape[0]
-    support, order = compact(state.support)
-    entered = jnp.where(state.entered < 0, -1, jnp.argmax(order == state.entered))
+    support = compact(state.support)
     candidates = choose_candidates(problem, plan.target, plan.scale, support, num_candidates)
     same = candidates.rows == support.rows[:, None]
     places = jnp.where(same.any(axis=1), jnp.argmax(same, axis=1), num_candidates)
     support = eqx.tree_at(lambda s: s.places, support, places.astype(jnp.int32))
     new = eqx.tree_at(
-        lambda s: (s.support, s.candidates, s.entered, s.changes),
+        lambda s: (s.support, s.candidates, s.changes),
         state,
-        (support, candidates, entered.astype(jnp.int32), jnp.zeros((), jnp.int32)),
+        (support, candidates, jnp.zeros((), jnp.int32)),
     )
     return jax.tree.map(lambda a, b: jnp.where(state.stopped, b, a), new, state)
 

@@ -266,7 +266,7 @@ def change(
         stays: whether nothing at all is to change.
 
     Returns:
-        The new support and candidates, and the slot of the atom that entered, −1 if none did.
+        The new support and candidates, and the row of the atom that entered, −1 if none did.
     """
     slots = jnp.arange(support.active.shape[0])
     slot_out = few.slots[which]
@@ -364,7 +364,7 @@ def change(
             rest=jnp.where(resets, 1, distance),
             correlations=candidates.correlations + freed * gone - ahead * along,
         ),
-        jnp.where(enters_really, slot_in, -1).astype(jnp.int32),
+        jnp.where(enters_really, candidates.rows[place], -1).astype(jnp.int32),
     )
 
 
@@ -383,8 +383,8 @@ def no_support(num_slots: int, num_candidates: int, num_draws: int, dtype: Any) 
     )
 
 
-def compact(support: Support) -> tuple[Support, Int[Array, " p"]]:
-    """The same atoms in the first slots, and the slots that they were in."""
+def compact(support: Support) -> Support:
+    """The same atoms in the first slots."""
     order = jnp.argsort(~support.active, stable=True)
     moved = jax.tree.map(lambda x: x if x.ndim == 0 else x[order], support)
-    return eqx.tree_at(lambda s: s.coefficients, moved, moved.coefficients[:, order]), order
+    return eqx.tree_at(lambda s: s.coefficients, moved, moved.coefficients[:, order])
