@@ -13,7 +13,7 @@ import scipy.optimize
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solution import Solution
 from jaxcoreset.solve import solve, sweep
-from jaxcoreset.solvers import slot_blocks
+from jaxcoreset.solvers import exchange_candidates, slot_blocks
 from jaxcoreset.solvers.exchange_candidates import num_candidates_at_a_time
 from jaxcoreset.solvers.exchange_pursuit import ExchangePursuit
 from jaxcoreset.solvers.matching_pursuit import MatchingPursuit
@@ -354,3 +354,47 @@ def test_a_few_rows_are_never_worse_than_matching_pursuits(seed):
     solver = ExchangePursuit(exchanges_down=0, working_set=256)
     found = sweep(problem, ks, solver).relative_error
     assert np.all(found <= 1.001 * sweep(problem, ks, MatchingPursuit()).relative_error)
+
+
+def _two_with_many_atoms(num_data: int) -> np.ndarray:
+    """Atoms of which a small part at a time is not enough to choose from."""
+    rng = np.random.default_rng(5)
+    low_rank = rng.normal(size=(2, num_data, 12)) @ rng.normal(size=(2, 12, 120))
+    return (low_rank + 0.5 * rng.normal(size=low_rank.shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("largest", "num_slots"), [(24, 34), (50, 65)])
+def test_a_long_sweep_is_at_small_k_as_good_as_a_short_one(monkeypatch, largest, num_slots):
+    vectors = _two_with_many_atoms(num_data=16 * largest)
+    monkeypatch.setattr(exchange_candidates, "_WORKING_SET", 8)
+    monkeypatch.setattr(exchange_candidates, "_MOST_COORDINATES", num_slots * vectors.shape[1])
+    with jax.enable_x64(True):
+        problems = jax.vmap(CoresetProblem)(vectors.astype(np.float64))
+
+        def found(ks: list[int], max_k: int, **settings: int) -> Solution:
+            solver = ExchangePursuit(**settings)
+            return jax.vmap(lambda p: sweep(p, np.array(ks), solver, max_k=max_k))(problems)
+
+        ks = [1, 5, 10, 20, largest, 100]
+        long, short = found(ks, 100), found(ks[:-1], largest)
+        with_few = found(ks, 100, working_set=8)
+        assert np.all(long.objective[:, :-1] <= 1.001 * short.objective)
+        np.testing.assert_array_equal(long.indices[:, -1], with_few.indices[:, -1])
+        assert np.all(np.mean(np.log(long.objective / with_few.objective)[:, :-1], axis=0) <= 0)
+        assert np.median((long.objective / with_few.objective)[:, 1:-1]) < 0.95
+        assert np.all(np.sum(long.weights > 0, axis=2) <= np.array(ks))
+        images = jax.vmap(jax.vmap(CoresetProblem.combine, (None, 0, 0)))(
+            problems, long.indices, long.weights
+        )
+        errors = jnp.sum((problems.target[:, None] - images) ** 2, axis=2)
+    np.testing.assert_allclose(errors, long.objective, rtol=1e-6)
+
+
+def test_a_long_sweep_of_large_k_has_no_run_for_small_ones(monkeypatch):
+    problem, ks = _problem(_two_with_many_atoms(num_data=300)[0]), np.array([60, 100])
+    monkeypatch.setattr(exchange_candidates, "_WORKING_SET", 32)
+    monkeypatch.setattr(exchange_candidates, "_MOST_COORDINATES", 65 * 300)
+    found = sweep(problem, ks)
+    alone = sweep(problem, ks, ExchangePursuit(working_set=32))
+    np.testing.assert_array_equal(found.indices, alone.indices)
+    np.testing.assert_array_equal(found.num_iters, alone.num_iters)

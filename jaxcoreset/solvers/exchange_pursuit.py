@@ -21,6 +21,7 @@ many atoms for all of them to be candidates in every move, the moves see some at
 `jaxcoreset.solvers.exchange_candidates` says.
 """
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -59,6 +60,8 @@ _MAX_IN_VAIN = 5
 _MAX_IDLE = 100
 # Further starts go up to this size; beyond, the first atom is forgotten.
 _SHORT = 24
+# Sizes that a sweep has a run of its own for, if only there all atoms can be candidates.
+_SMALL_SIZES = (50, _SHORT)
 # In such starts candidates are chosen anew after so many changes of the size; in the first and in
 # matching pursuit, after one.
 _CHANGES_OF_A_START = 2
@@ -115,7 +118,8 @@ class ExchangePursuit(PathSolver):
     atoms are exchanged one for one. See the module's head for the method and its sources. One run
     holds the solutions for every k; a run for one k does not go below it. Where k, or the smallest
     k of a sweep, is at most 24, `num_starts` short pursuits are added: matching pursuit, and others
-    from other first atoms.
+    from other first atoms. A sweep to a k for which not all atoms can be candidates at once has a
+    run of its own up to 50, or 24, if there they can; the better solution of each size is kept.
 
     A move passes once over the candidates, which are all atoms or a working set, and a few times
     over the atoms in use and over the coordinates of the candidates in their span. It is meant for
@@ -174,7 +178,14 @@ class ExchangePursuit(PathSolver):
         key: PRNGKeyArray | None = None,
     ) -> Solution:
         """Up beyond the largest of `ks` and back to the smallest; see `Solver.run_path`."""
-        state, plan = self._pursue(problem, jnp.max(ks), jnp.min(ks), max_k, num_points=max_k)
+        most, least = jnp.max(ks), jnp.min(ks)
+        small = self._small_sizes(problem, max_k)
+        # The run for the small sizes has the further starts as well.
+        solver = self if small is None else dataclasses.replace(self, num_starts=0)
+        state, plan = solver._pursue(problem, most, least, max_k, num_points=max_k)
+        if small is not None:
+            few = jnp.minimum(most, small)
+            state = _joined(state, self._pursue(problem, few, least, small, num_points=small)[0])
         sizes = jnp.arange(1, max_k + 1)
 
         def at(k: Int[Array, ""]) -> Solution:
@@ -183,6 +194,17 @@ class ExchangePursuit(PathSolver):
             return _solution(problem, plan, state, place, max_k, self)
 
         return jax.lax.map(at, ks)
+
+    def _small_sizes(self, problem: CoresetProblem, max_k: int) -> int | None:
+        """Up to which size all atoms may be candidates, where they can't be up to `max_k`."""
+        n = problem.num_data
+
+        def all_fit(max_k: int) -> bool:
+            num_slots = self._over(max_k, n)
+            return n == num_candidates_at_a_time(n, problem.num_draws, num_slots, self.working_set)
+
+        fitting = (size for size in _SMALL_SIZES if size < max_k and all_fit(size))
+        return None if all_fit(max_k) else next(fitting, None)
 
     def _over(self, k: Any, n: int) -> Any:
         """The size at the top, for a k that is a number or an array."""
@@ -199,6 +221,7 @@ class ExchangePursuit(PathSolver):
         max_k: int,
         num_points: int,
     ) -> tuple[_State, _Plan]:
+        """Pursue up beyond k and back to `bottom`, from all starts; nothing if that is above k."""
         n, dtype = problem.num_data, problem.target.dtype
         num_slots = self._over(max_k, n)
         target_norm = jnp.linalg.norm(problem.target)
@@ -226,6 +249,7 @@ class ExchangePursuit(PathSolver):
             num_starts=num_starts,
             max_moves=(self.exchanges_down + 9) * top + 5 * _SHORT * num_starts + 100,
         )
+        nothing_to_do = (target_norm == 0) | (bottom > k)
         state = _State(
             support=support,
             candidates=candidates,
@@ -247,8 +271,8 @@ class ExchangePursuit(PathSolver):
             tried=jnp.full(self.num_starts + 1, n, jnp.int32),
             moves=zero,
             changes=zero,
-            stopped=target_norm == 0,
-            converged=target_norm == 0,
+            stopped=nothing_to_do,
+            converged=nothing_to_do,
         )
 
         def going(state: _State) -> Array:
@@ -414,6 +438,28 @@ def _record(
     better = wanted & (objective < known)
     new = _Path(support.rows, weights, objective)
     return jax.tree.map(lambda p, x: put(p, place, x, better), path, new)
+
+
+def _joined(state: _State, small: _State) -> _State:
+    """The better solution of each size, of a run and of one for the small sizes."""
+    num_points, num_slots = small.path.rows.shape
+    better = small.path.objective < state.path.objective[:num_points]
+
+    def join(ours: Array, theirs: Array) -> Array:
+        slots = [(0, ours.shape[-1] - num_slots)] * (theirs.ndim - 1)
+        theirs = jnp.pad(theirs, [(0, 0), *slots])
+        taken = better.reshape(-1, *[1] * (theirs.ndim - 1))
+        return ours.at[:num_points].set(jnp.where(taken, theirs, ours[:num_points]))
+
+    return eqx.tree_at(
+        lambda s: (s.path, s.moves, s.converged),
+        state,
+        (
+            jax.tree.map(join, state.path, small.path),
+            state.moves + small.moves,
+            state.converged & small.converged,
+        ),
+    )
 
 
 def _refresh(problem: CoresetProblem, plan: _Plan, state: _State) -> _State:
