@@ -398,3 +398,17 @@ def test_a_long_sweep_of_large_k_has_no_run_for_small_ones(monkeypatch):
     alone = sweep(problem, ks, ExchangePursuit(working_set=32))
     np.testing.assert_array_equal(found.indices, alone.indices)
     np.testing.assert_array_equal(found.num_iters, alone.num_iters)
+
+
+def test_a_run_for_small_k_may_have_more_slots(monkeypatch):
+    problem, ks = _problem(_two_with_many_atoms(num_data=300)[0]), np.array([5, 50, 56])
+    monkeypatch.setattr(exchange_candidates, "_WORKING_SET", 32)
+    monkeypatch.setattr(exchange_candidates, "_MOST_COORDINATES", 65 * 300)
+    # So that slots come in blocks of 64 where all atoms are candidates, and only there.
+    monkeypatch.setattr(slot_blocks, "_FEW", 72 * 32)
+    found = sweep(problem, ks)
+    short = sweep(problem, ks[:-1], max_k=50)
+    np.testing.assert_allclose(found.objective[:-1], short.objective, rtol=0.1)
+    images = jax.vmap(problem.combine)(found.indices, found.weights)
+    errors = jnp.linalg.norm(problem.target - images, axis=1) / jnp.linalg.norm(problem.target)
+    np.testing.assert_allclose(errors, found.relative_error, rtol=1e-3)

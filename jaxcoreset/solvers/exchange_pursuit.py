@@ -39,6 +39,7 @@ from jaxcoreset.solvers.exchange_candidates import (
     no_candidates,
     num_candidates_at_a_time,
 )
+from jaxcoreset.solvers.exchange_path import Path
 from jaxcoreset.solvers.exchange_support import (
     Candidates,
     Choice,
@@ -49,7 +50,6 @@ from jaxcoreset.solvers.exchange_support import (
     correlate,
     leaving,
     no_support,
-    put,
     settle,
 )
 from jaxcoreset.solvers.slot_blocks import whole_blocks
@@ -69,18 +69,10 @@ _CHANGES_OF_A_START = 2
 _MOVES_PER_PASS = 8
 
 
-class _Path(eqx.Module):
-    """The best solution seen at each size: rows of atoms and weights by slot."""
-
-    rows: Int[Array, "*k p"]
-    weights: Float[Array, "*k p"]
-    objective: Float[Array, "*k"]
-
-
 class _State(eqx.Module):
     support: Support
     candidates: Candidates
-    path: _Path
+    path: Path
     falling: Bool[Array, ""]  # past the top
     exchanges: Int[Array, ""]  # at this size
     exchanged: Bool[Array, ""]  # whether the last move was one
@@ -185,15 +177,19 @@ class ExchangePursuit(PathSolver):
         state, plan = solver._pursue(problem, most, least, max_k, num_points=max_k)
         if small is not None:
             few = jnp.minimum(most, small)
-            state = _joined(state, self._pursue(problem, few, least, small, num_points=small)[0])
-        sizes = jnp.arange(1, max_k + 1)
-
-        def at(k: Int[Array, ""]) -> Solution:
-            """The best of the solutions with at most so many rows, and the smallest of those."""
-            place = jnp.argmin(jnp.where(sizes <= k, state.path.objective, jnp.inf))
-            return _solution(problem, plan, state, place, max_k, self)
-
-        return jax.lax.map(at, ks)
+            other, _ = self._pursue(problem, few, least, small, num_points=small)
+            state = eqx.tree_at(
+                lambda s: (s.path, s.moves, s.converged),
+                state,
+                (
+                    state.path.joined(other.path),
+                    state.moves + other.moves,
+                    state.converged & other.converged,
+                ),
+            )
+        return jax.lax.map(
+            lambda k: _solution(problem, plan, state, state.path.best(k), max_k, self), ks
+        )
 
     def _small_sizes(self, problem: CoresetProblem, max_k: int) -> int | None:
         """Up to which size all atoms may be candidates, where they can't be up to `max_k`."""
@@ -253,11 +249,7 @@ class ExchangePursuit(PathSolver):
         state = _State(
             support=support,
             candidates=candidates,
-            path=_Path(
-                jnp.zeros((num_points, num_slots), jnp.int32),
-                jnp.zeros((num_points, num_slots), dtype),
-                jnp.ones(num_points, dtype),
-            ),
+            path=Path.empty(num_points, num_slots, dtype),
             falling=no,
             exchanges=zero,
             exchanged=no,
@@ -328,7 +320,7 @@ class ExchangePursuit(PathSolver):
 
         feasible = ~blocks & ~stopped
         progress = feasible & (objective < (1 - small) * state.objective)
-        path = _record(state.path, support, solved, objective, size, feasible & (size <= plan.most))
+        path = state.path.record(support, solved, objective, feasible & (size <= plan.most))
         refused = candidates.refused & ~progress
 
         # What could be done.
@@ -427,39 +419,6 @@ class ExchangePursuit(PathSolver):
             stopped=state.stopped | done,
             converged=jnp.where(state.stopped, state.converged, ~out_of_moves),
         )
-
-
-def _record(
-    path: _Path, support: Support, weights: Array, objective: Array, size: Array, wanted: Array
-) -> _Path:
-    """Keep a solution if it is the best of its size."""
-    place = jnp.clip(size - 1, 0, path.objective.shape[0] - 1)
-    known = jax.lax.dynamic_index_in_dim(path.objective, place, keepdims=False)
-    better = wanted & (objective < known)
-    new = _Path(support.rows, weights, objective)
-    return jax.tree.map(lambda p, x: put(p, place, x, better), path, new)
-
-
-def _joined(state: _State, small: _State) -> _State:
-    """The better solution of each size, of a run and of one for the small sizes."""
-    num_points, num_slots = small.path.rows.shape
-    better = small.path.objective < state.path.objective[:num_points]
-
-    def join(ours: Array, theirs: Array) -> Array:
-        slots = [(0, ours.shape[-1] - num_slots)] * (theirs.ndim - 1)
-        theirs = jnp.pad(theirs, [(0, 0), *slots])
-        taken = better.reshape(-1, *[1] * (theirs.ndim - 1))
-        return ours.at[:num_points].set(jnp.where(taken, theirs, ours[:num_points]))
-
-    return eqx.tree_at(
-        lambda s: (s.path, s.moves, s.converged),
-        state,
-        (
-            jax.tree.map(join, state.path, small.path),
-            state.moves + small.moves,
-            state.converged & small.converged,
-        ),
-    )
 
 
 def _refresh(problem: CoresetProblem, plan: _Plan, state: _State) -> _State:

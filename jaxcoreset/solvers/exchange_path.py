@@ -1,0 +1,75 @@
+"""The best solution seen at each size, in a run of `jaxcoreset.solvers.ExchangePursuit`."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxcoreset.solvers.exchange_support import Support, put
+
+
+class Path(eqx.Module):
+    """Rows and weights by size and slot.
+
+    Attributes:
+        rows: of the atoms in use.
+        weights: of the scaled atoms for the scaled target, zero in slots that are free.
+        objective: one, that of no atoms, where nothing better was seen.
+    """
+
+    rows: Int[Array, "*k p"]
+    weights: Float[Array, "*k p"]
+    objective: Float[Array, "*k"]
+
+    @classmethod
+    def empty(cls, num_sizes: int, num_slots: int, dtype: Any) -> "Path":
+        """Nothing seen.
+
+        Args:
+            num_sizes: sizes from 1 on; where there is only one, it stands for any.
+            num_slots: how many atoms may be in use.
+            dtype: of the weights.
+        """
+        return cls(
+            jnp.zeros((num_sizes, num_slots), jnp.int32),
+            jnp.zeros((num_sizes, num_slots), dtype),
+            jnp.ones(num_sizes, dtype),
+        )
+
+    def record(
+        self,
+        support: Support,
+        weights: Float[Array, " p"],
+        objective: Float[Array, ""],
+        wanted: Bool[Array, ""],
+    ) -> "Path":
+        """Keep a solution if that is wanted and it is the best of its size."""
+        place = jnp.clip(support.size - 1, 0, self.objective.shape[0] - 1)
+        known = jax.lax.dynamic_index_in_dim(self.objective, place, keepdims=False)
+        better = wanted & (objective < known)
+        new = Path(support.rows, weights, objective)
+        return jax.tree.map(lambda p, x: put(p, place, x, better), self, new)
+
+    def joined(self, small: "Path") -> "Path":
+        """The better solution of each size, of this run and of one to smaller sizes."""
+        num_sizes = small.objective.shape[0]
+        num_slots = max(self.rows.shape[1], small.rows.shape[1])
+        better = small.objective < self.objective[:num_sizes]
+
+        def join(ours: Array, theirs: Array) -> Array:
+            if ours.ndim == 1:
+                return ours.at[:num_sizes].set(jnp.where(better, theirs, ours[:num_sizes]))
+            ours, theirs = (
+                jnp.pad(x, [(0, 0), (0, num_slots - x.shape[1])]) for x in (ours, theirs)
+            )
+            taken = jnp.where(better[:, None], theirs, ours[:num_sizes])
+            return ours.at[:num_sizes].set(taken)
+
+        return jax.tree.map(join, self, small)
+
+    def best(self, k: Int[Array, ""]) -> Int[Array, ""]:
+        """Where the best of the solutions with at most k rows is, and the smallest of those."""
+        sizes = jnp.arange(1, self.objective.shape[0] + 1)
+        return jnp.argmin(jnp.where(sizes <= k, self.objective, jnp.inf))
