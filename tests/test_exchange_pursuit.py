@@ -379,6 +379,7 @@ def test_a_long_sweep_is_at_small_k_as_good_as_a_short_one(monkeypatch, largest,
         long, short = found(ks, 100), found(ks[:-1], largest)
         with_few = found(ks, 100, working_set=8)
         assert np.all(long.objective[:, :-1] <= 1.001 * short.objective)
+        assert np.all(long.num_iters[:, 0] > short.num_iters[:, 0])
         np.testing.assert_array_equal(long.indices[:, -1], with_few.indices[:, -1])
         assert np.all(np.mean(np.log(long.objective / with_few.objective)[:, :-1], axis=0) <= 0)
         assert np.median((long.objective / with_few.objective)[:, 1:-1]) < 0.95
