@@ -5,7 +5,8 @@ use. Where there are more, the moves see only a working set: the best by normali
 the residual, or with what the residual would be without one of the few atoms that matter least, and
 for a quarter any atoms, since the best may all be alike. They are chosen again, by one pass over
 all atoms, each time the size has changed by a tenth, so up to size 20 for each atom, and where they
-have no more to give.
+have no more to give. A long sweep has a run of its own for those small sizes at which all atoms can
+be candidates.
 """
 
 from typing import Any

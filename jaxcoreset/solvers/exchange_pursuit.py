@@ -171,7 +171,7 @@ class ExchangePursuit(PathSolver):
     ) -> Solution:
         """Up beyond the largest of `ks` and back to the smallest; see `Solver.run_path`."""
         most, least = jnp.max(ks), jnp.min(ks)
-        small = self._small_sizes(problem, max_k)
+        small = self._small_size(problem, max_k)
         # The run for the small sizes has the further starts as well.
         solver = self if small is None else dataclasses.replace(self, num_starts=0)
         state, plan = solver._pursue(problem, most, least, max_k, num_points=max_k)
@@ -191,7 +191,7 @@ class ExchangePursuit(PathSolver):
             lambda k: _solution(problem, plan, state, state.path.best(k), max_k, self), ks
         )
 
-    def _small_sizes(self, problem: CoresetProblem, max_k: int) -> int | None:
+    def _small_size(self, problem: CoresetProblem, max_k: int) -> int | None:
         """Up to which size all atoms may be candidates, where they can't be up to `max_k`."""
         n = problem.num_data
 
