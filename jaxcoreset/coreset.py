@@ -18,7 +18,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int, PRNGKeyArray
 from numpyro.infer import MCMC
 
+from jaxcoreset.coreset_frame import as_frame
 from jaxcoreset.host import Clock, peak_memory, write_whole
+from jaxcoreset.json_arrays import decode, encode
 from jaxcoreset.laplace import LaplaceApproximation
 from jaxcoreset.likelihood import ModelLikelihood, weighted_model
 from jaxcoreset.model_arguments import flatten
@@ -100,6 +102,21 @@ class Coreset:
     def full_model(self) -> Callable:
         """The model as its user wrote it, without weights; errors as for `model`."""
         return self._full_model or _import_model(self._model_name)
+
+    @property
+    def data_names(self) -> dict[str, int]:
+        """Names of the data among the arguments, with places when (args, kwargs) is flattened."""
+        if self._data_names is not None:
+            return dict(self._data_names)
+        # Made by hand, or saved by a version that kept no names.
+        model = self._full_model or (lambda *args, **kwargs: None)
+        names = flatten(model, self.args, self.kwargs).names
+        leaves = jax.tree.leaves((self.args, self.kwargs))
+        return {
+            name: at
+            for at, (name, leaf) in enumerate(zip(names, leaves, strict=True))
+            if np.ndim(leaf) > 0 and len(leaf) == len(self)
+        }
 
     @property
     def data_places(self) -> tuple[int, ...]:
@@ -185,15 +202,15 @@ class Coreset:
         arrays: dict[str, np.ndarray] = {}
         header = {
             "format": _FORMAT,
-            "args": _encode(list(self.args), arrays, "args"),
-            "kwargs": _encode(self.kwargs, arrays, "kwargs"),
+            "args": encode(list(self.args), arrays, "args"),
+            "kwargs": encode(self.kwargs, arrays, "kwargs"),
             "report": self.report.to_dict(),
             "data_dims": self._data_dims,
             "model": self._model_name,
             "data_names": self._data_names,
             "summary": None
             if self.summary is None
-            else _encode(self.summary.to_dict(), arrays, "summary"),
+            else encode(self.summary.to_dict(), arrays, "summary"),
         }
         arrays |= {"indices": self.indices, "weights": self.weights}
         arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
@@ -223,33 +240,7 @@ class Coreset:
             TypeError: if `table` is no data frame.
             ModuleNotFoundError: if pandas is not installed; the extra ``tables`` brings it.
         """
-        try:
-            import pandas as pd
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "pandas is missing; to_frame needs it: pip install 'jaxcoreset[tables]'",
-                name="pandas",
-            ) from error
-        if table is None:
-            frame = pd.DataFrame(self._data_columns())
-        elif not isinstance(table, pd.DataFrame):
-            raise TypeError(f"table is a {type(table).__name__}; wanted a pandas DataFrame.")
-        elif len(table) != self.report.num_data:
-            raise ValueError(
-                f"table has {len(table):,} rows; wanted the {self.report.num_data:,} that the "
-                "coreset was built from, in the same order."
-            )
-        else:
-            frame = table.iloc[self.indices].copy()
-        for option, name in (("row", row), ("weight", weight)):
-            if name in frame.columns or row == weight:
-                raise ValueError(
-                    f"{option} is {name!r}, and there is another column of that name; wanted a new "
-                    f"one, for instance {option}='coreset_{name}'."
-                )
-        frame.insert(0, row, self.indices)
-        frame.insert(1, weight, self.weights)
-        return frame
+        return as_frame(self, table, weight, row)
 
     def to_csv(
         self,
@@ -305,26 +296,6 @@ class Coreset:
                 name="pyarrow",
             ) from error
         return write_whole(path, lambda file: frame.to_parquet(file, engine="pyarrow", index=False))
-
-    def _data_columns(self) -> dict[str, np.ndarray]:
-        """The model's data as columns by name."""
-        leaves = jax.tree.leaves((self.args, self.kwargs))
-        names = self._data_names
-        if names is None:  # made by hand, or saved by a version that kept no names
-            model = self._full_model or (lambda *args, **kwargs: None)
-            found = flatten(model, self.args, self.kwargs).names
-            names = {
-                name: at
-                for at, name in enumerate(found)
-                if np.ndim(leaves[at]) > 0 and len(leaves[at]) == len(self)
-            }
-        columns: dict[str, np.ndarray] = {}
-        for name, at in names.items():
-            values = np.asarray(leaves[at])
-            for index in np.ndindex(values.shape[1:]):
-                suffix = f"[{','.join(map(str, index))}]" if index else ""
-                columns[name + suffix] = values[(slice(None), *index)]
-        return columns
 
 
 def coreset_of_rows(
@@ -424,8 +395,8 @@ def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:
         model,
         arrays["indices"],
         arrays["weights"],
-        tuple(_decode(header["args"], arrays)),
-        _decode(header["kwargs"], arrays),
+        tuple(decode(header["args"], arrays)),
+        decode(header["kwargs"], arrays),
         Report.from_dict(header["report"]),
         data_dims=header["data_dims"],
         model_name=header["model"],
@@ -434,42 +405,10 @@ def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:
     )
 
 
-def _encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
-    """A value as JSON; its arrays go to `arrays` under names that the JSON refers to."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return {"value": value}
-    if isinstance(value, np.ndarray | np.generic | jax.Array):
-        arrays[name] = np.asarray(value)
-        return {"array": name, "jax": isinstance(value, jax.Array)}
-    if type(value) in (list, tuple):
-        items = [_encode(item, arrays, f"{name}.{i}") for i, item in enumerate(value)]
-        return {type(value).__name__: items}
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {
-            "dict": {key: _encode(item, arrays, f"{name}.{key}") for key, item in value.items()}
-        }
-    raise TypeError(
-        f"{name} holds a {type(value).__name__}, which cannot be saved without pickle; wanted "
-        "arrays, numbers, strings, None, and tuples, lists or dictionaries of those."
-    )
-
-
 def _summary(value: Any, arrays: Mapping[str, np.ndarray]) -> "DataSummary | None":
     from jaxcoreset.summary import DataSummary
 
-    return None if value is None else DataSummary.from_dict(_decode(value, arrays))
-
-
-def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    if "value" in value:
-        return value["value"]
-    if "array" in value:
-        array = arrays[value["array"]]
-        return jax.numpy.asarray(array) if value["jax"] else array
-    if "dict" in value:
-        return {key: _decode(item, arrays) for key, item in value["dict"].items()}
-    kind = tuple if "tuple" in value else list
-    return kind(_decode(item, arrays) for item in value[kind.__name__])
+    return None if value is None else DataSummary.from_dict(decode(value, arrays))
 
 
 def _name_of(model: Callable | None) -> str | None:

@@ -177,21 +177,10 @@ def report_after(
     history: list[dict[str, Any]],
 ) -> Report:
     """A report like the one before, of a coreset that was chosen from a pool."""
-    path, at = choice.path, choice.at
     return dataclasses.replace(
         before,
+        **choice.facts(pool, estimate),
         num_data=num_data,
-        num_used=int(np.count_nonzero(path.weights[at])),
-        num_candidates=pool.num_candidates,
-        num_draws=pool.count("solver"),
-        num_held_out=pool.count("select") + pool.count("confirm"),
-        relative_error=float(path.relative_error[at]),
-        held_out_error=choice.estimate.error,
-        kl=estimate.kl,
-        kl_standard_error=estimate.standard_error,
-        solver=path.solver,
-        converged=bool(path.converged[at]),
-        curve=choice.curve,
         seconds=clock.seconds,
         peak_memory=peak_memory(),
         is_within_tol=None if before.tol is None else bool(estimate.upper <= before.tol),

@@ -9,6 +9,7 @@ is at most a tenth of the tolerance.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +72,27 @@ class Choice:
     estimate: Estimate
     curve: dict[str, np.ndarray]
     is_within: bool = True
+
+    def facts(self, pool: DrawPool, estimate: Estimate) -> dict[str, Any]:
+        """What a `jaxcoreset.Report` says of the choice.
+
+        Args:
+            pool: the draws that it was made by.
+            estimate: of the divergence, if another is to be reported than that of the choice.
+        """
+        return {
+            "num_used": int(np.count_nonzero(self.path.weights[self.at])),
+            "num_candidates": pool.num_candidates,
+            "num_draws": pool.count("solver"),
+            "num_held_out": pool.count("select") + pool.count("confirm"),
+            "relative_error": float(self.path.relative_error[self.at]),
+            "held_out_error": self.estimate.error,
+            "kl": estimate.kl,
+            "kl_standard_error": estimate.standard_error,
+            "solver": self.path.solver,
+            "converged": bool(self.path.converged[self.at]),
+            "curve": self.curve,
+        }
 
 
 def largest_size(pool: DrawPool, path: Solution, sizes: np.ndarray) -> Choice:
