@@ -176,31 +176,53 @@ class ExchangePursuit(PathSolver):
         solver = self if small is None else dataclasses.replace(self, num_starts=0)
         state, plan = solver._pursue(problem, most, least, max_k, num_points=max_k)
         if small is not None:
-            few = jnp.minimum(most, small)
-            other, _ = self._pursue(problem, few, least, small, num_points=small)
-            state = eqx.tree_at(
-                lambda s: (s.path, s.moves, s.converged),
-                state,
-                (
-                    state.path.joined(other.path),
-                    state.moves + other.moves,
-                    state.converged & other.converged,
-                ),
-            )
+            state = self._with_small_sizes(problem, state, least, jnp.minimum(most, small), small)
         return jax.lax.map(
             lambda k: _solution(problem, plan, state, state.path.best(k), max_k, self), ks
         )
 
+    def _with_small_sizes(
+        self,
+        problem: CoresetProblem,
+        state: _State,
+        least: Int[Array, ""],
+        most: Int[Array, ""],
+        max_k: int,
+    ) -> _State:
+        """The state with the better solutions of sizes from `least` to `most`, of another run."""
+
+        def pursue() -> tuple[Path, Array, Array]:
+            other, _ = self._pursue(problem, most, least, max_k, num_points=max_k)
+            return other.path, other.moves, other.converged
+
+        nothing = (
+            Path.empty(max_k, self._room(problem, max_k)[0], problem.target.dtype),
+            jnp.zeros((), jnp.int32),
+            jnp.ones((), bool),
+        )
+        # Where there are no such sizes, the run would do nothing, but all atoms would be gathered.
+        path, moves, converged = jax.lax.cond(least <= most, pursue, lambda: nothing)
+        return eqx.tree_at(
+            lambda s: (s.path, s.moves, s.converged),
+            state,
+            (state.path.joined(path), state.moves + moves, state.converged & converged),
+        )
+
     def _small_size(self, problem: CoresetProblem, max_k: int) -> int | None:
         """Up to which size all atoms may be candidates, where they can't be up to `max_k`."""
-        n = problem.num_data
 
         def all_fit(max_k: int) -> bool:
-            num_slots = self._over(max_k, n)
-            return n == num_candidates_at_a_time(n, problem.num_draws, num_slots, self.working_set)
+            return self._room(problem, max_k)[1] == problem.num_data
 
         fitting = (size for size in _SMALL_SIZES if size < max_k and all_fit(size))
         return None if all_fit(max_k) else next(fitting, None)
+
+    def _room(self, problem: CoresetProblem, max_k: int) -> tuple[int, int]:
+        """How many slots a run has, and how many candidates at a time."""
+        n = problem.num_data
+        num_slots = self._over(max_k, n)
+        num_candidates = num_candidates_at_a_time(n, problem.num_draws, num_slots, self.working_set)
+        return whole_blocks(num_slots, num_candidates), num_candidates
 
     def _over(self, k: Any, n: int) -> Any:
         """The size at the top, for a k that is a number or an array."""
@@ -219,11 +241,9 @@ class ExchangePursuit(PathSolver):
     ) -> tuple[_State, _Plan]:
         """Pursue up beyond k and back to `bottom`, from all starts; nothing if that is above k."""
         n, dtype = problem.num_data, problem.target.dtype
-        num_slots = self._over(max_k, n)
+        num_slots, num_candidates = self._room(problem, max_k)
         target_norm = jnp.linalg.norm(problem.target)
         scale = problem.scales()
-        num_candidates = num_candidates_at_a_time(n, problem.num_draws, num_slots, self.working_set)
-        num_slots = whole_blocks(num_slots, num_candidates)
         top = self._over(k, n)
         num_starts = jnp.where(bottom <= _SHORT, min(self.num_starts, num_candidates - 1), 0)
         everything = num_candidates == n
