@@ -61,14 +61,18 @@ def _quality(result: dict[str, Any], part: str = "quality") -> str:
     )
     head = f"Over all cells (draws of θ for each data set: {trials}):"
     text = f"{markdown(rows, columns)}\n\n{head}\n\n{summary}"
-    others = result[part].get("others")
-    if others is None:
-        return text
-    problems, date = len(result[part]["cells"]), others["environment"]["date"]
-    return (
-        f"{text}\n\nThe other methods' errors in {others['problems']} of {problems} problems are "
-        f"those of {date} or later."
-    )
+    problems = len(result[part]["cells"])
+    kept, others = result[part].get("kept"), result[part].get("others")
+    if kept is not None:
+        text += (
+            f"\n\n{kept['problems']} of {problems} problems were run on {kept['date']} or later."
+        )
+    if others is not None:
+        text += (
+            f"\n\nThe other methods' errors in {others['problems']} of {problems} problems are "
+            f"those of {others['environment']['date']} or later."
+        )
+    return text
 
 
 def _whole(result: dict[str, Any]) -> str:

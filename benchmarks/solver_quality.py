@@ -1,7 +1,9 @@
 """Quality on small and whole data sets, and ablation: three parts of `benchmarks.solvers`."""
 
+import itertools
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 
 import jaxcoreset as jc
 from benchmarks import common
+from benchmarks.kept import Kept
 
 # Relative errors below this are rounding in float32.
 FLOOR = 3e-5
@@ -79,19 +82,32 @@ def whole(
     data_dir: Path | None,
     quick: bool,
     earlier: dict[str, Any] | None = None,
-    most_trials: int = 20,
+    num_trials: Sequence[int] = (20, 20),
+    kept: Kept | None = None,
 ) -> dict[str, Any]:
-    """The same on all rows of four data sets, of 7,580 to 26,733 rows, up to k = 1000."""
+    """The same on all rows of four data sets, of 7,580 to 26,733 rows, up to k = 1000.
+
+    Args:
+        data_dir: folder of the data sets.
+        quick: one small problem.
+        earlier: results to take the other methods' errors from.
+        num_trials: draws of the parameters with S = 500, and with S = 2000.
+        kept: problems that are done.
+    """
     if quick:
         cases = [_Case("airportdelays", 100, 1, (5, 20))]
-        names = ("GIGA", "MatchingPursuit")
-        return _compare(cases, data_dir, {name: RIVALS[name] for name in names})
+        some = {name: RIVALS[name] for name in ("GIGA", "MatchingPursuit")}
+        return _compare(cases, data_dir, some, None, "whole", kept)
     cases = [
         _Case(name, draws, trials, (*_KS, 500, 1000))
-        for draws, trials in ((500, most_trials), (2000, 1))
+        for draws, trials in zip((500, 2000), num_trials, strict=True)
         for name in _WHOLE
     ]
-    return _compare(cases, data_dir, RIVALS, earlier, "whole")
+    return _compare(cases, data_dir, RIVALS, earlier, "whole", kept)
+
+
+def _sizes(case: _Case, problem: jc.CoresetProblem) -> list[int]:
+    return [k for k in case.ks if k <= problem.num_data]
 
 
 def _known(part: dict[str, Any]) -> dict[tuple[str, int, int], dict[str, Any]]:
@@ -106,11 +122,24 @@ def _compare(
     rivals: dict[str, jc.Solver],
     earlier: dict[str, Any] | None = None,
     part: str = "",
+    kept: Kept | None = None,
 ) -> dict[str, Any]:
-    """Relative errors of all methods, and how the default compares with the best of the others."""
+    """Relative errors of all methods, and how the default compares with the best of the others.
+
+    Only how many problems are left, where those are other processes' and not done.
+    """
+    kept = kept or Kept()
     before = (earlier or {}).get(part, {})
-    known, num_known = _known(before), 0
+    known, num_left = _known(before), 0
+    # Of the oldest of them, where those were taken from earlier results themselves.
+    measured = None
+    if earlier is not None:
+        then = earlier.get("environments", {}).get(part, earlier["environment"])
+        measured = before["others"]["environment"] if "others" in before else then
     cells: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    dates: list[str] = []
+    numbers = itertools.count()
     for case in cases:
         loaded = common.load(case.data, data_dir)
         if loaded is None:
@@ -118,17 +147,33 @@ def _compare(
         start = time.perf_counter()
         problems = common.each_trial(*loaded, case.num_draws, case.num_trials)
         for trial, problem in enumerate(problems):
-            there = known.get((case.data, case.num_draws, trial))
-            cells.append(_cell(case, trial, problem, rivals, there))
-            num_known += there is not None and there["ks"] == cells[-1]["ks"]
+            number, name = next(numbers), f"{part}-{case.data}-{case.num_draws}-{trial}"
+            found = kept.find(name)
+            if found is not None and found["cell"]["ks"] == _sizes(case, problem):
+                dates.append(found["date"])
+            elif kept.is_mine(number):
+                there = known.get((case.data, case.num_draws, trial))
+                cell = _cell(case, trial, problem, rivals, there)
+                taken = there is not None and there["ks"] == cell["ks"]
+                found = {"cell": cell, "others": measured if taken else None}
+                kept.keep(name, found)
+            else:
+                num_left += 1
+                continue
+            cells.append(found["cell"])
+            if found["others"] is not None:
+                others.append(found["others"])
         spent = time.perf_counter() - start
         print(f"  {case.data}, S = {case.num_draws}: {spent:.0f} s", flush=True)
-    result = {"summary": summarize(cells), "cells": cells}
-    if earlier is not None and num_known:
-        # Of the oldest of them, where those were taken from earlier results themselves.
-        then = earlier.get("environments", {}).get(part, earlier["environment"])
-        measured = before["others"]["environment"] if "others" in before else then
-        result["others"] = {"problems": num_known, "environment": measured}
+    if num_left:
+        print(f"\n{num_left} problems are left to other processes")
+        return {"left": num_left}
+    result: dict[str, Any] = {"summary": summarize(cells), "cells": cells}
+    if dates:
+        result["kept"] = {"problems": len(dates), "date": min(dates)}
+    if others:
+        oldest = min(others, key=lambda environment: environment["date"])
+        result["others"] = {"problems": len(others), "environment": oldest}
     return result
 
 
@@ -167,7 +212,7 @@ def _cell(
     known: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Relative errors of the default and of others at each size, None where one was not run."""
-    ks = np.array([k for k in case.ks if k <= problem.num_data])
+    ks = np.array(_sizes(case, problem))
     errors = {}
     found_before = {}
     if known is not None and known["ks"] == ks.tolist():
@@ -176,9 +221,12 @@ def _cell(
         if method != DEFAULT and method in found_before:
             errors[method] = found_before[method]
             continue
-        some = ks[ks <= _KS[-1]] if method in _COSTLY else ks
-        found = np.asarray(jc.sweep(problem, some, solver).relative_error)
-        errors[method] = [float(f"{error:.5g}") for error in found] + [None] * (len(ks) - len(some))
+        found = [
+            float(f"{error:.5g}")
+            for some in _sweeps(ks, method, solver)
+            for error in np.asarray(jc.sweep(problem, some, solver).relative_error)
+        ]
+        errors[method] = found + [None] * (len(ks) - len(found))
     return {
         "data": case.data,
         "n": problem.num_data,
@@ -187,6 +235,16 @@ def _cell(
         "ks": ks.tolist(),
         "relative_error": errors,
     }
+
+
+def _sweeps(ks: np.ndarray, method: str, solver: jc.Solver | None) -> list[np.ndarray]:
+    """The sizes that a method is run for, those that go in one sweep together."""
+    small, large = ks[ks <= _KS[-1]], ks[ks > _KS[-1]]
+    if method in _COSTLY or not len(large):
+        return [small]
+    # Side by side, all sizes gather as many rows as the largest: with n = 26,733 and S = 2000 one
+    # sweep of all takes A-IHT II 53 s on one core, two sweeps take 19.
+    return [small, large] if isinstance(solver, jc.IHT | jc.AIHT) else [ks]
 
 
 def _row(cell: dict[str, Any], at: int) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
     python -m benchmarks.solvers [--quick] [--parts quality,whole,ablation,…]
                                  [--data-dir DIR] [--output FILE.json] [--figures DIR]
-                                 [--earlier FILE.json] [--trials N]
+                                 [--earlier FILE.json] [--trials N M]
+                                 [--keep DIR [--share I/M]]
 
 quality   relative error of every method with its paper's settings, on the papers' small data sets
 whole     the same on all rows of four of them
@@ -13,8 +14,11 @@ scaling   time against n, S, k and batch, with the exponents; a figure each with
 
 The other methods take hours for quality and whole and do not change with the default solver:
 with --earlier their errors are taken from earlier results where those have the data set, draws and
-trial, and only what is not there is run. A trial of whole takes the others ten minutes and more for
-its four data sets; --trials says how many there are to be.
+trial, and only what is not there is run. One trial of whole with S = 2000, of four data sets, took
+17 minutes on one core; --trials says how many there are to be with S = 500, and with S = 2000.
+With --keep the problems of whole are kept in a folder as they are done, and not run again: it is to
+be emptied when a solver has changed. Processes that are given shares, 1/2 and 2/2, have each its
+part of the problems; once they are done, the same command without a share puts all together.
 
 Times are wall seconds: "cold" is the first call, compilation included, "warm" the median of
 further ones. Relative errors below 3e-5 are rounding in float32 and count as 3e-5.
@@ -22,12 +26,22 @@ further ones. Relative errors below 3e-5 are rounding in float32 and count as 3e
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from benchmarks import common, solver_quality, solver_speed
+from benchmarks.kept import Kept
 
 PARTS = ("quality", "whole", "ablation", "speed", "large", "scaling")
+
+
+def _share(text: str) -> tuple[int, int]:
+    """I/M as two numbers."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no share; wanted 1/2 or 2/2, for instance")
+    return int(found[1]), int(found[2])
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -44,16 +58,26 @@ def main(arguments: list[str] | None = None) -> None:
         "--earlier", type=Path, help="results to take the other methods' errors from"
     )
     parser.add_argument(
-        "--trials", type=int, default=20, help="draws of the parameters for whole at S = 500"
+        "--trials",
+        type=int,
+        nargs=2,
+        default=(20, 20),
+        metavar=("N", "M"),
+        help="draws of the parameters for whole with S = 500, and with S = 2000",
     )
+    parser.add_argument("--keep", type=Path, help="folder for the problems of whole that are done")
+    parser.add_argument("--share", type=_share, help="which of them are solved: 1/2, 2/2")
     options = parser.parse_args(arguments)
     parts = options.parts.split(",")
     unknown = set(parts) - set(PARTS)
     if unknown:
         parser.error(f"unknown parts {sorted(unknown)}; there are {', '.join(PARTS)}")
     environment = common.environment()
-    if options.trials < 1:
-        parser.error(f"--trials is {options.trials}; wanted 1 or more")
+    if min(options.trials) < 1:
+        parser.error(f"--trials is {options.trials}; wanted 1 or more of each")
+    if options.share is not None and (options.keep is None or options.output is not None):
+        parser.error("--share goes with --keep, and without --output")
+    kept = Kept(options.keep, options.share or (1, 1))
     earlier = None if options.earlier is None else json.loads(options.earlier.read_text())
     result: dict[str, Any] = {"benchmark": "solvers"}
     if options.output is not None and options.output.is_file():
@@ -61,7 +85,7 @@ def main(arguments: list[str] | None = None) -> None:
     run = {
         "quality": lambda: solver_quality.quality(options.data_dir, options.quick, earlier),
         "whole": lambda: solver_quality.whole(
-            options.data_dir, options.quick, earlier, options.trials
+            options.data_dir, options.quick, earlier, options.trials, kept
         ),
         "ablation": lambda: solver_quality.ablation(options.data_dir, options.quick),
         "speed": lambda: solver_speed.speed(options.data_dir, options.quick),

@@ -1,5 +1,6 @@
 """The benchmark of the solvers takes from earlier results what they have, and runs the rest."""
 
+import dataclasses
 import json
 
 import jax
@@ -8,6 +9,7 @@ import pytest
 
 import jaxcoreset as jc
 from benchmarks import solver_quality, solver_speed, solvers
+from benchmarks.kept import Kept
 
 KS = (1, 2, 5)
 RIVALS = {"MatchingPursuit": jc.MatchingPursuit(), "GIGA": jc.GIGA()}
@@ -36,15 +38,24 @@ def test_results_for_other_sizes_are_not_taken():
 
 def test_whole_sets_have_as_many_draws_as_are_asked_for(monkeypatch):
     monkeypatch.setattr(solver_quality, "_compare", lambda cases, *_: cases)
-    counts = {
-        (case.num_draws, case.num_trials) for case in solver_quality.whole(None, False, None, 3)
-    }
-    assert counts == {(500, 3), (2000, 1)}
+    cases = solver_quality.whole(None, False, None, (3, 2))
+    assert {(case.num_draws, case.num_trials) for case in cases} == {(500, 3), (2000, 2)}
 
 
-def test_fewer_draws_than_one_are_refused():
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--trials", "0", "1"],
+        ["--trials", "1", "0"],
+        ["--share", "1/2"],
+        ["--share", "1/2", "--keep", "here", "--output", "out.json"],
+        ["--share", "3/2", "--keep", "here"],
+        ["--share", "0/2", "--keep", "here"],
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(wrong):
     with pytest.raises(SystemExit):
-        solvers.main(["--parts", "whole", "--trials", "0"])
+        solvers.main(["--parts", "whole", *wrong])
 
 
 def test_a_set_has_the_same_draws_however_many_trials_there_are():
@@ -58,17 +69,23 @@ def test_a_set_has_the_same_draws_however_many_trials_there_are():
         np.testing.assert_array_equal(one.atoms, other.atoms)
 
 
-@pytest.mark.parametrize(("ks", "taken"), [(list(KS), 1), ([1, 2], 0)])
-def test_only_results_that_were_taken_are_counted(monkeypatch, ks, taken):
+@pytest.fixture
+def _one_data_set(monkeypatch):
     data = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
     loaded = (solver_quality.common.logistic, *data)
     monkeypatch.setattr(solver_quality.common, "load", lambda name, folder: loaded)
+
+
+@pytest.mark.usefixtures("_one_data_set")
+@pytest.mark.parametrize(("ks", "taken"), [(list(KS), 1), ([1, 2], 0)])
+def test_only_results_that_were_taken_are_counted(ks, taken):
     cell = {"data": "none", "num_draws": 20, "trial": 0, "ks": ks}
     cell |= {"relative_error": {"GIGA": [1.0] * len(ks)}}
-    earlier = {"environment": "the last part's", "environments": {"whole": "this part's"}}
+    date = {"date": "2026-01-01"}
+    earlier = {"environment": {"date": "2026-02-02"}, "environments": {"whole": date}}
     earlier |= {"whole": {"cells": [cell]}}
     found = solver_quality._compare([CASE], None, RIVALS, earlier, "whole")
-    wanted = {"problems": taken, "environment": "this part's"} if taken else None
+    wanted = {"problems": taken, "environment": date} if taken else None
     assert found.get("others") == wanted
 
 
@@ -79,3 +96,63 @@ def test_each_part_has_the_environment_that_it_was_measured_in(monkeypatch, tmp_
         monkeypatch.setattr(solver_speed, part, lambda *a: [])
         solvers.main(["--parts", part, "--output", str(out)])
     assert json.loads(out.read_text())["environments"] == {"large": "first", "speed": "second"}
+
+
+@pytest.mark.usefixtures("_one_data_set")
+def test_processes_share_the_problems_and_what_they_keep_is_put_together(monkeypatch, tmp_path):
+    case = dataclasses.replace(CASE, num_trials=3)
+    alone = solver_quality._compare([case], None, RIVALS)
+    solved = []
+    solve = solver_quality._cell
+    monkeypatch.setattr(
+        solver_quality,
+        "_cell",
+        lambda case, trial, *a: solved.append(trial) or solve(case, trial, *a),
+    )
+
+    def run(*share):
+        return solver_quality._compare([case], None, RIVALS, None, "", Kept(tmp_path, *share))
+
+    assert run((2, 2)) == {"left": 2}
+    assert solved == [1]
+    together = run((1, 2))
+    assert solved == [1, 0, 2]
+    assert (together["cells"], together["summary"]) == (alone["cells"], alone["summary"])
+    assert together["kept"]["problems"] == 1
+    assert run()["kept"]["problems"] == 3
+    assert solved == [1, 0, 2]
+
+
+@pytest.mark.usefixtures("_one_data_set")
+def test_kept_problems_with_other_sizes_are_solved_again(tmp_path):
+    solver_quality._compare([CASE], None, RIVALS, None, "", Kept(tmp_path))
+    other = dataclasses.replace(CASE, ks=(1, 3))
+    found = solver_quality._compare([other], None, RIVALS, None, "", Kept(tmp_path))
+    assert found["cells"][0]["ks"] == [1, 3]
+    assert "kept" not in found
+
+
+@pytest.mark.usefixtures("_one_data_set")
+def test_what_is_kept_says_where_the_others_errors_are_from(tmp_path):
+    cell = {"data": "none", "num_draws": 20, "trial": 0, "ks": list(KS)}
+    cell |= {"relative_error": {"GIGA": [1.0] * len(KS)}}
+    environment = {"date": "2026-01-01"}
+    earlier = {"environment": environment, "part": {"cells": [cell]}}
+    kept = Kept(tmp_path)
+    first = solver_quality._compare([CASE], None, RIVALS, earlier, "part", kept)
+    again = solver_quality._compare([CASE], None, RIVALS, None, "part", kept)
+    assert first["others"] == again["others"] == {"problems": 1, "environment": environment}
+
+
+def test_large_sizes_do_not_slow_down_the_small_ones_of_a_sweep_side_by_side():
+    ks = np.array([1, 200, 500])
+    sweeps = {
+        method: [part.tolist() for part in solver_quality._sweeps(ks, method, solver)]
+        for method, solver in solver_quality.RIVALS.items()
+    }
+    assert sweeps["AIHT2"] == sweeps["IHT"] == [[1, 200], [500]]
+    assert sweeps["GIGA"] == [[1, 200, 500]]
+    assert sweeps["Recombination"] == [[1, 200]]  # beyond it takes too long
+    assert [part.tolist() for part in solver_quality._sweeps(ks[:2], "AIHT2", jc.AIHT2())] == [
+        [1, 200]
+    ]
