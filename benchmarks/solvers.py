@@ -75,8 +75,9 @@ def main(arguments: list[str] | None = None) -> None:
     environment = common.environment()
     if min(options.trials) < 1:
         parser.error(f"--trials is {options.trials}; wanted 1 or more of each")
-    if options.share is not None and (options.keep is None or options.output is not None):
-        parser.error("--share goes with --keep, and without --output")
+    shares = options.share is not None
+    if shares and (options.keep is None or options.output is not None or parts != ["whole"]):
+        parser.error("--share goes with --keep and --parts whole, and without --output")
     kept = Kept(options.keep, options.share or (1, 1))
     earlier = None if options.earlier is None else json.loads(options.earlier.read_text())
     result: dict[str, Any] = {"benchmark": "solvers"}

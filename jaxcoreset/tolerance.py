@@ -78,7 +78,7 @@ class Choice:
 
         Args:
             pool: the draws that it was made by.
-            estimate: of the divergence, if another is to be reported than that of the choice.
+            estimate: the one that is reported; it need not be that of the choice.
         """
         return {
             "num_used": int(np.count_nonzero(self.path.weights[self.at])),

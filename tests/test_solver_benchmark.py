@@ -51,6 +51,7 @@ def test_whole_sets_have_as_many_draws_as_are_asked_for(monkeypatch):
         ["--share", "1/2", "--keep", "here", "--output", "out.json"],
         ["--share", "3/2", "--keep", "here"],
         ["--share", "0/2", "--keep", "here"],
+        ["--share", "1/2", "--keep", "here", "--parts", "whole,large"],
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(wrong):

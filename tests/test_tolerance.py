@@ -12,7 +12,7 @@ import jaxcoreset as jc
 from jaxcoreset.draw_pool import DrawPool
 from jaxcoreset.rows import Rows
 from jaxcoreset.solution import Solution
-from jaxcoreset.tolerance import PRECISION, smallest_within
+from jaxcoreset.tolerance import PRECISION, Estimate, smallest_within
 from jaxcoreset.weighting import DrawSource
 
 
@@ -140,6 +140,20 @@ def test_fixed_stock_of_draws_is_used_up_and_no_more(left):
     assert choice.at == 25
     assert pool.count("solver") + pool.count("select") + pool.count("confirm") <= source.limit
     assert pool.count("confirm") > 0
+
+
+@pytest.mark.usefixtures("untyped")
+def test_a_report_says_what_was_chosen_and_the_estimate_that_it_is_given():
+    # A variance of one is that of a row whose weight is zero.
+    choice, pool = choose(np.array([4.0, 1.0]), 0, tol=2.0)
+    facts = choice.facts(pool, Estimate(kl=3.0, standard_error=0.5, error=0.25))
+    assert choice.at == 1
+    assert facts["num_used"] == 39
+    assert (facts["kl"], facts["kl_standard_error"]) == (3.0, 0.5)
+    assert facts["held_out_error"] == choice.estimate.error != 0.25
+    assert facts["num_draws"] == pool.count("solver") == 8
+    assert facts["num_held_out"] == pool.count("select") + pool.count("confirm") >= 800
+    assert len(facts["curve"]["size"]) == 2
 
 
 @pytest.fixture(scope="module")
