@@ -77,6 +77,9 @@ class CoresetBuilder:
             that a row takes if left out. It changes no number.
         pricing_passes: at most so many passes over all rows, where they are not all candidates, for
             rows that would improve the coreset and are none; they join, and the solver runs again.
+            "auto" makes up to four of them where the candidates are what is lacking: where the
+            error hardly falls from half the size on, and is above a thousandth of a nat, or half of
+            `tol`. So it is with a category that has few rows.
         pricing_tol: such a pass is the last one if no row alone would lower the objective
             ‖y − Φw‖² by more than this part of it.
         mesh: the devices that share the rows, one axis; all local devices if left out. Sums over
@@ -114,7 +117,7 @@ class CoresetBuilder:
         data_axes: Any = None,
         plate: str | None = None,
         batch_size: int | None = None,
-        pricing_passes: int = 0,
+        pricing_passes: int | Literal["auto"] = "auto",
         pricing_tol: float = 0.01,
         mesh: Mesh | None = None,
         distributed: bool = False,
@@ -150,7 +153,9 @@ class CoresetBuilder:
         self.data_axes = data_axes
         self.plate = plate
         self.batch_size = None if batch_size is None else at_least("batch_size", batch_size, 1)
-        self.pricing_passes = at_least("pricing_passes", pricing_passes, 0)
+        self.pricing_passes: int | Literal["auto"] = (
+            "auto" if pricing_passes == "auto" else at_least("pricing_passes", pricing_passes, 0)
+        )
         if not 0 < pricing_tol < 1:
             raise ValueError(f"pricing_tol is {pricing_tol!r}; wanted a part between 0 and 1.")
         self.pricing_tol = pricing_tol

@@ -60,13 +60,22 @@ def _parser() -> argparse.ArgumentParser:
         "--full-nuts", action="store_true", help="run NUTS on all rows too, which takes long"
     )
     demo.add_argument("--no-progress", action="store_true", help="show no progress bars")
+    demo.add_argument(
+        "--table",
+        type=_csv_path,
+        metavar="FILE.csv",
+        help="only write the flights to this file, for jaxcoreset build",
+    )
     return parser
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from jaxcoreset.demo import run_demo
+    from jaxcoreset.demo import run_demo, write_flights
 
     try:
+        if options.table is not None:
+            write_flights(options.table)
+            return 0
         run_demo(
             size=options.size,
             seed=options.seed,
@@ -78,9 +87,17 @@ def _demo(options: argparse.Namespace) -> int:
         print(f"jaxcoreset: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"jaxcoreset: cannot write to {options.output}: {error}", file=sys.stderr)
+        where = options.output if options.table is None else options.table
+        print(f"jaxcoreset: cannot write to {where}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _csv_path(text: str) -> Path:
+    path = Path(text)
+    if path.suffix != ".csv":
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in .csv")
+    return path
 
 
 if __name__ == "__main__":

