@@ -59,7 +59,7 @@ def _quality(result: dict[str, Any], part: str = "quality") -> str:
         f"S = {draws}"
         for draws in sorted({cell["num_draws"] for cell in result[part]["cells"]})
     )
-    head = f"Over all cells (draws of θ for each data set: {trials}):"
+    head = f"Over all cells with an error above 3e-5 (draws of θ for each data set: {trials}):"
     text = f"{markdown(rows, columns)}\n\n{head}\n\n{summary}"
     problems = len(result[part]["cells"])
     kept, others = result[part].get("kept"), result[part].get("others")

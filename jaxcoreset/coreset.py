@@ -132,10 +132,11 @@ class Coreset:
         """The coreset of the rows before and of new ones, without going back to the rows before.
 
         The log-likelihoods of the new rows are added to the sums over all rows at the draws that
-        the coreset was built with, some of them join the candidates, and the solver runs again. The
-        sums are exact; the draws are of the posterior before. Its report says what they are still
-        worth, and the error under importance weights towards the new posterior. Where they are
-        worth less than a tenth, the error is not known, and a build from all rows is due.
+        the coreset was built with, some of them join the candidates, and the default solver runs,
+        without the constraint that the build had, if any. The sums are exact; the draws are of the
+        posterior before. Its report says what they are still worth, and the error under importance
+        weights towards the new posterior. Where they are worth less than a tenth, the error is not
+        known, and a build from all rows is due.
 
         Args:
             key: a JAX random key; the same key gives the same coreset.

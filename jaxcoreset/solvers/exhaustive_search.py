@@ -34,7 +34,7 @@ def few_supports(n: int, max_k: int) -> bool:
 
 
 class ExhaustiveSearch(PathSolver):
-    """Tries every support of at most k rows: exact, for problems of a few dozen rows at most.
+    """Tries every support of at most k rows: exact, where there are few.
 
     The default solver where it can be used, and the judge of the others. Supports are compared by
     the normal equations in the problem's precision; the best one's weights come from
