@@ -1,13 +1,20 @@
 """Small NumPyro models with generated data, shared by the tests.
 
 Each function returns (model, args, kwargs), as a user would call the model. Data are NumPy arrays
-in float64, which is what users have.
+in float64, which is what users have. `normal_model` and `normal_data` are the same in two parts,
+for tests that change one of them.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.infer.util import log_density
+
+# What a log-probability may be off by: see `test_likelihood`.
+FLOAT32 = {"rtol": 1e-4, "atol": 1e-4}
+FLOAT64 = {"rtol": 1e-10, "atol": 1e-10}
 
 
 def _covariates(random, num_data, num_columns=2):
@@ -171,3 +178,25 @@ def outside_site(num_data=40):
             numpyro.sample("y", dist.Normal(m, s), obs=y)
 
     return model, (y, readings), {}
+
+
+# The data axis of `normal_model`.
+DIMS = {"y": -1}
+
+
+def normal_model(X, y=None):
+    """The smallest regression: one coefficient, one plate."""
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(b * X, 1.0), obs=y)
+
+
+def normal_data(num_data=40):
+    random = np.random.default_rng(0)
+    X = random.normal(size=num_data)
+    return X, X + random.normal(size=num_data)
+
+
+def density(model, args, kwargs, params):
+    """NumPyro's own joint log-density, compiled as one function to save time."""
+    return jax.jit(lambda params: log_density(model, args, kwargs, params)[0])(params)
