@@ -200,7 +200,8 @@ def certify(
 
     Raises:
         ValueError: if the data are missing or are not those that the coreset was built from, or
-            samples do not fit the model, are fewer than 50, or come from the model without weights.
+            samples do not fit the model, are fewer than 50, come from the model without weights, or
+            are all the same in one of the chains.
         ModuleNotFoundError: if ArviZ is not installed.
     """
     likelihood = full_likelihood(coreset, args, kwargs, likelihood)
@@ -233,6 +234,13 @@ def measure(
     if chains * draws < MIN_DRAWS:
         raise ValueError(
             f"mcmc has {chains * draws} draws to use; wanted at least {MIN_DRAWS}, better 1000."
+        )
+    stuck = samples.stuck_chains()
+    if stuck:
+        raise ValueError(
+            f"every draw of chain {', '.join(map(str, stuck))} of {samples.shape[0]} is the same: "
+            "the sampler never moved. Start it elsewhere, such as at a draw of the weighting's, or "
+            "warm it up for longer; see 'Know when not to' in the documentation."
         )
     n = likelihood.num_data
     cost = f"{chains * draws:,} draws × {n:,} rows"

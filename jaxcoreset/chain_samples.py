@@ -36,6 +36,17 @@ class ChainSamples:
         """The latent sites with one leading axis, of all chains' draws one after another."""
         return {name: _pooled(self.sites[name]) for name in self.latent}
 
+    def stuck_chains(self) -> list[int]:
+        """The chains in which every draw is the same."""
+        still = [
+            np.all(
+                self.sites[name] == self.sites[name][:, :1],
+                axis=tuple(range(1, np.ndim(self.sites[name]))),
+            )
+            for name in self.latent
+        ]
+        return [int(chain) for chain in np.flatnonzero(np.all(still, axis=0))]
+
     def thin(self, num_draws: int | None) -> tuple["ChainSamples", np.ndarray]:
         """So many draws or a few more, evenly spaced and equally many in every chain; their places.
 

@@ -11,8 +11,9 @@ from jaxtyping import ArrayLike, Float, Int
 
 from jaxcoreset.model_arguments import ModelError
 
-# Rows that are kept where all others are dropped: few of them, so that evaluating them is cheap.
-_KEPT_ROWS = 13
+# Rows that are kept where all others are dropped: few of them, so that evaluating them is cheap,
+# and so many that rows which see the one before are noticed where few of those are unlike others.
+_KEPT_ROWS = 61
 
 
 def check_log_likelihood(values: Float[ArrayLike, " m"], rows: Int[ArrayLike, " m"]) -> None:
@@ -60,12 +61,13 @@ def disjoint_subsets(num_rows: int) -> Iterator[np.ndarray]:
 
     A row that alone makes a maximum or a range is missing from at least one of them. Their size has
     no factor in common with `num_rows`, so the mean of a column of zeros and ones, unless it is 0
-    or 1, is another one in the subset.
+    or 1, is another one in the subset. Every second row is dropped, or more, so that each that is
+    kept has another one before it and after it.
     """
     largest = min(_KEPT_ROWS, num_rows // 2)
     size = next(k for k in range(largest, 0, -1) if math.gcd(k, num_rows) == 1)
-    yield np.arange(size)
-    yield np.arange(size, 2 * size)
+    yield 2 * np.arange(size)
+    yield 2 * np.arange(size) + 1
 
 
 def refuse_changed_prior(

@@ -339,6 +339,16 @@ def test_samples_that_do_not_fit_are_refused(poor):
         jc.certify(coreset, MCMC(NUTS(coreset.model), num_warmup=1, num_samples=1))
 
 
+def test_chain_that_never_moved_is_refused(poor):
+    """By all other measures it is perfect: its log-ratios have no spread at all."""
+    coreset = coreset_of(poor)
+    stuck = {name: np.array(values) for name, values in poor.samples.items()}
+    for values in stuck.values():
+        values[1] = values[1, :1]
+    with pytest.raises(ValueError, match=r"every draw of chain 1 of \d+ is the same"):
+        jc.certify(coreset, stuck, progress_bar=False)
+
+
 def test_mcmc_on_the_model_without_weights_is_refused(poor):
     coreset = coreset_of(poor)
     mcmc = MCMC(NUTS(regression), num_warmup=5, num_samples=60)

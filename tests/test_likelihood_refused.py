@@ -1,5 +1,6 @@
 """Models and data that are refused, and what the errors say."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -128,6 +129,23 @@ def test_standardisation_inside_the_model_is_refused():
     refused(model, normal_data(), "of a datum at site 'y' changes when other rows are dropped")
 
 
+@pytest.mark.parametrize("key", range(8))
+def test_rows_that_see_the_one_before_are_refused_though_it_is_mostly_zero(key):
+    """Did it rain yesterday? One day in eight it did."""
+    random = np.random.default_rng(5)
+    rain = (random.random(3000) < 0.125).astype(np.float32)
+
+    def model(y):
+        a = numpyro.sample("a", dist.Normal(0.0, 2.0))
+        b = numpyro.sample("b", dist.Normal(0.0, 2.0))
+        before = jnp.concatenate([jnp.zeros(1), y[:-1]])
+        with numpyro.plate("days", y.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=a + b * before), obs=y)
+
+    message = "of a datum at site 'y' changes when other rows are dropped"
+    refused(model, (rain,), message, key=jax.random.key(key))
+
+
 def test_time_series_is_refused():
     def model(y):
         b = numpyro.sample("b", dist.Normal(0.0, 1.0))
@@ -236,13 +254,14 @@ def test_check_log_likelihood_names_rows_and_kinds():
         check_log_likelihood(values, np.arange(100, 108))
 
 
-@pytest.mark.parametrize("num_rows", range(2, 60))
+@pytest.mark.parametrize("num_rows", [*range(2, 60), 122, 123, 256])
 def test_subsets_for_the_check_are_disjoint_and_cannot_keep_the_mean_of_a_binary_column(num_rows):
     first, second = disjoint_subsets(num_rows)
     assert len(first) == len(second) >= 1
     assert not set(first) & set(second)
     assert max(*first, *second) < num_rows
     assert np.gcd(len(first), num_rows) == 1
+    assert min(np.diff(kept).min(initial=2) for kept in (first, second)) >= 2
 
 
 def test_exception_of_the_model_surfaces_with_a_note():
