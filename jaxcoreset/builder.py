@@ -20,6 +20,7 @@ from jaxcoreset.constraints import Constraint
 from jaxcoreset.construction import Construction
 from jaxcoreset.coreset import Coreset, coreset_of_rows, whole_coreset
 from jaxcoreset.draw_pool import DrawPool
+from jaxcoreset.float64 import rounding_of
 from jaxcoreset.host import Clock, at_least, peak_memory
 from jaxcoreset.journal import Journal, build_settings
 from jaxcoreset.likelihood import model_likelihood
@@ -414,6 +415,7 @@ class CoresetBuilder:
                 "over all rows. Give more candidates (num_candidates) or other draws (weighting)."
             )
         estimate = _reported(choice.estimate, history[-1])
+        some_draw = jax.tree.map(lambda x: x[0], pool.parts("solver")[0].draws)
         is_within = None
         if self.tol is not None:
             is_within = choice.is_within and estimate.lower <= self.tol
@@ -429,6 +431,7 @@ class CoresetBuilder:
             rounds=[one.to_dict() for one in history],
             passes=dict(likelihood.rows.passes),
             pricing=list(construction.priced),
+            rounding=rounding_of(likelihood, some_draw, indices, weights),
         )
         return coreset_of_rows(
             self.model,

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcoreset.embedding import log_likelihood_matrix, log_likelihood_sum
+from jaxcoreset.float64 import in_float64, wants_float64
 from jaxcoreset.host import progress_bar
 from jaxcoreset.laplace import Params
 from jaxcoreset.likelihood import ModelLikelihood
@@ -71,6 +72,7 @@ class DrawPool:
         self._key, self._batch_size, self._show_progress = key, batch_size, show_progress
         self._taken = 0
         self._candidates: tuple | None = None
+        self._in_float64 = wants_float64(likelihood)
         self._parts: dict[Use, list[Part]] = {"solver": [], "select": [], "confirm": []}
 
     def on(self, source: DrawSource, key: PRNGKeyArray) -> "DrawPool":
@@ -127,7 +129,7 @@ class DrawPool:
         self.rows, self._candidates = joined[order], None
         data = self.likelihood.take(rows)
         for part in self._all_parts():
-            new = log_likelihood_matrix(self.likelihood.log_likelihood, part.draws, data)
+            new = self._matrix(part.draws, data)
             part.values = jnp.concatenate([part.values, new])[order]
 
     def price(self, indices: Int[Array, " k"], weights: Float[Array, " k"], num: int) -> Priced:
@@ -217,12 +219,19 @@ class DrawPool:
             yield from parts
 
     def _evaluate(self, draws: Params) -> Float[Array, "m s"]:
-        return log_likelihood_matrix(
-            self.likelihood.log_likelihood,
-            draws,
-            self.candidate_data,
-            batch_size=self._batch_size,
-        )
+        return self._matrix(draws, self.candidate_data)
+
+    def _matrix(self, draws: Params, data: tuple) -> Float[Array, "m s"]:
+        """Log-likelihoods of rows at draws, each row less its mean."""
+
+        def evaluate(draws: Params, data: tuple) -> Float[Array, "m s"]:
+            return log_likelihood_matrix(
+                self.likelihood.log_likelihood, draws, data, batch_size=self._batch_size
+            )
+
+        if self.rows is None or not self._in_float64:
+            return evaluate(draws, data)
+        return jnp.asarray(np.asarray(in_float64(evaluate, draws, data)), float)
 
     def _sum(self, draws: Params) -> Float[Array, " s"]:
         likelihood = self.likelihood

@@ -63,6 +63,7 @@ class ModelLikelihood:
         data_dims: for each observed site in the data axis its dimension, counted from the right.
         init_params: unconstrained values of the latent sites at which the log-density of all the
             data is finite; their names and shapes are those of any `params`.
+        two_rows: two rows of the data, laid out as `data`.
     """
 
     model: Callable
@@ -70,7 +71,7 @@ class ModelLikelihood:
     data_dims: dict[str, int]
     init_params: dict[str, Array]
     _arguments: Arguments = field(repr=False)
-    _few_rows: tuple = field(repr=False)
+    two_rows: tuple = field(repr=False)
 
     @property
     def data(self) -> tuple:
@@ -149,18 +150,18 @@ class ModelLikelihood:
         """
         hidden = seed(_HideData(self.model, self.data_dims), rng_seed=0)
         with full_precision():
-            energy = potential_energy(hidden, *self.assemble(self._few_rows), self._latent(params))
+            energy = potential_energy(hidden, *self.assemble(self.two_rows), self._latent(params))
         return -jnp.asarray(energy)
 
     def constrain(self, params: Mapping[str, Any]) -> dict[str, Array]:
         """Constrained values of the latent sites from unconstrained ones."""
         model = seed(self.model, rng_seed=0)
-        return constrain_fn(model, *self.assemble(self._few_rows), self._latent(params))
+        return constrain_fn(model, *self.assemble(self.two_rows), self._latent(params))
 
     def unconstrain(self, params: Mapping[str, Any]) -> dict[str, Array]:
         """Unconstrained values of the latent sites from constrained; other keys are ignored."""
         model = seed(self.model, rng_seed=0)
-        return unconstrain_fn(model, *self.assemble(self._few_rows), self._latent(params))
+        return unconstrain_fn(model, *self.assemble(self.two_rows), self._latent(params))
 
     def _latent(self, params: Mapping[str, Any]) -> dict[str, Array]:
         missing = [name for name in self.init_params if name not in params]
@@ -301,7 +302,7 @@ def model_likelihood(
         data_dims=structure.data_dims,
         init_params=_draw(structure.latent_shapes, _START_RADII[0], generator),
         _arguments=structure.arguments,
-        _few_rows=tuple(leaf[:2] for leaf in arguments.data),
+        two_rows=tuple(leaf[:2] for leaf in arguments.data),
     )
     evaluate = jax.jit(likelihood._by_site)
     start = _find_start(likelihood, evaluate, generator)

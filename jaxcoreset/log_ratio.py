@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxcoreset.blocks import column_sums
 from jaxcoreset.coreset import Coreset
 from jaxcoreset.features import LogLikelihood, centred_columns
+from jaxcoreset.float64 import in_float64, wants_float64
 from jaxcoreset.likelihood import ModelLikelihood, model_likelihood
 from jaxcoreset.model_arguments import is_array
 from jaxcoreset.rows import BadRows, Rows, State
@@ -135,12 +136,16 @@ def log_ratios(
 ) -> Float[np.ndarray, " s"]:
     """L(θ) − L_w(θ) in nats at constrained draws with one leading axis, constant included."""
     evaluate = likelihood.log_likelihood_constrained
+    at = {name: jnp.asarray(values) for name, values in draws.items()}
     full = log_likelihood_totals(
-        evaluate, dict(draws), likelihood.rows, batch_size=batch_size, on_rows=on_rows
+        evaluate, at, likelihood.rows, batch_size=batch_size, on_rows=on_rows
     )
-    weighted = log_likelihood_totals(
-        evaluate, dict(draws), likelihood.take(coreset.indices), coreset.weights
-    )
+    kept = likelihood.take(coreset.indices)
+
+    def weigh(draws: PyTree, kept: tuple) -> Float[np.ndarray, " s"]:
+        return log_likelihood_totals(evaluate, draws, kept, coreset.weights)
+
+    weighted = in_float64(weigh, at, kept) if wants_float64(likelihood) else weigh(at, kept)
     if not np.isfinite(weighted).all():
         raise ValueError(
             "the coreset's own likelihood is zero at "

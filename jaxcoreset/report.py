@@ -50,6 +50,8 @@ class Report:
             weighted towards that posterior ("kl_weighted"); `kl` is the larger one. Of a "merge"
             how many coresets ("num_coresets"), the sum of their estimates ("kl_of_parts"), and that
             of the reduction ("kl"); the report's own is the sum of both.
+        rounding: what float32 rounds the coreset's log density to, in nats, where it is so much
+            that NUTS wants float64; None else.
     """
 
     num_data: int
@@ -74,6 +76,7 @@ class Report:
     passes: dict[str, int] = dataclasses.field(default_factory=dict)
     pricing: list[dict[str, float]] = dataclasses.field(default_factory=list)
     history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    rounding: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain numbers, strings and lists, as JSON can hold them."""
@@ -98,6 +101,7 @@ class Report:
             ("held-out error", f"{self.held_out_error:.2e}"),
             ("estimated KL", f"{_kl_text(self.kl, self.kl_standard_error)} nats, symmetrised"),
             *self._tolerance_row(),
+            *self._rounding_row(),
             *self._round_rows(),
             *self._pass_rows(),
             *self._history_rows(),
@@ -113,6 +117,12 @@ class Report:
             return []
         verdict = "not met: this is the best there was" if self.is_within_tol is False else "met"
         return [("tolerance", f"{self.tol:.2g} nats, {verdict}")]
+
+    def _rounding_row(self) -> list[tuple[str, str]]:
+        if self.rounding is None:
+            return []
+        text = f"log density to {self.rounding:.1g} nats in float32: run NUTS in float64"
+        return [("rounding", text)]
 
     def _pass_rows(self) -> list[tuple[str, str]]:
         passes = ", ".join(f"{what} {count}" for what, count in self.passes.items())

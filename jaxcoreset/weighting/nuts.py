@@ -1,6 +1,8 @@
 """NUTS on weighted rows: on a uniform subset as π̂, and on a coreset to repair a π̂."""
 
+import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer.hmc import HMCState, hmc
 
+from jaxcoreset.float64 import as_float64, wants_float64
 from jaxcoreset.host import at_least, host_generator
 from jaxcoreset.laplace import Params
 from jaxcoreset.likelihood import ModelLikelihood
@@ -72,7 +75,7 @@ class CoresetSampler:
 
     It moves in coordinates z with θ = centre + scale · z, so that what is known of the posterior
     is a warm start of its mass matrix. Warm-up and sampling are calls of one compiled function, in
-    which chains are a batch.
+    which chains are a batch. For long tables they run in float64, see `jaxcoreset.float64`.
 
     Args:
         likelihood: the model's likelihood and data.
@@ -93,11 +96,14 @@ class CoresetSampler:
         self.num_chains = num_chains
         self.num_warmup = -(-num_warmup // _STEPS_PER_CALL) * _STEPS_PER_CALL
         self.num_samples = num_samples
+        self._in_float64 = wants_float64(likelihood)
         flat, self.unravel = ravel_pytree(likelihood.init_params)
+        with self._precision():
+            _, unravel = ravel_pytree(self._exact(likelihood.init_params))
 
         def potential(data: tuple, weights: Array, centre: Array, scale: Array) -> Callable:
             def energy(z: Array) -> Float[Array, ""]:
-                params = self.unravel(centre + jnp.matmul(scale, z, precision=HIGHEST))
+                params = unravel(centre + jnp.matmul(scale, z, precision=HIGHEST))
                 values = likelihood.log_likelihood(params, data)
                 total = jnp.vdot(weights, values, precision=HIGHEST)
                 return -total - likelihood.log_prior(params)
@@ -146,11 +152,28 @@ class CoresetSampler:
             covariance: what is known of the posterior's covariance, shape (D, D) and positive
                 definite.
         """
+        with self._precision():
+            return self._run(key, rows, weights, starts, covariance)
+
+    def _precision(self) -> Any:
+        return jax.enable_x64(True) if self._in_float64 else contextlib.nullcontext()
+
+    def _exact(self, values: Any) -> Any:
+        return jax.tree.map(as_float64, values) if self._in_float64 else values
+
+    def _run(
+        self,
+        key: PRNGKeyArray,
+        rows: Int[np.ndarray, " m"],
+        weights: ArrayLike,
+        starts: ArrayLike,
+        covariance: ArrayLike | None,
+    ) -> "ChainDraws":
         starts = jnp.asarray(starts, jnp.zeros(()).dtype)
         width = starts.shape[1]
         known = np.eye(width) if covariance is None else np.asarray(covariance, np.float64)
         scale = jnp.asarray(np.linalg.cholesky(known), starts.dtype)
-        data = tuple(jnp.asarray(leaf) for leaf in self.likelihood.take(rows))
+        data = tuple(jnp.asarray(self._exact(leaf)) for leaf in self.likelihood.take(rows))
         args = (data, jnp.asarray(weights, starts.dtype), starts[0], scale)
         z = solve_triangular(scale, (starts - starts[0]).T, lower=True).T
         state = self._start(jax.random.split(key, self.num_chains), z, args)
@@ -164,7 +187,8 @@ class CoresetSampler:
         """At least `num` draws of all chains together; also, how many transitions diverged."""
         parts, divergent = [], 0
         while len(parts) * _STEPS_PER_CALL * self.num_chains < num:
-            state, (z, diverging) = self._advance(state, args)
+            with self._precision():
+                state, (z, diverging) = self._advance(state, args)
             parts.append(np.asarray(z))
             divergent += int(jnp.sum(diverging))
         _, _, centre, scale = args
