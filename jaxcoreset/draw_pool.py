@@ -172,6 +172,7 @@ class DrawPool:
         Raises:
             ValueError: if the source has fewer than 8 draws, or a log-likelihood is not finite at
                 one of them.
+            RuntimeError: if the compiled program is wrong, see `ModelLikelihood.check_program`.
         """
         missing: dict[Use, int] = {
             use: counts[use] - self.count(use)
@@ -192,6 +193,8 @@ class DrawPool:
             total = jnp.sum(values, axis=0)
         else:
             values, total = self._evaluate(draws), self._sum(draws)
+        if self._taken == num:  # the first of them
+            self.likelihood.check_program(draws, self.candidate_data, values)
         first = 0
         for use, count in shared.items():
             at = slice(first, first + count)

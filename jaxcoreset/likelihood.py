@@ -35,6 +35,7 @@ from jaxcoreset.model_checks import (
     disjoint_subsets,
     refuse_changed_datum,
     refuse_changed_prior,
+    refuse_other_program,
 )
 from jaxcoreset.model_structure import find_data, find_structure, not_independent
 from jaxcoreset.model_trace import full_precision, is_latent, log_prob, run
@@ -44,6 +45,8 @@ from jaxcoreset.weighted_model import WeightedModel
 # Entries of data in one chunk of the pass over all rows: 64 MB in float32.
 _CHUNK_ENTRIES = 2**24
 _CHUNK_ROWS = 2**16
+# At so many draws a program for many of them is held to one for a single draw.
+_CHECKED_DRAWS = 24
 # Widths of the uniform draws tried for a starting point. Small ones first: an optimiser starts
 # well near zero, but not at it, where products of parameters have a saddle.
 _START_RADII = (0.1, 0.1, 0.5, 1.0, 2.0, 2.0)
@@ -72,6 +75,7 @@ class ModelLikelihood:
     init_params: dict[str, Array]
     _arguments: Arguments = field(repr=False)
     two_rows: tuple = field(repr=False)
+    _few: tuple[Callable, int] | None = field(default=None, repr=False)
 
     @property
     def data(self) -> tuple:
@@ -131,6 +135,34 @@ class ModelLikelihood:
         """
         first, *others = self._by_site(params, data)[0].values()
         return sum(others, start=first)
+
+    def check_program(
+        self, draws: Mapping[str, Array], data: Sequence, values: Float[Array, "m s"]
+    ) -> None:
+        """Hold some of the values that a program for many draws has made to one for a single draw.
+
+        The latter was compiled for the checks of the model, so nothing is compiled for this.
+
+        Args:
+            draws: s draws of unconstrained parameters, with a leading axis.
+            data: m rows, laid out as `data`.
+            values: the log-likelihoods of the rows at the draws, each row up to a constant.
+
+        Raises:
+            RuntimeError: if they differ by more than rounding: the compiler has made a wrong one.
+        """
+        if self._few is None or not self._few[1]:
+            return
+        evaluate, count = self._few
+        rows = np.linspace(0, values.shape[0] - 1, count).round().astype(int)
+        columns = np.unique(np.linspace(0, values.shape[1] - 1, _CHECKED_DRAWS).round().astype(int))
+        some = tuple(np.asarray(leaf)[rows] for leaf in data)
+        again = []
+        for column in columns:
+            params = {name: np.asarray(x)[column] for name, x in draws.items()}
+            per_datum, _ = evaluate(params, some)
+            again.append(np.sum([np.asarray(one) for one in per_datum.values()], axis=0))
+        refuse_other_program(np.asarray(values)[np.ix_(rows, columns)], np.stack(again, axis=1))
 
     def log_likelihood_constrained(
         self, params: Mapping[str, Any], data: Sequence
@@ -309,8 +341,8 @@ def model_likelihood(
     # Near zero a standardisation hardly shows, so a point farther out is looked at as well.
     farther = _draw(structure.latent_shapes, 1.0, generator)
     with placement.processes.together("model"), _naming_data(arguments, data_axes):
-        _check_rows_apart(likelihood, evaluate, (farther, start), generator)
-    return dataclasses.replace(likelihood, init_params=start)
+        few = _check_rows_apart(likelihood, evaluate, (farther, start), generator)
+    return dataclasses.replace(likelihood, init_params=start, _few=(evaluate, few))
 
 
 @contextlib.contextmanager
@@ -392,11 +424,16 @@ def _check_rows_apart(
     evaluate: Callable,
     points: Sequence[dict[str, Array]],
     generator: np.random.Generator,
-) -> None:
-    """Evaluates a chunk of rows, drops most of them, and wants the same values for the others."""
+) -> int:
+    """Evaluates a chunk of rows, drops most of them, and wants the same values for the others.
+
+    Returns:
+        How many are kept, so that there is a compiled program for so many rows; 0 if there is none.
+    """
     rows, size = likelihood.rows, _chunk_rows(likelihood)
     if size == 1:
-        return
+        return 0
+    num_kept = 0
     if rows.is_streamed or not rows.is_local:
         all_rows = rows.head(size)
     else:
@@ -408,3 +445,5 @@ def _check_rows_apart(
             refuse_changed_prior(name, value, others_after[name], size, len(kept))
         for name, values in before.items():
             refuse_changed_datum(name, np.asarray(values)[kept], after[name])
+        num_kept = len(kept)
+    return num_kept

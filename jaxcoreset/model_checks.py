@@ -105,3 +105,30 @@ def refuse_changed_datum(name: str, before: ArrayLike, after: ArrayLike) -> None
             "that are conditionally independent given the parameters are wanted: standardise or "
             "scale by numbers computed beforehand, and use no time series or running sums."
         )
+
+
+def refuse_other_program(values: Float[ArrayLike, "m s"], again: Float[ArrayLike, "m s"]) -> None:
+    """Raises an error if log-likelihoods by two compiled programs differ by more than rounding.
+
+    Args:
+        values: those of m rows at s draws, each row up to a constant.
+        again: the same by another program, with the constants.
+
+    Raises:
+        RuntimeError: they differ.
+    """
+    values, again = np.asarray(values, np.float64), np.asarray(again)
+    rounding = 1e3 * float(np.finfo(again.dtype).eps) * (1 + np.abs(again).max())
+    again = again.astype(np.float64)
+    # Medians, as a few wrong values move a mean.
+    values = values - np.median(values, axis=1, keepdims=True)
+    again = again - np.median(again, axis=1, keepdims=True)
+    excess = np.abs(values - again) - rounding - 1e-2 * np.abs(again)
+    if not excess.max() <= 0:
+        row, draw = np.unravel_index(np.argmax(excess), excess.shape)
+        raise RuntimeError(
+            "the compiled program for many draws gives other log-likelihoods than that for one: "
+            f"{values[row, draw]:.6g} and {again[row, draw]:.6g} nats from the row's median. The "
+            "compiler has made a wrong program: jaxlib 0.10.2 is known to, on CPUs, for sums over "
+            "short axes. Install another jaxlib (0.10.1, or 0.11), or write the model without them."
+        )
