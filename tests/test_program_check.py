@@ -34,6 +34,7 @@ def data():
     return x.astype(np.float32), y.astype(np.float32)
 
 
+@pytest.mark.slow
 def test_beta_regression_is_right_or_refused(data):
     """Refused with some versions of jaxlib, right with the others; never wrong."""
     builder = jc.CoresetBuilder(proportions, size=3, num_draws=200, rounds=1, progress_bar=False)
@@ -55,7 +56,8 @@ def test_beta_regression_is_right_or_refused(data):
 
     kept = coreset.args
     difference = totals(*data, np.ones(3000)) - totals(*kept, coreset.weights.astype(float))
-    assert 0.5 * coreset.report.kl < np.var(difference) < 2 * coreset.report.kl
+    # Where it was not noticed, they were off by hundreds of nats.
+    assert 0.2 * coreset.report.kl < np.var(difference) < 5 * coreset.report.kl
 
 
 def test_wrong_values_at_some_of_the_draws_are_refused(data, monkeypatch):
