@@ -370,7 +370,7 @@ def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:
     """Read a coreset that `Coreset.save` wrote.
 
     Args:
-        path: the file.
+        path: the file; ``.npz`` is added, as `save` does, if there is none of this name.
         model: the NumPyro model it was built for. If left out, it is imported, when first asked
             for, under the name that it had.
 
@@ -378,6 +378,9 @@ def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:
         FileNotFoundError: if there is no such file.
         ValueError: if the file is no coreset, or one of a newer version.
     """
+    path = Path(path)
+    if not path.exists() and path.with_name(path.name + ".npz").exists():
+        path = path.with_name(path.name + ".npz")
     with open(path, "rb") as file:
         try:
             contents = np.load(file, allow_pickle=False)

@@ -1,5 +1,6 @@
 """What is done on the host beside the device: choices of rows, progress, clocks, checks, files."""
 
+import errno
 import os
 import sys
 import time
@@ -82,6 +83,8 @@ def at_least(name: str, value: Any, lowest: int) -> int:
 def write_whole(path: str | os.PathLike, write: Callable[[IO[bytes]], Any]) -> Path:
     """Write a file under another name and rename it, so that it is there whole or not at all."""
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(path.parent))
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
     try:
         with open(temporary, "xb") as file:

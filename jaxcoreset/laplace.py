@@ -366,8 +366,9 @@ def _inverse_hessian(hessian: np.ndarray, names: list[str]) -> np.ndarray:
         raise ValueError(
             "the Hessian of the negative log-posterior is not positive definite at the mode: it "
             f"is flat or falling along {', '.join(names[i] for i in worst)} (smallest eigenvalue "
-            f"{values[0]:.3g} of the scaled matrix). These parameters are not identified: give "
-            "them a proper prior or drop one of them; or, where the posterior is proper but has no "
-            "mode, take weighting=SubsampleNUTS(), or bring draws: weighting=Draws(samples)."
+            f"{values[0]:.3g} of the scaled matrix). Where the posterior is proper but has no "
+            "mode, as that of a hierarchy whose scale may be near zero, take "
+            "weighting=SubsampleNUTS(), or bring draws: weighting=Draws(samples). Where these "
+            "parameters are not identified, give them a proper prior or drop one of them."
         )
     return (vectors / values) @ vectors.T * np.outer(scale, scale)

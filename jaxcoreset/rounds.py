@@ -43,6 +43,9 @@ _TRUSTED = 0.3
 _TEMPERED = 1.0
 # Below, in nats, it does not matter whether two estimates agree.
 _NEGLIGIBLE = 1e-4
+# Doublings of a trajectory. The chains move in coordinates in which π̂ is round; where that is not
+# enough there is something to be lost in, and it is to end.
+_MAX_TREE_DEPTH = 8
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,9 @@ class Checker:
             A pool of draws of the coreset posterior, and the round with all that it showed.
         """
         if self._sampler is None:
-            self._sampler = CoresetSampler(self.likelihood, num_samples=self.num_draws)
+            self._sampler = CoresetSampler(
+                self.likelihood, num_samples=self.num_draws, max_tree_depth=_MAX_TREE_DEPTH
+            )
         keys = jax.random.split(key, 4)
         source = sample_coreset_posterior(self._sampler, pool, choice, keys[0])
         own_pool = pool.on(source, keys[1])

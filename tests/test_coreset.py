@@ -70,6 +70,18 @@ def test_model_without_a_name_must_be_given_on_loading(coreset, tmp_path):
     assert jc.load(path, model=logistic).model is not None
 
 
+def test_the_ending_may_be_left_out(coreset, tmp_path):
+    coreset.save(tmp_path / "some")
+    np.testing.assert_array_equal(jc.load(tmp_path / "some").indices, coreset.indices)
+    with pytest.raises(FileNotFoundError, match="other"):
+        jc.load(tmp_path / "other")
+
+
+def test_missing_folder_is_named(coreset, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no such directory.*nowhere'"):
+        coreset.save(tmp_path / "nowhere" / "some.npz")
+
+
 def test_what_cannot_be_saved_is_refused_and_leaves_no_file(coreset, tmp_path):
     odd = jc.Coreset(
         logistic, np.zeros(1, int), np.ones(1), ({1, 2},), {}, coreset.report, data_dims={"y": -1}

@@ -82,6 +82,7 @@ class CoresetSampler:
         num_chains: chains, run as one batch.
         num_warmup: steps of adaptation of each chain, rounded up to a multiple of 50.
         num_samples: draws that are made at first, of all chains together, rounded up likewise.
+        max_tree_depth: a trajectory has at most so many doublings.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class CoresetSampler:
         num_chains: int = 4,
         num_warmup: int = 300,
         num_samples: int = 1000,
+        max_tree_depth: int = 10,
     ):
         self.likelihood = likelihood
         self.num_chains = num_chains
@@ -119,6 +121,7 @@ class CoresetSampler:
                     at,
                     self.num_warmup,
                     dense_mass=flat.size <= _DENSE,
+                    max_tree_depth=max_tree_depth,
                     model_args=args,
                     rng_key=key,
                 )
