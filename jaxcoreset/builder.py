@@ -431,7 +431,7 @@ class CoresetBuilder:
             rounds=[one.to_dict() for one in history],
             passes=dict(likelihood.rows.passes),
             pricing=list(construction.priced),
-            rounding=rounding_of(likelihood, some_draw, indices, weights),
+            rounding=rounding_of(likelihood, some_draw, likelihood.take(indices), weights),
         )
         return coreset_of_rows(
             self.model,

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxcoreset.embedding import log_likelihood_matrix, log_likelihood_sum
-from jaxcoreset.float64 import in_float64, wants_float64
+from jaxcoreset.embedding import log_likelihood_sum
+from jaxcoreset.float64 import matrix_of_weighted
 from jaxcoreset.host import progress_bar
 from jaxcoreset.laplace import Params
 from jaxcoreset.likelihood import ModelLikelihood
@@ -72,7 +72,6 @@ class DrawPool:
         self._key, self._batch_size, self._show_progress = key, batch_size, show_progress
         self._taken = 0
         self._candidates: tuple | None = None
-        self._in_float64 = wants_float64(likelihood)
         self._parts: dict[Use, list[Part]] = {"solver": [], "select": [], "confirm": []}
 
     def on(self, source: DrawSource, key: PRNGKeyArray) -> "DrawPool":
@@ -226,15 +225,8 @@ class DrawPool:
 
     def _matrix(self, draws: Params, data: tuple) -> Float[Array, "m s"]:
         """Log-likelihoods of rows at draws, each row less its mean."""
-
-        def evaluate(draws: Params, data: tuple) -> Float[Array, "m s"]:
-            return log_likelihood_matrix(
-                self.likelihood.log_likelihood, draws, data, batch_size=self._batch_size
-            )
-
-        if self.rows is None or not self._in_float64:
-            return evaluate(draws, data)
-        return jnp.asarray(np.asarray(in_float64(evaluate, draws, data)), float)
+        likelihood = self.likelihood
+        return matrix_of_weighted(likelihood, draws, data, likelihood.num_data, self._batch_size)
 
     def _sum(self, draws: Params) -> Float[Array, " s"]:
         likelihood = self.likelihood

@@ -14,26 +14,30 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
+from jaxcoreset.embedding import log_likelihood_matrix
 from jaxcoreset.laplace import Params
 from jaxcoreset.likelihood import ModelLikelihood
+from jaxcoreset.trees import leading
 
 # From so many rows on. At a million the variance is 2e-5 with 50 rows.
 _LONG = 1_000_000
+# Where more rows than this are candidates, float64 would take memory that may not be there.
+_MANY = 100_000
 # NUTS gets lost where energies are rounded to more nats than this.
 _ROUGH = 0.2
 
 T = TypeVar("T")
 
 
-def wants_float64(likelihood: ModelLikelihood) -> bool:
-    """Whether rows of these data that are weighted are to be evaluated in float64.
+def wants_float64(likelihood: ModelLikelihood, total_weight: float | int) -> bool:
+    """Whether rows whose weights have this sum are to be evaluated in float64.
 
     Not where JAX does so anyway, nor where the model cannot: where it fixes a type, as some loops
     do.
     """
-    if likelihood.num_data < _LONG or jax.config.jax_enable_x64:  # pyright: ignore
+    if total_weight < _LONG or jax.config.jax_enable_x64:  # pyright: ignore
         return False
     try:
         found = in_float64(
@@ -46,10 +50,35 @@ def wants_float64(likelihood: ModelLikelihood) -> bool:
     return found.dtype == np.float64
 
 
+def matrix_of_weighted(
+    likelihood: ModelLikelihood,
+    draws: Params,
+    data: tuple,
+    total_weight: float | int,
+    batch_size: int | None = None,
+) -> Float[Array, "m s"]:
+    """Log-likelihoods at draws of rows that are to be weighted, each row less its mean.
+
+    Args:
+        likelihood: the model's likelihood.
+        draws: s draws of unconstrained parameters, with a leading axis.
+        data: m rows, laid out as the likelihood's data.
+        total_weight: what their weights add up to, as the number of rows they stand for.
+        batch_size: rows that are evaluated at a time.
+    """
+
+    def evaluate(draws: Params, data: tuple) -> Float[Array, "m s"]:
+        return log_likelihood_matrix(likelihood.log_likelihood, draws, data, batch_size=batch_size)
+
+    if leading(data) > _MANY or not wants_float64(likelihood, total_weight):
+        return evaluate(draws, data)
+    return jnp.asarray(np.asarray(in_float64(evaluate, draws, data)), float)
+
+
 def rounding_of(
     likelihood: ModelLikelihood,
     params: Params,
-    indices: Int[np.ndarray, " m"],
+    data: tuple,
     weights: Float[np.ndarray, " m"],
 ) -> float | None:
     """What float32 rounds a coreset's log-likelihood to, in nats; None where it is little.
@@ -59,12 +88,12 @@ def rounding_of(
     Args:
         likelihood: the model's likelihood and data.
         params: unconstrained parameters at which to look, such as a draw of the posterior.
-        indices: the coreset's rows.
+        data: the coreset's rows, laid out as the likelihood's data.
         weights: its weights.
     """
-    if likelihood.num_data < _LONG or jax.config.jax_enable_x64:  # pyright: ignore
+    if weights.sum() < _LONG or jax.config.jax_enable_x64:  # pyright: ignore
         return None
-    values = np.asarray(likelihood.log_likelihood(params, likelihood.take(indices)), np.float64)
+    values = np.asarray(likelihood.log_likelihood(params, data), np.float64)
     rounding = float(abs(weights @ values) * np.finfo(np.float32).eps)
     if rounding <= _ROUGH:
         return None

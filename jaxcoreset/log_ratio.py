@@ -145,7 +145,11 @@ def log_ratios(
     def weigh(draws: PyTree, kept: tuple) -> Float[np.ndarray, " s"]:
         return log_likelihood_totals(evaluate, draws, kept, coreset.weights)
 
-    weighted = in_float64(weigh, at, kept) if wants_float64(likelihood) else weigh(at, kept)
+    weighted = (
+        in_float64(weigh, at, kept)
+        if wants_float64(likelihood, likelihood.num_data)
+        else weigh(at, kept)
+    )
     if not np.isfinite(weighted).all():
         raise ValueError(
             "the coreset's own likelihood is zero at "

@@ -17,7 +17,7 @@ from jaxtyping import PRNGKeyArray
 from jaxcoreset.construction import DRAWS_PER_ROW, MIN_DRAWS, curve_sizes
 from jaxcoreset.coreset import Coreset
 from jaxcoreset.draw_pool import DrawPool, Part, Use
-from jaxcoreset.embedding import log_likelihood_matrix
+from jaxcoreset.float64 import matrix_of_weighted
 from jaxcoreset.host import Clock, at_least
 from jaxcoreset.laplace import LaplaceFitter
 from jaxcoreset.likelihood import ModelLikelihood, model_likelihood
@@ -86,7 +86,7 @@ def merge(
     pool = DrawPool(likelihood, NoMoreDraws(), key)
     with clock.stage("embedding"):
         draws = approximation.draws(key, wanted + num_held_out)
-        values = log_likelihood_matrix(likelihood.log_likelihood, draws, leaves)
+        values = matrix_of_weighted(likelihood, draws, leaves, weights.sum())
         total = jnp.asarray(weights @ np.asarray(values, np.float64), values.dtype)
         shares: dict[Use, slice] = {"solver": slice(wanted), "select": slice(wanted, None)}
         for use, at in shares.items():

@@ -45,7 +45,7 @@ _TEMPERED = 1.0
 _NEGLIGIBLE = 1e-4
 # Doublings of a trajectory. The chains move in coordinates in which π̂ is round; where that is not
 # enough there is something to be lost in, and it is to end.
-_MAX_TREE_DEPTH = 8
+_MAX_TREE_DEPTH = 6
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from jaxtyping import Int, PRNGKeyArray
 from jaxcoreset.construction import CANDIDATES_PER_ROW, MIN_CANDIDATES, curve_sizes
 from jaxcoreset.coreset import Coreset
 from jaxcoreset.draw_pool import DrawPool, Part
-from jaxcoreset.embedding import log_likelihood_matrix, log_likelihood_sum
+from jaxcoreset.embedding import log_likelihood_sum
+from jaxcoreset.float64 import matrix_of_weighted, rounding_of
 from jaxcoreset.host import Clock, host_generator, peak_memory
 from jaxcoreset.laplace import Params
 from jaxcoreset.likelihood import ModelLikelihood, model_likelihood
@@ -126,7 +127,7 @@ def _joined_pool(
         np.concatenate([old, np.asarray(leaf)])
         for old, leaf in zip(summary.candidates, likelihood.take(chosen), strict=True)
     )
-    values = log_likelihood_matrix(likelihood.log_likelihood, draws, leaves)
+    values = matrix_of_weighted(likelihood, draws, leaves, num_old + likelihood.num_data)
     pool = DrawPool(likelihood, NoMoreDraws(summary.inefficiency), key)
     pool.rows = np.arange(len(leaves[0]))  # places among the candidates
     first = 0
@@ -207,7 +208,11 @@ def coreset_after(
     places, weights = np.asarray(choice.path.indices[choice.at], np.int64)[used], weights[used]
     order = np.argsort(numbers[places])
     places, weights = places[order], weights[order]
-    args, kwargs = likelihood.assemble(tuple(leaf[places] for leaf in leaves))
+    kept = tuple(leaf[places] for leaf in leaves)
+    args, kwargs = likelihood.assemble(kept)
+    some_draw = jax.tree.map(lambda x: x[0], pool.parts("solver")[0].draws)
+    rounding = rounding_of(likelihood, some_draw, kept, weights)
+    report = dataclasses.replace(report, rounding=rounding)
     if summary is not None:
         parts = [
             SummaryPart(use, part.draws, np.asarray(part.total, np.float64), then)

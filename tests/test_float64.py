@@ -109,12 +109,12 @@ def test_short_tables_and_models_of_one_type_stay_as_they_are(monkeypatch):
     x = np.linspace(-1, 1, 100, dtype=np.float32)
     likelihood = jc.model_likelihood(regression, (x, x))
     typed = jc.model_likelihood(with_its_own_type, (x, x))
-    assert not float64.wants_float64(likelihood)
+    assert not float64.wants_float64(likelihood, 100)
     monkeypatch.setattr(float64, "_LONG", 100)
-    assert float64.wants_float64(likelihood)
-    assert not float64.wants_float64(typed)
+    assert float64.wants_float64(likelihood, 100)
+    assert not float64.wants_float64(typed, 100)
     with jax.enable_x64(True):
-        assert not float64.wants_float64(likelihood)
+        assert not float64.wants_float64(likelihood, 100)
 
 
 def test_nothing_is_said_of_rounding_where_it_is_little(monkeypatch):
@@ -123,8 +123,37 @@ def test_nothing_is_said_of_rounding_where_it_is_little(monkeypatch):
     likelihood = jc.model_likelihood(regression, (x, x))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        rows, weights = np.arange(4), np.full(4, 25.0)
+        rows, weights = likelihood.take(np.arange(4)), np.full(4, 25.0)
         params = likelihood.init_params
         assert float64.rounding_of(likelihood, params, rows, weights) is None
     with pytest.warns(UserWarning, match="rounded to"):
         assert float64.rounding_of(likelihood, params, rows, 1e6 * weights) > 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the coreset's log density")
+def test_merged_and_updated_coresets_are_as_exact(monkeypatch):
+    """Two blocks that stand for some millions of rows: a likelihood that counts each many times."""
+
+    def counted(x, y=None):
+        with numpyro.handlers.scale(scale=2000.0):
+            regression(x, y)
+
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=4000).astype(np.float32)
+    y = (0.5 - 0.3 * x + rng.normal(size=4000)).astype(np.float32)
+    settings = {"size": 8, "num_draws": 200, "num_held_out": 100, "progress_bar": False}
+    builder = jc.CoresetBuilder(counted, **settings)
+
+    def errors():
+        blocks = [builder.run(jax.random.key(0), x[at::2], y[at::2]) for at in (0, 1)]
+        merged = jc.merge(blocks, 8, jax.random.key(1))
+        updated = blocks[0].update(jax.random.key(2), x[1::2], y[1::2])
+        return merged.report.history[-1]["kl"], updated.report.history[-1]["kl"]
+
+    in_float32 = errors()
+    monkeypatch.setattr(float64, "_LONG", 1000)
+    in_float64 = errors()
+    assert in_float64[0] < 1e-6 < in_float32[0]
+    # The new rows' own sum is in float32, and each of these rows counts 2,000 times in it.
+    assert in_float64[1] < 0.5 * in_float32[1], (in_float32, in_float64)

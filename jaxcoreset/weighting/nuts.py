@@ -98,7 +98,7 @@ class CoresetSampler:
         self.num_chains = num_chains
         self.num_warmup = -(-num_warmup // _STEPS_PER_CALL) * _STEPS_PER_CALL
         self.num_samples = num_samples
-        self._in_float64 = wants_float64(likelihood)
+        self._in_float64 = wants_float64(likelihood, likelihood.num_data)
         flat, self.unravel = ravel_pytree(likelihood.init_params)
         with self._precision():
             _, unravel = ravel_pytree(self._exact(likelihood.init_params))
