@@ -353,7 +353,9 @@ def table(name: str) -> str:
     parts = {"solvers": [name], "scale": _SCALE_PARTS.get(name, [])}.get(source, [])
     if any(part not in result for part in parts):
         return f"Not measured yet: `python -m benchmarks.{source}` makes it."
-    at = result.get("environments", {}).get(name, result["environment"])
+    at = result["environment"]
+    if parts:
+        at = result.get("environments", {}).get(parts[0], at)
     versions = ", ".join(f"{key} {value}" for key, value in at["versions"].items())
     head = f"Measured {at['date']} on {common.cores(at)} ({at['device']}): {versions}."
     if source == "methods":

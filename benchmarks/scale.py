@@ -220,11 +220,16 @@ def main(arguments: list[str] | None = None) -> None:
         result |= json.loads(out.read_text())
         if result["quick"] != options.quick:
             parser.error(f"{out} is of a run with another --quick; write to another file.")
-    result |= {"quick": options.quick, "environment": common.environment()}
+    # Each part has the environment of its own run.
+    then = {name: result["environment"] for name in PARTS if name in result}
+    environments = then | result.get("environments", {})
+    environment = common.environment()
+    result |= {"quick": options.quick, "environment": environment, "environments": environments}
     for name in PARTS:
         if name in options.only:
             print(name, flush=True)
             result[name] = PARTS[name](options.quick, result)
+            environments[name] = environment
             common.write(out, result)
     if figures is not None:
         scale_figures.draw(result, figures)
