@@ -286,7 +286,10 @@ def certificate_of(
             "the likelihood of all the data is zero at every draw, so the coreset posterior lies "
             "where the full one has no mass; build a larger coreset, or from other draws."
         )
-    of_ratio = float(effective_size(np.exp(ratios - ratios.max()))) / count
+    # Their constant may be millions of nats, of which a mean by weights would keep a roundoff.
+    constant = float(ratios.max())
+    ratios = ratios - constant
+    of_ratio = float(effective_size(np.exp(ratios))) / count
     of_ratio = 1.0 if np.isnan(of_ratio) else of_ratio
     flat, khat = pareto_smooth(ratios.ravel(), of_ratio)
     log_weights = flat.reshape(ratios.shape)
@@ -319,12 +322,12 @@ def certificate_of(
         kl_reverse_standard_error=_standard_error(of_reverse + of_evidence),
         kl=max(full_mean - coreset_mean, 0.0),
         kl_standard_error=_standard_error(of_forward + of_reverse),
-        log_evidence_ratio=log_evidence,
+        log_evidence_ratio=log_evidence + constant,
         log_evidence_ratio_standard_error=_standard_error(of_evidence),
         weight_ess=weight_ess,
         ess=weight_ess * min(1.0, efficiency, of_ratio),
         rhat=rhat,
-        log_ratios=ratios,
+        log_ratios=np.asarray(log_ratios, np.float64),
         log_weights=log_weights,
     )
 

@@ -92,6 +92,17 @@ def test_estimates_have_no_bias_however_small_the_divergence(shift):
         assert abs(values.mean() - true) < 4 * values.std() / np.sqrt(200) + 0.01 * shift**2, name
 
 
+def test_constant_of_millions_of_nats_leaves_the_divergence_as_it_is():
+    """Coreset and data have evidences that far apart where there are millions of rows."""
+    ratios = 1e-3 * np.random.default_rng(0).normal(size=(4, 250))
+    facts = {"num_data": 10**7, "num_rows": 50}
+    small, large = (certificate_of(ratios + constant, **facts) for constant in (0.0, -3e6))
+    assert large.kl == pytest.approx(small.kl, rel=1e-3)
+    assert large.kl_forward == pytest.approx(small.kl_forward, rel=1e-3)
+    assert large.log_evidence_ratio == pytest.approx(-3e6, abs=1e-2)
+    np.testing.assert_array_equal(large.log_ratios, ratios - 3e6)
+
+
 def test_errors_grow_with_the_chains_autocorrelation():
     # AR(1) with coefficient 0.9 leaves 1/19 of the draws effective.
     rng = np.random.default_rng(1)
