@@ -42,6 +42,7 @@ NOT_RUN = {
     ("docs/how-to/use-elsewhere.md", "python", "needs: statsmodels"): 1,
     ("docs/how-to/use-elsewhere.md", "r", ""): 3,
     ("docs/how-to/use-elsewhere.md", "stan", ""): 1,
+    ("docs/how-to/big-data.md", "text", ""): 1,
     ("docs/tutorial.md", "text", ""): 2,
 }
 SMALLER = {**SHORTER, "n, num_depots = 50_000": "n, num_depots = 5_000"}

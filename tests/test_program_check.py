@@ -10,7 +10,7 @@ import scipy.special
 import scipy.stats as st
 
 import jaxcoreset as jc
-from jaxcoreset import draw_pool
+from jaxcoreset import float64
 from jaxcoreset.model_checks import refuse_other_program
 
 WORDS = "The compiler has made a wrong program"
@@ -67,13 +67,13 @@ def test_wrong_values_at_some_of_the_draws_are_refused(data, monkeypatch):
             numpyro.sample("y", dist.Normal(slope * x, 1), obs=y)
 
     builder = jc.CoresetBuilder(regression, size=5, num_draws=200, rounds=1, progress_bar=False)
-    right = draw_pool.log_likelihood_matrix
+    right = float64.log_likelihood_matrix
 
     def wrong(*args, **kwargs):
         values = right(*args, **kwargs)
         return values + jnp.where(jnp.arange(values.shape[1]) % 64 < 16, 0.05, 0)
 
-    monkeypatch.setattr(draw_pool, "log_likelihood_matrix", wrong)
+    monkeypatch.setattr(float64, "log_likelihood_matrix", wrong)
     with pytest.raises(RuntimeError, match=WORDS):
         builder.run(jax.random.key(0), *data)
 

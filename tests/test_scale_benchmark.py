@@ -64,10 +64,12 @@ def test_a_job_runs_in_a_process_of_its_own():
 
 def test_the_command_writes_a_part_and_keeps_the_others(tmp_path):
     out = tmp_path / "scale.json"
-    out.write_text(json.dumps({"quick": True, "rows": "kept"}))
+    out.write_text(json.dumps({"quick": True, "rows": "kept", "environment": {"date": "then"}}))
     scale.main(["--quick", "--only", "sum", "--out", str(out)])
     result = json.loads(out.read_text())
     assert result["rows"] == "kept"
+    assert result["environments"]["rows"] == {"date": "then"}
+    assert result["environments"]["sum"] == result["environment"] != {"date": "then"}
     assert [row["terms"] for row in result["sum"]] == ["constant", "uniform", "log-normal"]
     with pytest.raises(SystemExit):
         scale.main(["--only", "sum", "--out", str(out)])
