@@ -416,6 +416,7 @@ class CoresetBuilder:
             )
         estimate = _reported(choice.estimate, history[-1])
         some_draw = jax.tree.map(lambda x: x[0], pool.parts("solver")[0].draws)
+        kept = tuple(leaf[chosen] for leaf in pool.candidate_data)
         is_within = None
         if self.tol is not None:
             is_within = choice.is_within and estimate.lower <= self.tol
@@ -431,7 +432,7 @@ class CoresetBuilder:
             rounds=[one.to_dict() for one in history],
             passes=dict(likelihood.rows.passes),
             pricing=list(construction.priced),
-            rounding=rounding_of(likelihood, some_draw, likelihood.take(indices), weights),
+            rounding=rounding_of(likelihood, some_draw, kept, weights),
         )
         return coreset_of_rows(
             self.model,
