@@ -35,6 +35,9 @@ from jaxcoreset.summary import DataSummary
 from jaxcoreset.tolerance import Choice, Estimate
 from jaxcoreset.weighting import DrawSource, Laplace, Weighting
 
+# A relative error at other draws, over that at the solver's, from which more rows hardly help.
+_UNLIKE = 10.0
+
 
 class CoresetBuilder:
     """Builds a coreset of a NumPyro model's data, as ``MCMC`` runs a kernel: configure, then run.
@@ -133,7 +136,7 @@ class CoresetBuilder:
                 f"size is {size!r} and tol is {tol!r}; wanted one of them: size=250 for at most so "
                 "many rows, or tol=0.01 for an estimated KL divergence of so many nats."
             )
-        if tol is not None and not tol > 0:
+        if tol is not None and not 0 < tol < np.inf:
             raise ValueError(f"tol is {tol!r}; wanted a positive number of nats, such as 0.01.")
         self.size = None if size is None else at_least("size", size, 1)
         self.tol = tol
@@ -359,6 +362,11 @@ class CoresetBuilder:
         advice = "Raise max_size, or tol, or num_candidates"
         if pool.is_exhausted and tried < self.max_size:
             advice = f"The weighting's {pool.source.limit} draws are few: bring more, or raise tol"
+        elif report.held_out_error > _UNLIKE * report.relative_error:
+            advice = (
+                "The error is at other draws than those that the solver saw, so that more rows "
+                "hardly help: the posterior may have several modes, or the weighting long tails"
+            )
         elif report.rounds and report.rounds[-1]["agrees"] is False:
             advice = "The coreset's own posterior does not agree with π̂: raise rounds, or max_size"
         limit = f"max_size = {tried}" if tried == self.max_size else str(tried)

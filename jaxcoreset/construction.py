@@ -38,6 +38,9 @@ _MIN_PRICED, _PRICED_PER_ROW, _WORTH_ADDING = 1_000, 4, 0.1
 # tenth.
 MOST_PRICING_PASSES = 4
 _STUCK, _LEAST_ERROR, _LEAST_BROUGHT = 0.5, 1e-3, 0.1
+# With a tolerance, rows are not what is lacking where the solver's draws are fitted to this part of
+# it and others are not, for so many sizes running: few of the draws then make up the error.
+_FITTED, _MOST_IN_VAIN = 0.01, 2
 # With a tolerance, the first size that is tried lies between these.
 _FIRST_SIZE, _LARGEST_FIRST_SIZE = 32, 256
 
@@ -127,6 +130,7 @@ class Construction:
         assert self.tol is not None
         n = self.likelihood.num_data
         size = self.first_size
+        in_vain = 0
         while True:
             self.embed(pool, size)
             enough = max(1, pool.count("solver") // DRAWS_PER_ROW)
@@ -142,6 +146,9 @@ class Construction:
             no_draws_for_more = pool.is_exhausted and size == enough
             if size == self.max_size or no_draws_for_more:
                 return choice
+            in_vain = in_vain + 1 if float(path.objective[-1]) < _FITTED * self.tol else 0
+            if in_vain == _MOST_IN_VAIN:
+                return choice
             if not is_final and 2 * size > _LARGEST_FIRST_SIZE:
                 return choice
             size = min(2 * size, self.max_size, n)
@@ -155,6 +162,11 @@ class Construction:
         quadratic = self._num_params * (self._num_params + 3) // 2
         size = int(np.clip(quadratic, _FIRST_SIZE, _LARGEST_FIRST_SIZE))
         return min(size, self.max_size, self.likelihood.num_data)
+
+    @property
+    def has_path(self) -> bool:
+        """Whether smaller sizes come with the one that is solved for."""
+        return self.solver is None or self.solver.has_path
 
     @property
     def _num_params(self) -> int:
@@ -239,10 +251,9 @@ class Construction:
 
     def _sizes(self, size: int) -> Int[np.ndarray, " m"]:
         """The sizes to solve for, `size` last; smaller ones where they come with it."""
-        has_path = self.solver is None or self.solver.has_path
-        if self.tol is not None and has_path:
+        if self.tol is not None and self.has_path:
             return np.arange(1, size + 1)
-        if self.tol is not None or has_path:
+        if self.tol is not None or self.has_path:
             return curve_sizes(size)
         return np.array([size])
 

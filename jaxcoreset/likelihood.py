@@ -388,7 +388,8 @@ def _find_start(
                 per_datum, others = evaluate(params, rows)
                 check_log_prior(sum(float(value) for value in others.values()))
                 total = np.sum([np.asarray(values) for values in per_datum.values()], axis=0)
-                check_log_likelihood(total, first + np.arange(len(total)))
+                data = dict(zip(likelihood.data_names, rows, strict=True))
+                check_log_likelihood(total, first + np.arange(len(total)), data)
         except ModelError as found:
             error = found
         # All processes take the same start.

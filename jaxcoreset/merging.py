@@ -22,6 +22,7 @@ from jaxcoreset.host import Clock, at_least
 from jaxcoreset.laplace import LaplaceFitter
 from jaxcoreset.likelihood import ModelLikelihood, model_likelihood
 from jaxcoreset.solve import default_solver, sweep
+from jaxcoreset.solvers.base import Solver
 from jaxcoreset.streaming import (
     NoMoreDraws,
     constants_of,
@@ -37,6 +38,7 @@ def merge(
     size: int,
     key: PRNGKeyArray,
     *,
+    solver: Solver | None = None,
     num_draws: int | None = None,
     num_held_out: int = 1000,
 ) -> Coreset:
@@ -49,6 +51,8 @@ def merge(
         coresets: at least one; row numbers of the result count through their data in this order.
         size: at most so many rows.
         key: a JAX random key; the same key gives the same coreset.
+        solver: the solver, such as one with a constraint on these rows; the default one if left
+            out, whatever the coresets were built with.
         num_draws: draws for the solver; four times the size and at least 500 if left out.
         num_held_out: further draws, to measure the error on.
 
@@ -92,9 +96,10 @@ def merge(
         for use, at in shares.items():
             part = Part(jax.tree.map(lambda x, at=at: x[at], draws), total[at], values[:, at])
             pool.parts(use).append(part)
-    sizes = curve_sizes(size)
+    solver = default_solver(weights.size, size) if solver is None else solver
+    sizes = curve_sizes(size) if solver.has_path else np.array([size])
     with clock.stage("solve"):
-        path = sweep(pool.problem("solver"), sizes, default_solver(weights.size, size))
+        path = sweep(pool.problem("solver"), sizes, solver, key if solver.needs_key else None)
         jax.block_until_ready(path)
     with clock.stage("held-out error"):
         choice = largest_size(pool, path, sizes)

@@ -145,13 +145,21 @@ def mark_length(arguments: Arguments, num_data: int) -> Arguments:
         for i, leaf in enumerate(arguments.leaves)
         if isinstance(leaf, np.ndarray | jax.Array | SourceArray) and leaf.shape[:1] == (num_data,)
     ]
-    for i in long:
-        if not is_array(arguments.leaves[i]):
-            raise ModelError(
-                f"argument {arguments.names[i]} has as many rows as the data and dtype "
-                f"{arguments.leaves[i].dtype}; numbers are wanted: encode it as numbers first."
-            )
+    refuse_text(arguments, num_data)
     return dataclasses.replace(arguments, data_at=tuple(long))
+
+
+def refuse_text(arguments: Arguments, num_data: int, reason: str = "") -> None:
+    """Raises an error if an array with `num_data` rows holds text, dates or objects."""
+    for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
+        if not isinstance(leaf, np.ndarray | jax.Array) or is_array(leaf):
+            continue
+        if leaf.shape[:1] == (num_data,):
+            raise ModelError(
+                f"argument {name} has as many rows as the data and dtype {leaf.dtype}; numbers are "
+                "wanted: convert it by .astype(float), or number its categories by "
+                "np.unique(values, return_inverse=True)[1]." + reason
+            )
 
 
 def mark_axes(arguments: Arguments, args: tuple, kwargs: dict, data_axes: Any) -> Arguments:

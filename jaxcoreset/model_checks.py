@@ -4,7 +4,8 @@ Everything here is NumPy on values that were computed elsewhere.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import ArrayLike, Float, Int
@@ -16,29 +17,47 @@ from jaxcoreset.model_arguments import ModelError
 _KEPT_ROWS = 61
 
 
-def check_log_likelihood(values: Float[ArrayLike, " m"], rows: Int[ArrayLike, " m"]) -> None:
+def check_log_likelihood(
+    values: Float[ArrayLike, " m"],
+    rows: Int[ArrayLike, " m"],
+    data: Mapping[str, ArrayLike] = MappingProxyType({}),
+) -> None:
     """Raises an error that names the rows where the log-likelihood is NaN or infinite.
 
     Args:
         values: the log-likelihood of each datum; not traced.
         rows: their row numbers, for the message.
+        data: the arguments with these rows, by name; those that are not finite there are named.
 
     Raises:
         ModelError: an entry is not finite.
     """
     values, rows = np.asarray(values), np.asarray(rows)
+    bad_rows = ~np.isfinite(values)
+    if not bad_rows.any():
+        return
     kinds = {"NaN": np.isnan, "+inf": np.isposinf, "-inf": np.isneginf}
     found = [
         f"{kind} in {_list_rows(rows[bad])}"
         for kind, is_kind in kinds.items()
         if (bad := is_kind(values)).any()
     ]
-    if found:
-        raise ModelError(
-            f"the log-likelihood at a starting point is {', '.join(found)}; a finite one is wanted "
-            "for every row: mend or drop these rows, or keep the model's parameters where it is "
-            "finite."
+    advice = "mend or drop these rows, or keep the model's parameters where it is finite."
+    causes = []
+    for name, leaf in data.items():
+        entries = np.asarray(leaf)[bad_rows].reshape(int(bad_rows.sum()), -1)
+        missing = ~np.isfinite(entries).all(axis=1)
+        if missing.any():
+            causes.append(f"{name} in {_list_rows(rows[bad_rows][missing])}")
+    if causes:
+        advice = (
+            f"the data themselves are not finite, {' and '.join(causes)}: fill in or drop these "
+            "rows."
         )
+    raise ModelError(
+        f"the log-likelihood at a starting point is {', '.join(found)}; a finite one is wanted for "
+        f"every row: {advice}"
+    )
 
 
 def _list_rows(rows: np.ndarray) -> str:

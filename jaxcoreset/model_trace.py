@@ -17,7 +17,12 @@ from numpyro.distributions.transforms import Transform, biject_to
 from numpyro.handlers import seed, substitute, trace
 
 from jaxcoreset.log_densities import plain_log_prob
-from jaxcoreset.model_arguments import Arguments, ModelError, refuse_unequal_rows
+from jaxcoreset.model_arguments import (
+    Arguments,
+    ModelError,
+    refuse_text,
+    refuse_unequal_rows,
+)
 
 _VALUE_ERRORS = (
     jax.errors.ConcretizationTypeError,
@@ -119,6 +124,8 @@ def sites_with_all_rows(model: Callable, arguments: Arguments) -> list[Site]:
     except ModelError:
         raise
     except Exception as error:
+        longest = max(shape[0] for shape in arguments.arrays.values())
+        refuse_text(arguments, longest, f" The model said: {error}")
         _explain_unequal_rows(error, arguments)
         error.add_note(f"raised by the model when jaxcoreset called it with {arguments}")
         raise

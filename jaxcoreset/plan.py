@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxcoreset.blocks import group_blocks, row_bytes
-from jaxcoreset.construction import Construction
+from jaxcoreset.construction import MOST_PRICING_PASSES, Construction
 from jaxcoreset.embedding import log_likelihood_sum
 from jaxcoreset.host import peak_memory
 from jaxcoreset.laplace import LaplaceFitter, warm_start_rows
@@ -51,6 +51,9 @@ class Plan:
         device_bytes: the most memory of a device's own, 0 where devices share the host's.
         num_candidates: rows to choose from.
         num_draws: draws of π̂, of the solver and held out together.
+        further_passes: at most so many more, and not among `passes`, should the candidates turn out
+            to be what is lacking.
+        further_seconds: time of these, were they all made.
     """
 
     num_data: int
@@ -63,11 +66,18 @@ class Plan:
     device_bytes: int
     num_candidates: int
     num_draws: int
+    further_passes: int = 0
+    further_seconds: float = 0.0
 
     def __str__(self) -> str:
         total = sum(self.seconds.values())
         passes = ", ".join(f"{what} {count}" for what, count in self.passes.items())
         seconds = ", ".join(f"{what} {spent:.1f}" for what, spent in self.seconds.items())
+        if self.further_passes:
+            passes += (
+                f"; for further candidates, where they are lacking, up to {self.further_passes} "
+                f"({self.further_seconds:.1f} s)"
+            )
         lines = [
             ("rows", f"{self.num_data:,} of {self.row_bytes} bytes, {self.batch_size:,} at a time"),
             ("devices", f"{self.num_devices}"),
@@ -114,6 +124,7 @@ def plan_build(
         seconds["Laplace"] = passes["Laplace"] * _time(
             rows, placement, batch_size, lambda some: fitter.at(some, likelihood.init_params)
         )
+    further = 0, 0.0
     passes["target"] = 1 if candidates is not None else 0
     if candidates is not None:
         seconds["target"] = _time(
@@ -122,10 +133,12 @@ def plan_build(
             batch_size,
             lambda some: log_likelihood_sum(likelihood.log_likelihood, draws, some),
         )
-        if construction.pricing_passes and construction.pricing_passes != "auto":
-            passes["pricing"] = construction.pricing_passes
-            share = counts["solver"] / num_draws
-            seconds["pricing"] = construction.pricing_passes * share * seconds["target"]
+        one_pricing = counts["solver"] / num_draws * seconds["target"]
+        asked, has_path = construction.pricing_passes, construction.has_path
+        if asked == "auto" and has_path and num_candidates < rows.num_rows:
+            further = MOST_PRICING_PASSES, MOST_PRICING_PASSES * one_pricing
+        elif isinstance(asked, int) and asked:
+            passes["pricing"], seconds["pricing"] = asked, asked * one_pricing
     itemsize = jax.dtypes.canonicalize_dtype(float).itemsize
     matrices = itemsize * num_candidates * (_MATRICES * counts["solver"] + num_draws)
     one = row_bytes(rows.data)
@@ -147,6 +160,8 @@ def plan_build(
         device_bytes=device,
         num_candidates=num_candidates,
         num_draws=num_draws,
+        further_passes=further[0],
+        further_seconds=further[1],
     )
 
 

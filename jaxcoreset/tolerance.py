@@ -149,7 +149,10 @@ def smallest_within(
             curve = _curve(pool, path, sizes)
     at = int(np.argmin(curve["kl"] + 2 * curve["kl_standard_error"]))
     pool.want(confirm=num_held_out)
-    return Choice(path, sizes, at, estimate_at(pool, path, at, "confirm"), curve, is_within=False)
+    # Rare draws at which much is amiss may be among either; those that have them tell more.
+    found = _at(curve, at), estimate_at(pool, path, at, "confirm")
+    estimate = max(found, key=lambda one: one.upper)
+    return Choice(path, sizes, at, estimate, curve, is_within=False)
 
 
 def estimate_at(pool: DrawPool, path: Solution, at: int, use: Use) -> Estimate:

@@ -254,6 +254,29 @@ def test_check_log_likelihood_names_rows_and_kinds():
         check_log_likelihood(values, np.arange(100, 108))
 
 
+def test_data_that_are_not_finite_are_named():
+    X, y = normal_data()
+    y, X = np.array(y), np.array(X)
+    y[3] = np.nan
+    refused(normal_model, (X, y), r"not finite, y in row 3: fill in or drop")
+    X[[5, 7]] = np.inf
+    refused(normal_model, (X, y), r"not finite, X in rows 5, 7 and y in row 3: fill in")
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_text_for_numbers_is_refused(is_read):
+    def model(X, y, group):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]))
+        mean = b[group] if is_read else b[0]
+        numpyro.sample("y", dist.Normal(mean * X, 1.0), obs=y)
+
+    X, y = normal_data()
+    text = np.where(np.arange(X.size) % 2, "AA", "UA")
+    for group in (text, text.astype(object)):
+        refused(model, (X, y, group), "argument group has as many rows as the data and dtype")
+    model_likelihood(model, (X, y, np.unique(text, return_inverse=True)[1]))
+
+
 @pytest.mark.parametrize("num_rows", [*range(2, 60), 122, 123, 256])
 def test_subsets_for_the_check_are_disjoint_and_cannot_keep_the_mean_of_a_binary_column(num_rows):
     first, second = disjoint_subsets(num_rows)

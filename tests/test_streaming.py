@@ -154,6 +154,15 @@ def test_merged_coresets_are_one_of_all_rows(blocks):
     np.testing.assert_array_equal(coreset.args[0], everything[coreset.indices])
 
 
+def test_merger_with_a_constraint(blocks):
+    """Rows of every block, as the solver that is given wants it."""
+    labels = np.repeat(np.arange(4), [len(one) for one in blocks])
+    constraint = jc.StratifiedTopK(labels, reserved=2)
+    merged = jc.merge(blocks, 8, jax.random.key(0), solver=jc.AIHT2(constraint=constraint))
+    assert merged.report.solver == "AIHT2"
+    np.testing.assert_array_equal(np.bincount(merged.indices // 1000, minlength=4), 2)
+
+
 def test_error_of_a_merger_holds_that_of_its_parts(blocks):
     report = jc.merge(blocks, 8, jax.random.key(0)).report
     parts = sum(one.report.kl for one in blocks)

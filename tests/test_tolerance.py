@@ -220,6 +220,16 @@ def test_missed_tolerance_raises_or_gives_the_best(data):
     assert report.kl > 1e-4
 
 
+def test_rows_are_not_added_where_few_of_the_draws_make_the_error(data):
+    """One draw of 700 is far away, as in another mode, and the solver sees none like it."""
+    full = jc.laplace_approximation(jc.model_likelihood(logistic, data))
+    draws = {"beta": np.array(full.draws(jax.random.key(5), 40_000)["beta"])}
+    draws["beta"][600::700] += 30 * np.random.default_rng(0).normal(size=(57, 4))
+    builder = jc.CoresetBuilder(logistic, tol=0.01, weighting=jc.Draws(draws), rounds=1)
+    with pytest.raises(ValueError, match=r"with 64 rows of 500 .*several modes"):
+        builder.run(jax.random.key(0), *data)
+
+
 def test_few_draws_of_the_user_bound_the_size(data):
     full = jc.laplace_approximation(jc.model_likelihood(logistic, data))
     few = jc.Draws(full.draws(jax.random.key(5), 120))
