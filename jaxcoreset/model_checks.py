@@ -137,8 +137,12 @@ def refuse_other_program(values: Float[ArrayLike, "m s"], again: Float[ArrayLike
         RuntimeError: they differ.
     """
     values, again = np.asarray(values, np.float64), np.asarray(again)
-    rounding = 1e3 * float(np.finfo(again.dtype).eps) * (1 + np.abs(again).max())
+    eps = float(np.finfo(again.dtype).eps)
     again = again.astype(np.float64)
+    # A row's constant may be far larger than these values are, where it is the mean over draws some
+    # of which are far out; the values were rounded before it was taken off.
+    constants = np.median(again - values, axis=1)
+    rounding = 1e3 * eps * (1 + np.abs(again).max() + np.abs(constants).max())
     # Medians, as a few wrong values move a mean.
     values = values - np.median(values, axis=1, keepdims=True)
     again = again - np.median(again, axis=1, keepdims=True)

@@ -86,3 +86,13 @@ def test_rounding_is_allowed_and_nothing_else():
         shifted[3, 4] = value
         with pytest.raises(RuntimeError, match=WORDS):
             refuse_other_program(shifted, again)
+
+
+def test_rounding_by_draws_that_are_far_out_is_allowed():
+    """As under the prior of a scale: some draws are at −10¹⁰ nats, and so is the mean."""
+    raw = np.random.default_rng(0).normal(size=(20, 100)).astype(np.float32) - 30
+    far = raw.copy()
+    far[:, ::10] *= 1e10
+    values = (far - far.mean(axis=1, keepdims=True))[:, 5::10]
+    assert np.ptp(values.astype(float) - raw[:, 5::10], axis=1).max() > 1
+    refuse_other_program(values, raw[:, 5::10])
