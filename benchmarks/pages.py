@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 DOCS = ROOT / "docs"
 
+_NEAREST = ("default", "MatchingPursuit", "GIGA")
 _FAMILIES = ("IHT", "AIHT", "AIHT2")
 
 
@@ -77,6 +78,12 @@ def _quality(result: dict[str, Any], part: str = "quality") -> str:
 
 def _whole(result: dict[str, Any]) -> str:
     return _quality(result, "whole")
+
+
+def _optimum(result: dict[str, Any]) -> str:
+    columns = ["k", "data", "solver", "problems", "geometric mean", "worst", "optimal"]
+    rows = sorted(result["optimum"], key=lambda row: row["k"])
+    return markdown([row for row in rows if row["solver"] in _NEAREST], columns)
 
 
 def _ablation(result: dict[str, Any]) -> str:
@@ -293,6 +300,7 @@ _ORDER = (
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "quality": ("solvers", _quality),
     "whole": ("solvers", _whole),
+    "optimum": ("solvers", _optimum),
     "ablation": ("solvers", _ablation),
     "speed": ("solvers", _speed),
     "large": ("solvers", _large),

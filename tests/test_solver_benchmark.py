@@ -1,14 +1,16 @@
 """The benchmark of the solvers takes from earlier results what they have, and runs the rest."""
 
 import dataclasses
+import itertools
 import json
 
 import jax
 import numpy as np
 import pytest
+import scipy.optimize
 
 import jaxcoreset as jc
-from benchmarks import solver_quality, solver_speed, solvers
+from benchmarks import solver_optimum, solver_quality, solver_speed, solvers
 from benchmarks.kept import Kept
 
 KS = (1, 2, 5)
@@ -40,6 +42,25 @@ def test_whole_sets_have_as_many_draws_as_are_asked_for(monkeypatch):
     monkeypatch.setattr(solver_quality, "_compare", lambda cases, *_: cases)
     cases = solver_quality.whole(None, False, None, (3, 2))
     assert {(case.num_draws, case.num_trials) for case in cases} == {(500, 3), (2000, 2)}
+
+
+def test_best_pairs_and_triples_are_those_of_all_supports():
+    rng = np.random.default_rng(0)
+    atoms = rng.normal(size=(9, 6)).astype(np.float32) + 0.5
+    atoms[4] = atoms[2]
+    problem = jc.CoresetProblem(atoms)
+    target = np.asarray(problem.target, np.float64)
+
+    def least(k):
+        errors = [
+            scipy.optimize.nnls(atoms[list(rows)].T.astype(float), target)[1]
+            for rows in itertools.combinations(range(9), k)
+        ]
+        return (min(errors) / np.linalg.norm(target)) ** 2
+
+    pair, triple = solver_optimum._best_pair(problem), solver_optimum._best_triple(problem)
+    assert pair == pytest.approx(least(2), rel=1e-4)
+    assert min(pair, triple) == pytest.approx(least(3), rel=1e-4)
 
 
 @pytest.mark.parametrize(
