@@ -7,7 +7,7 @@ model's arguments. Nothing in it is executed when it is loaded.
 import importlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,7 @@ class Coreset:
         likelihood: ModelLikelihood | None = None,
         data_names: Mapping[str, int] | None = None,
         summary: "DataSummary | None" = None,
+        count_places: Sequence[int] | None = None,
     ):
         self.indices: Int[np.ndarray, " m"] = np.asarray(indices, np.int64)
         self.weights: Float[np.ndarray, " m"] = np.asarray(weights)
@@ -82,6 +83,8 @@ class Coreset:
         self._data_dims = dict(data_dims)
         # Names of the data among the arguments, and their places when (args, kwargs) is flattened.
         self._data_names = None if data_names is None else dict(data_names)
+        # Places of the integers that count the rows.
+        self._count_places = None if count_places is None else tuple(count_places)
         self._model_name = model_name or _name_of(model)
         self._model: Callable | None = None
 
@@ -127,6 +130,18 @@ class Coreset:
                 "with them; wanted one that CoresetBuilder made."
             )
         return tuple(self._data_names.values())
+
+    @property
+    def count_places(self) -> tuple[int, ...]:
+        """The places, when (args, kwargs) is flattened, of integers that count the rows."""
+        if self._count_places is not None:
+            return self._count_places
+        # Made by hand, or saved by a version that did not keep them.
+        return tuple(
+            at
+            for at, leaf in enumerate(jax.tree.leaves((self.args, self.kwargs)))
+            if isinstance(leaf, int) and not isinstance(leaf, bool) and leaf == len(self)
+        )
 
     def update(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> "Coreset":
         """The coreset of the rows before and of new ones, without going back to the rows before.
@@ -209,6 +224,7 @@ class Coreset:
             "data_dims": self._data_dims,
             "model": self._model_name,
             "data_names": self._data_names,
+            "count_places": self._count_places,
             "summary": None
             if self.summary is None
             else encode(self.summary.to_dict(), arrays, "summary"),
@@ -321,6 +337,7 @@ def coreset_of_rows(
         approximation=approximation,
         likelihood=likelihood,
         data_names=likelihood.data_names,
+        count_places=likelihood.count_places,
         summary=summary,
     )
 
@@ -362,6 +379,7 @@ def whole_coreset(model: Callable, likelihood: ModelLikelihood, size: int, clock
         report,
         data_dims=likelihood.data_dims,
         data_names=likelihood.data_names,
+        count_places=likelihood.count_places,
         likelihood=likelihood,
     )
 
@@ -405,6 +423,7 @@ def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:
         data_dims=header["data_dims"],
         model_name=header["model"],
         data_names=header.get("data_names"),
+        count_places=header.get("count_places"),
         summary=_summary(header.get("summary"), arrays),
     )
 

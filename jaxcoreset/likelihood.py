@@ -14,6 +14,7 @@ prior.
 import contextlib
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,8 @@ _CHUNK_ENTRIES = 2**24
 _CHUNK_ROWS = 2**16
 # At so many draws a program for many of them is held to one for a single draw.
 _CHECKED_DRAWS = 24
+# Above so many nats, what rounding adds to the estimated KL is told.
+_NOISE = 1e-3
 # Widths of the uniform draws tried for a starting point. Small ones first: an optimiser starts
 # well near zero, but not at it, where products of parameters have a saddle.
 _START_RADII = (0.1, 0.1, 0.5, 1.0, 2.0, 2.0)
@@ -95,6 +98,11 @@ class ModelLikelihood:
         """The data's names, as X or batch['x'], and their places among the arguments' leaves."""
         arguments = self._arguments
         return {arguments.names[position]: position for position in arguments.data_at}
+
+    @property
+    def count_places(self) -> tuple[int, ...]:
+        """The places, among the arguments' leaves, of integers that count the rows."""
+        return self._arguments.counts_at
 
     def assemble(self, data: Sequence) -> tuple[tuple, dict]:
         """The model's (args, kwargs) with `data` in place of the data leaves.
@@ -148,6 +156,8 @@ class ModelLikelihood:
             data: m rows, laid out as `data`.
             values: the log-likelihoods of the rows at the draws, each row up to a constant.
 
+        Warns where float32 is too coarse for the model, as it may be with counts in the thousands.
+
         Raises:
             RuntimeError: if they differ by more than rounding: the compiler has made a wrong one.
         """
@@ -157,12 +167,29 @@ class ModelLikelihood:
         rows = np.linspace(0, values.shape[0] - 1, count).round().astype(int)
         columns = np.unique(np.linspace(0, values.shape[1] - 1, _CHECKED_DRAWS).round().astype(int))
         some = tuple(np.asarray(leaf)[rows] for leaf in data)
-        again = []
-        for column in columns:
-            params = {name: np.asarray(x)[column] for name, x in draws.items()}
-            per_datum, _ = evaluate(params, some)
-            again.append(np.sum([np.asarray(one) for one in per_datum.values()], axis=0))
-        refuse_other_program(np.asarray(values)[np.ix_(rows, columns)], np.stack(again, axis=1))
+        each = [{name: np.asarray(x)[column] for name, x in draws.items()} for column in columns]
+
+        def by(evaluate: Callable) -> np.ndarray:
+            found = [evaluate(params, some)[0].values() for params in each]
+            sums = [np.sum([np.asarray(one) for one in values], axis=0) for values in found]
+            return np.stack(sums, axis=1)
+
+        def exact() -> np.ndarray:
+            from jaxcoreset.float64 import in_float64
+
+            return by(lambda *given: in_float64(jax.jit(self._by_site), *given))
+
+        seen = np.asarray(values)[np.ix_(rows, columns)]
+        noise = self.num_data * refuse_other_program(seen, by(evaluate), exact)
+        if noise > _NOISE:
+            warnings.warn(
+                f"a row's log-likelihood is rounded to {np.sqrt(noise / self.num_data):.1g} nats, "
+                "as it is a small difference of large numbers (counts in the thousands?): that "
+                f"adds {noise:.1g} nats to the estimated KL, and more where few rows stand for "
+                "many. Build in float64: under jax.enable_x64(True), or with JAX_ENABLE_X64=1 in "
+                "the environment.",
+                stacklevel=2,
+            )
 
     def log_likelihood_constrained(
         self, params: Mapping[str, Any], data: Sequence

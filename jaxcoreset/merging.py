@@ -132,12 +132,12 @@ def merge(
 
 
 def _check_alike(first: Coreset, other: Coreset) -> None:
-    if first.data_dims != other.data_dims or first.data_places != other.data_places:
+    places = [(one.data_places, one.count_places) for one in (first, other)]
+    if first.data_dims != other.data_dims or places[0] != places[1]:
         raise ValueError("coresets are of different models; wanted one model for all of them.")
     data_axes_of(first, other.args, other.kwargs)
     for one, two in zip(constants_of(first), constants_of(other), strict=True):
-        counts = isinstance(one, int | np.integer) and (one, two) == (len(first), len(other))
-        if not counts and not np.array_equal(np.asarray(one), np.asarray(two)):
+        if not np.array_equal(np.asarray(one), np.asarray(two)):
             raise ValueError(
                 f"coresets differ in an argument that is no data: {one!r} and {two!r}; wanted the "
                 "same in all of them."
@@ -152,15 +152,10 @@ def _rows_of(coreset: Coreset) -> list[Any]:
 def _likelihood_of(coreset: Coreset, leaves: tuple) -> ModelLikelihood:
     """The model's likelihood of some rows, with the coreset's other arguments."""
     everything, tree = jax.tree.flatten((coreset.args, coreset.kwargs))
-    num = len(leaves[0])
-    counts = [
-        num
-        if isinstance(leaf, int) and not isinstance(leaf, bool) and leaf == len(coreset)
-        else leaf
-        for leaf in everything
-    ]
+    for place in coreset.count_places:
+        everything[place] = len(leaves[0])
     for place, leaf in zip(coreset.data_places, leaves, strict=True):
-        counts[place] = leaf
-    args, kwargs = jax.tree.unflatten(tree, counts)
+        everything[place] = leaf
+    args, kwargs = jax.tree.unflatten(tree, everything)
     axes = data_axes_of(coreset, args, kwargs)
     return model_likelihood(coreset.full_model, args, kwargs, data_axes=axes)

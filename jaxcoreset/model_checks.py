@@ -4,7 +4,7 @@ Everything here is NumPy on values that were computed elsewhere.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -15,6 +15,10 @@ from jaxcoreset.model_arguments import ModelError
 # Rows that are kept where all others are dropped: few of them, so that evaluating them is cheap,
 # and so many that rows which see the one before are noticed where few of those are unlike others.
 _KEPT_ROWS = 61
+# A program is taken to be right where it is off by no more than so many times what another is.
+_ROUNDED_ALIKE = 10
+# In float64 there are errors of other kinds.
+_LEAST_EPS = 1e-12
 
 
 def check_log_likelihood(
@@ -126,27 +130,38 @@ def refuse_changed_datum(name: str, before: ArrayLike, after: ArrayLike) -> None
         )
 
 
-def refuse_other_program(values: Float[ArrayLike, "m s"], again: Float[ArrayLike, "m s"]) -> None:
+def refuse_other_program(
+    values: Float[ArrayLike, "m s"],
+    again: Float[ArrayLike, "m s"],
+    exact: Callable[[], Float[ArrayLike, "m s"]] | None = None,
+) -> float:
     """Raises an error if log-likelihoods by two compiled programs differ by more than rounding.
 
     Args:
         values: those of m rows at s draws, each row up to a constant.
         again: the same by another program, with the constants.
+        exact: the same in float64. It is asked for where the two differ: a log-likelihood of counts
+            in the thousands is a small difference of large numbers, and rounded as they are.
+
+    Returns:
+        The variance of a value's rounding, where that was looked at; else 0.
 
     Raises:
         RuntimeError: they differ.
     """
-    values, again = np.asarray(values, np.float64), np.asarray(again)
-    eps = float(np.finfo(again.dtype).eps)
-    again = again.astype(np.float64)
+    again = np.asarray(again)
+    eps = max(float(np.finfo(again.dtype).eps), _LEAST_EPS)
+    values, again = np.asarray(values, np.float64), again.astype(np.float64)
     # A row's constant may be far larger than these values are, where it is the mean over draws some
     # of which are far out; the values were rounded before it was taken off.
     constants = np.median(again - values, axis=1)
     rounding = 1e3 * eps * (1 + np.abs(again).max() + np.abs(constants).max())
-    # Medians, as a few wrong values move a mean.
-    values = values - np.median(values, axis=1, keepdims=True)
-    again = again - np.median(again, axis=1, keepdims=True)
-    excess = np.abs(values - again) - rounding - 1e-2 * np.abs(again)
+    values, again, variance = _less_medians(values), _less_medians(again), 0.0
+    if not _excess(values, again, rounding).max() <= 0 and exact is not None:
+        wanted = _less_medians(np.asarray(exact(), np.float64))
+        rounding = max(rounding, _ROUNDED_ALIKE * float(np.abs(again - wanted).max()))
+        again, variance = wanted, float(np.mean((again - wanted) ** 2))
+    excess = _excess(values, again, rounding)
     if not excess.max() <= 0:
         row, draw = np.unravel_index(np.argmax(excess), excess.shape)
         raise RuntimeError(
@@ -155,3 +170,15 @@ def refuse_other_program(values: Float[ArrayLike, "m s"], again: Float[ArrayLike
             "compiler has made a wrong program: jaxlib 0.10.2 is known to, on CPUs, for sums over "
             "short axes. Install another jaxlib (0.10.1, or 0.11), or write the model without them."
         )
+    return variance
+
+
+def _less_medians(values: Float[np.ndarray, "m s"]) -> Float[np.ndarray, "m s"]:
+    """Each row less its median, as a few wrong values move a mean."""
+    return values - np.median(values, axis=1, keepdims=True)
+
+
+def _excess(
+    values: Float[np.ndarray, "m s"], again: Float[np.ndarray, "m s"], rounding: float
+) -> Float[np.ndarray, "m s"]:
+    return np.abs(values - again) - rounding - 1e-2 * np.abs(again)

@@ -228,6 +228,7 @@ def coreset_after(
         report,
         data_dims=likelihood.data_dims,
         data_names=likelihood.data_names,
+        count_places=likelihood.count_places,
         summary=summary,
     )
 
@@ -259,19 +260,20 @@ def data_axes_of(coreset: Coreset, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def constants_of(coreset: Coreset) -> list[Any]:
-    """The model's arguments that hold no rows."""
-    at = set(coreset.data_places)
-    leaves = jax.tree.leaves((coreset.args, coreset.kwargs))
-    return [leaf for i, leaf in enumerate(leaves) if i not in at]
+    """The model's arguments that neither hold rows nor count them."""
+    return _neither(coreset, coreset.args, coreset.kwargs)
+
+
+def _neither(coreset: Coreset, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
+    at = {*coreset.data_places, *coreset.count_places}
+    return [leaf for i, leaf in enumerate(jax.tree.leaves((args, kwargs))) if i not in at]
 
 
 def _check_same_constants(coreset: Coreset, args: tuple, kwargs: dict[str, Any]) -> None:
     """Raise a ValueError where arguments that are no data differ; those that count rows may."""
-    at = set(coreset.data_places)
-    given = [leaf for i, leaf in enumerate(jax.tree.leaves((args, kwargs))) if i not in at]
+    given = _neither(coreset, args, kwargs)
     for before, now in zip(constants_of(coreset), given, strict=True):
-        counts_rows = isinstance(before, int | np.integer) and before == len(coreset)
-        if not counts_rows and not np.array_equal(np.asarray(before), np.asarray(now)):
+        if not np.array_equal(np.asarray(before), np.asarray(now)):
             raise ValueError(
                 "an argument of the model that is no data is not what it was when the coreset was "
                 f"built: {now!r} in place of {before!r}. Wanted the same, or a coreset built anew."

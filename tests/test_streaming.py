@@ -186,3 +186,30 @@ def test_merge_refuses_what_does_not_fit(blocks):
     third = build((*rows(0, 300), 3.0))
     with pytest.raises(ValueError, match=r"2.0 and 3.0"):
         jc.merge([other, third], 5, jax.random.key(0))
+
+
+def trials(x, m, n, y=None):
+    """An integer that is no number of rows, and one that is."""
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.Binomial(m, logits=slopes[0] + slopes[1] * x), obs=y)
+
+
+def test_constants_that_happen_to_be_the_size_stay_what_they_are(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=2000).astype(np.float32)
+    y = rng.binomial(6, 1 / (1 + np.exp(-0.3 - 0.5 * x)))
+    blocks = []
+    for half in (slice(0, 1000), slice(1000, 2000)):
+        built = jc.CoresetBuilder(trials, size=6, progress_bar=False, rounds=1).run(
+            jax.random.key(0), x[half], 6, 1000, y[half]
+        )
+        assert built.args[1:3] == (6, len(built)) == (6, 6)
+        blocks.append(jc.load(built.save(tmp_path / "block"), trials))
+    merged = jc.merge(blocks, 6, jax.random.key(1))
+    assert merged.args[1:3] == (6, len(merged))
+    assert merged.report.kl < 0.01
+    more = blocks[0].update(jax.random.key(1), x[1000:], 6, 1000, y[1000:])
+    assert more.args[1:3] == (6, len(more))
+    with pytest.raises(ValueError, match="9 in place of 6"):
+        blocks[0].update(jax.random.key(1), x[1000:], 9, 1000, y[1000:])
