@@ -22,7 +22,7 @@ from jaxcoreset.coreset import Coreset, coreset_of_rows, whole_coreset
 from jaxcoreset.draw_pool import DrawPool
 from jaxcoreset.float64 import rounding_of
 from jaxcoreset.host import Clock, at_least, peak_memory
-from jaxcoreset.journal import Journal, build_settings
+from jaxcoreset.journal import MODEL_VALUES, Journal, build_settings
 from jaxcoreset.likelihood import model_likelihood
 from jaxcoreset.plan import Plan, plan_build
 from jaxcoreset.processes import ALONE, DistributedProcesses
@@ -275,6 +275,8 @@ class CoresetBuilder:
                 key=start_key,
                 placement=placement,
             )
+            if placement.journal is not None:
+                placement.journal.hold_to(MODEL_VALUES, likelihood.values_as_text())
         return Construction(
             likelihood=likelihood,
             constraint=self._constraint(likelihood.num_data, args, kwargs),

@@ -7,6 +7,7 @@ under another name and renamed, with a checksum; it is there whole or not at all
 """
 
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import io
@@ -16,7 +17,7 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import equinox as eqx
 import jax
@@ -34,6 +35,8 @@ _CHANGE_NOTHING = {
     *("checkpoint", "checkpoint_every", "progress_bar", "on_missed_tol"),
     "model",  # told apart by its code
 }
+# Known once the model has been looked at.
+MODEL_VALUES = "model values"
 _MAGIC = b"jaxcoreset journal\n"
 
 
@@ -74,12 +77,23 @@ class Journal:
         self.settings = settings
         self.interval = interval
         self.passes: list[Pass] = []
+        self._kept: dict[str, str] = {}
         self._at = 0
         self._written = time.monotonic()
         for leftover in self.path.parent.glob(f"{self.path.name}.*.part"):
             leftover.unlink(missing_ok=True)
         if self.path.exists():
             self._read()
+
+    def hold_to(self, name: str, text: str) -> None:
+        """Something more that the build depends on, as text by name.
+
+        Raises:
+            ValueError: if it is another one in the file.
+        """
+        self.settings[name] = text
+        if self._kept.get(name, text) != text:
+            self._refuse([name])
 
     def open(self, what: str, digest: str) -> "Entry":
         """The next pass: as it was kept, or a new one.
@@ -154,16 +168,11 @@ class Journal:
                 f"checkpoint {str(self.path)!r} was written by another version of jaxcoreset; "
                 "delete it, or take that version."
             )
-        differing = [
-            f"{name} (then {header['settings'].get(name)}, now {self.settings.get(name)})"
-            for name in sorted({*header["settings"], *self.settings})
-            if header["settings"].get(name) != self.settings.get(name)
-        ]
-        if differing:
-            raise ValueError(
-                f"checkpoint {str(self.path)!r} belongs to another build: it differs in "
-                f"{', '.join(differing)}. Delete it, give another path, or build as then."
-            )
+        self._kept = header["settings"]
+        later = {*self._kept} & {MODEL_VALUES}
+        names = sorted({*self._kept, *self.settings} - later)
+        if differing := [name for name in names if self._kept.get(name) != self.settings.get(name)]:
+            self._refuse(differing)
         like = [
             {name: np.zeros(shape, np.dtype(kind)) for name, (shape, kind) in one["arrays"].items()}
             for one in header["passes"]
@@ -173,6 +182,15 @@ class Journal:
             Pass(one["what"], one["digest"], (state, one["next_row"]), one["is_done"])
             for one, state in zip(header["passes"], states, strict=True)
         ]
+
+    def _refuse(self, names: list[str]) -> NoReturn:
+        differing = [
+            f"{name} (then {self._kept.get(name)}, now {self.settings.get(name)})" for name in names
+        ]
+        raise ValueError(
+            f"checkpoint {str(self.path)!r} belongs to another build: it differs in "
+            f"{', '.join(differing)}. Delete it, give another path, or build as then."
+        )
 
 
 def build_settings(
@@ -220,11 +238,17 @@ def _text(value: Any) -> str:
 
 def _code(function: Any) -> str:
     """A function by its name, its code and what it closes over: a changed one is another."""
+    if isinstance(function, functools.partial):
+        given = [_text(value) for value in function.args]
+        named = {name: _text(value) for name, value in function.keywords.items()}
+        return f"{_code(function.func)} of {given} {named}"
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
     code = getattr(function, "__code__", None)
     if code is None:
         return name if name != "." else type(function).__qualname__
     closed = [_text(cell.cell_contents) for cell in getattr(function, "__closure__", None) or ()]
+    defaults = getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)
+    closed += [_text(value) for value in jax.tree.leaves(defaults)]
     text = f"{_of_code(code)} {closed}".encode()
     return f"{name} {hashlib.sha256(text).hexdigest()[:16]}"
 

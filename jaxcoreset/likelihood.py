@@ -50,6 +50,8 @@ _CHUNK_ROWS = 2**16
 _CHECKED_DRAWS = 24
 # Above so many nats, what rounding adds to the estimated KL is told.
 _NOISE = 1e-3
+# Widths of the draws at which models are told apart.
+_TOLD_APART = (0.1, 0.5, 1.0)
 # Widths of the uniform draws tried for a starting point. Small ones first: an optimiser starts
 # well near zero, but not at it, where products of parameters have a saddle.
 _START_RADII = (0.1, 0.1, 0.5, 1.0, 2.0, 2.0)
@@ -143,6 +145,20 @@ class ModelLikelihood:
         """
         first, *others = self._by_site(params, data)[0].values()
         return sum(others, start=first)
+
+    def values_as_text(self) -> str:
+        """Log-likelihoods of two rows and log priors at some points, to tell this model by.
+
+        Two models whose code is alike may differ in what they use: a default, a global, an object.
+        """
+        generator = np.random.default_rng(0)
+        shapes = {name: value.shape for name, value in self.init_params.items()}
+        found = []
+        evaluate = jax.jit(lambda at, rows: (self.log_likelihood(at, rows), self.log_prior(at)))
+        for radius in _TOLD_APART:
+            for value in evaluate(_draw(shapes, radius, generator), self.two_rows):
+                found += [f"{entry:.4g}" for entry in np.ravel(value)]
+        return " ".join(found)
 
     def check_program(
         self, draws: Mapping[str, Array], data: Sequence, values: Float[Array, "m s"]

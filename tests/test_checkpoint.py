@@ -156,6 +156,59 @@ def test_a_changed_model_is_another_build(tmp_path):
         other.run(jax.random.key(0), *table())
 
 
+class Holder:
+    """A model whose noise is held by an object, a global and a partial."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def model(self, x, y):
+        noisy(x, y, self.scale)
+
+    def __call__(self, x, y):
+        noisy(x, y, self.scale)
+
+
+def noisy(x, y, scale=1.0):
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ slopes, scale * NOISE["of all"]), obs=y)
+
+
+NOISE = {"of all": 1.0}
+
+
+def build_with(path, changed):
+    return jc.CoresetBuilder(
+        changed, size=5, num_draws=60, num_held_out=60, checkpoint=path, progress_bar=False
+    ).run(jax.random.key(0), *table())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda scale: functools.partial(noisy, scale=scale),
+        lambda scale: Holder(scale).model,
+        Holder,
+    ],
+)
+def test_a_model_of_the_same_code_and_other_values_is_another_build(tmp_path, make):
+    path = tmp_path / "build"
+    first = build_with(path, make(1.0))
+    again = build_with(path, make(1.0))
+    np.testing.assert_array_equal(again.weights, first.weights)
+    with pytest.raises(ValueError, match=r"differs in .*model"):
+        build_with(path, make(3.0))
+
+
+def test_a_changed_global_is_another_build(tmp_path, monkeypatch):
+    path = tmp_path / "build"
+    build_with(path, noisy)
+    monkeypatch.setitem(NOISE, "of all", 3.0)
+    with pytest.raises(ValueError, match="differs in model values"):
+        build_with(path, noisy)
+
+
 @pytest.mark.parametrize("damage", ["cut", "changed", "other"])
 def test_a_damaged_file_is_refused_and_not_read(tmp_path, damage):
     path = tmp_path / "build"
