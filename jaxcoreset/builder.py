@@ -22,7 +22,7 @@ from jaxcoreset.coreset import Coreset, coreset_of_rows, whole_coreset
 from jaxcoreset.draw_pool import DrawPool
 from jaxcoreset.float64 import rounding_of
 from jaxcoreset.host import Clock, at_least, peak_memory
-from jaxcoreset.journal import MODEL_VALUES, Journal, build_settings
+from jaxcoreset.journal import MODEL_VALUES, Journal, build_settings, settings_of_all
 from jaxcoreset.likelihood import model_likelihood
 from jaxcoreset.plan import Plan, plan_build
 from jaxcoreset.processes import ALONE, DistributedProcesses
@@ -228,7 +228,8 @@ class CoresetBuilder:
         self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], placement: Placement
     ) -> list[Coreset]:
         start_key, weighting_key, draws_key, rows_key, solver_key = jax.random.split(key, 5)
-        construction = self._construction(start_key, rows_key, args, kwargs, placement)
+        with placement.processes.together("model"):
+            construction = self._construction(start_key, rows_key, args, kwargs, placement)
         likelihood, clock = construction.likelihood, construction.clock
         if self.size is not None and self.size >= likelihood.num_data:
             return [whole_coreset(self.model, likelihood, self.size, clock)]
@@ -301,13 +302,16 @@ class CoresetBuilder:
         mesh = self.mesh
         if mesh is None and len(jax.local_devices()) > 1:
             mesh = Mesh(np.array(jax.local_devices()), ("rows",))
+        if processes.count > 1:
+            processes.agree(settings_of_all(self, key, args, kwargs, processes))
         journal = None
         if with_journal and self.checkpoint is not None:
             path = os.fspath(self.checkpoint)
             if processes.count > 1:
                 path = f"{path}.{processes.index}-of-{processes.count}"
-            settings = build_settings(self, key, args, kwargs, processes)
-            journal = Journal(path, settings, interval=self.checkpoint_every)
+            with processes.together("checkpoint"):
+                settings = build_settings(self, key, args, kwargs, processes)
+                journal = Journal(path, settings, interval=self.checkpoint_every)
         return Placement(mesh, self.batch_size, processes, journal)
 
     def _repair(

@@ -229,6 +229,9 @@ def measure(
 ) -> tuple[Certificate, ChainSamples, np.ndarray]:
     """The certificate, the draws that it is of, and their places in the chains."""
     samples = _samples(coreset, mcmc)
+    # Sums over the parts of several processes are to be at the same draws.
+    sites = likelihood.rows.placement.processes.first(dict(samples.sites))
+    samples = dataclasses.replace(samples, sites=sites)
     used, places = samples.thin(_checked(num_draws))
     chains, draws = used.shape
     if chains * draws < MIN_DRAWS:

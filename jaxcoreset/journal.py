@@ -8,6 +8,7 @@ under another name and renamed, with a checksum; it is there whole or not at all
 
 import dataclasses
 import functools
+import glob
 import hashlib
 import importlib.metadata
 import io
@@ -25,6 +26,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.host import write_whole
+from jaxcoreset.json_arrays import restored, storable, type_name
 from jaxcoreset.processes import Processes
 from jaxcoreset.sources.rows import fingerprint
 
@@ -80,7 +82,9 @@ class Journal:
         self._kept: dict[str, str] = {}
         self._at = 0
         self._written = time.monotonic()
-        for leftover in self.path.parent.glob(f"{self.path.name}.*.part"):
+        # What write_whole left, under the names that it makes, when it was killed.
+        unfinished = f"{glob.escape(self.path.name)}.{'[0-9a-f]' * 32}.part"
+        for leftover in self.path.parent.glob(unfinished):
             leftover.unlink(missing_ok=True)
         if self.path.exists():
             self._read()
@@ -122,7 +126,7 @@ class Journal:
                     "next_row": one.progress[1],
                     "is_done": one.is_done,
                     "arrays": {
-                        name: [list(array.shape), array.dtype.str]
+                        name: [list(array.shape), type_name(array.dtype)]
                         for name, array in one.progress[0].items()
                     },
                 }
@@ -130,7 +134,9 @@ class Journal:
             ],
         }
         body.write(json.dumps(header).encode() + b"\n")
-        eqx.tree_serialise_leaves(body, [one.progress[0] for one in self.passes])
+        eqx.tree_serialise_leaves(
+            body, jax.tree.map(storable, [one.progress[0] for one in self.passes])
+        )
         content = body.getvalue()
         checksum = hashlib.sha256(content).hexdigest().encode()
 
@@ -177,7 +183,8 @@ class Journal:
             {name: np.zeros(shape, np.dtype(kind)) for name, (shape, kind) in one["arrays"].items()}
             for one in header["passes"]
         ]
-        states = eqx.tree_deserialise_leaves(io.BytesIO(arrays), like)
+        stored = eqx.tree_deserialise_leaves(io.BytesIO(arrays), jax.tree.map(storable, like))
+        states = jax.tree.map(lambda array, wanted: restored(array, wanted.dtype), stored, like)
         self.passes = [
             Pass(one["what"], one["digest"], (state, one["next_row"]), one["is_done"])
             for one, state in zip(header["passes"], states, strict=True)
@@ -222,6 +229,23 @@ def build_settings(
         "jaxcoreset": importlib.metadata.version("jaxcoreset"),
         "jax": jax.__version__,
     }
+
+
+def settings_of_all(
+    builder: Any, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], processes: Processes
+) -> dict[str, str]:
+    """The settings that are the same in all processes of a build; arguments as `build_settings`."""
+    settings = build_settings(builder, key, args, kwargs, processes)
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    lengths = {leaf.shape[0] for leaf in leaves if getattr(leaf, "shape", ())}
+    # A number of rows is a process's own.
+    others = [
+        "rows" if isinstance(leaf, int) and leaf in lengths else _text(leaf)
+        for leaf in leaves
+        if not hasattr(leaf, "shape")
+    ]
+    own = {"arguments": f"{tree} {others}"}
+    return {name: settings[name] for name in settings if name not in ("data", "process")} | own
 
 
 def _text(value: Any) -> str:

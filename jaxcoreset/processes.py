@@ -9,6 +9,7 @@ not reach.
 
 import contextlib
 import itertools
+import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,10 @@ import jax
 import numpy as np
 
 _COUNTER = itertools.count()
+# What a process says that has not failed begins so.
+_OK = "ok "
+# Marks an error that the other processes were told of.
+_TOLD = "_told_to_the_other_processes"
 
 
 class ProcessError(RuntimeError):
@@ -42,6 +47,9 @@ class Processes:
     def first(self, state: dict[str, Any]) -> dict[str, Any]:
         """The arrays of the first process."""
         return state
+
+    def agree(self, settings: Mapping[str, str]) -> None:
+        """Raise where the processes were called with other settings, texts by name."""
 
     @contextlib.contextmanager
     def together(self, what: str) -> Iterator[None]:
@@ -81,14 +89,34 @@ class DistributedProcesses(Processes):
         """See `Processes.gather`.
 
         Raises:
-            ProcessError: if another process failed, or did not come within the time.
+            ProcessError: if another process failed, did not come within the time, or has arrays of
+                other names, types or shapes.
         """
-        self._meet("")
-        return self._all(state)
+        arrays = {name: np.asarray(value) for name, value in state.items()}
+        form = {name: f"{array.dtype} {array.shape}" for name, array in arrays.items()}
+        found = self._meet("", form)
+        if differing := self._differing(found, form):
+            raise ProcessError(
+                f"the processes do not have the same kind of arrays. {differing}. Wanted parts of "
+                "one table: columns of one type and width in all of them, and the same settings."
+            )
+        return self._all(arrays)
 
     def first(self, state: dict[str, Any]) -> dict[str, Any]:
         """See `Processes.first`."""
         return self.gather(state)[0]
+
+    def agree(self, settings: Mapping[str, str]) -> None:
+        """See `Processes.agree`.
+
+        Raises:
+            ProcessError: if they were; the message says which setting differs, and where.
+        """
+        if differing := self._differing(self._meet("", settings), settings):
+            raise ProcessError(
+                f"the processes were not called alike. {differing}. Wanted the same in all of them "
+                "but for the rows."
+            )
 
     @contextlib.contextmanager
     def together(self, what: str) -> Iterator[None]:
@@ -99,12 +127,31 @@ class DistributedProcesses(Processes):
         """
         try:
             yield
+        except ProcessError:
+            raise  # the others know, or cannot be reached
         except Exception as error:
-            text = f"{what}: {type(error).__name__}: {error}"
-            with contextlib.suppress(ProcessError):
-                self._meet(text)
+            if not getattr(error, _TOLD, False):
+                text = f"{what}: {type(error).__name__}: {error}"
+                with contextlib.suppress(ProcessError):
+                    self._meet(text)
+                with contextlib.suppress(AttributeError):
+                    setattr(error, _TOLD, True)
             raise
         self._meet("")
+
+    def _differing(self, found: dict[int, dict[str, str]], own: Mapping[str, str]) -> str:
+        """What differs between this process and the first other one that does, in words."""
+        for process, other in found.items():
+            names = [
+                name for name in sorted({*own, *other}) if own.get(name) != other.get(name)
+            ]
+            if names:
+                listed = "; ".join(
+                    f"{name}: {_short(own.get(name))} here, {_short(other.get(name))} there"
+                    for name in names[:3]
+                )
+                return f"Process {self.index} and process {process} differ in {listed}"
+        return ""
 
     def _all(self, state: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
         from jax.experimental.multihost_utils import process_allgather
@@ -134,13 +181,18 @@ class DistributedProcesses(Processes):
             found.append(one)
         return found
 
-    def _meet(self, failure: str) -> None:
-        """Wait for all the others; raise where one of them reports a failure, or does not come."""
+    def _meet(self, failure: str, form: Mapping[str, str] | None = None) -> dict[int, dict]:
+        """Wait for all the others; raise where one of them reports a failure, or does not come.
+
+        Returns:
+            What each of the others said of itself, as `form` does of this one.
+        """
         number = next(self._number)
         prefix = f"jaxcoreset/{number}"
-        self._client.key_value_set(f"{prefix}/{self.index}", failure or "ok")
+        own = failure or _OK + json.dumps(dict(form or {}))
+        self._client.key_value_set(f"{prefix}/{self.index}", own)
         deadline = time.monotonic() + self.timeout
-        failures, late = {}, []
+        failures, late, found = {}, [], {}
         for process in range(self.count):
             if process == self.index:
                 continue
@@ -150,7 +202,9 @@ class DistributedProcesses(Processes):
             except Exception as error:
                 late.append((process, error))
                 continue
-            if said != "ok":
+            if said.startswith(_OK):
+                found[process] = json.loads(said.removeprefix(_OK))
+            else:
                 failures[process] = said
         if failures:
             texts = "; ".join(f"process {at}: {said}" for at, said in failures.items())
@@ -165,3 +219,8 @@ class DistributedProcesses(Processes):
         if number > 1:  # everybody is past the one before the last
             with contextlib.suppress(Exception):
                 self._client.key_value_delete(f"jaxcoreset/{number - 2}/{self.index}")
+        return found
+
+
+def _short(text: str | None) -> str:
+    return "nothing" if text is None else text if len(text) < 80 else f"{text[:77]}..."

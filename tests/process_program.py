@@ -37,6 +37,10 @@ def main(what):
     last_process = index == count - 1
     if what == "bad rows" and last_process:
         part[1][:] = np.nan
+    if what == "other types" and last_process:
+        part = part[0], part[1].astype(np.int32)
+    if what == "no rows" and last_process:
+        part = part[0][:0], part[1][:0]
     if (what == "dies" and last_process) or (what == "first dies" and index == 0):
         # In the middle of the pass over the rows, as a machine would.
         from jaxcoreset import rows
@@ -44,7 +48,7 @@ def main(what):
         rows.evaluate_blocks = lambda *args, **kwargs: os._exit(9)
     builder = jc.CoresetBuilder(
         model,
-        size=6,
+        size=7 if what == "other size" and last_process else 6,
         num_draws=100,
         num_held_out=100,
         num_candidates=500,
@@ -55,6 +59,11 @@ def main(what):
         progress_bar=False,
     )
     coreset = builder.run(jax.random.key(0), *part)
+    if what == "certify":  # each with draws of its own
+        own = coreset.approximation.draws(jax.random.key(index), 200)
+        certificate = jc.certify(coreset, own, progress_bar=False)
+        print("FOUND " + json.dumps({"kl": certificate.kl, "built": coreset.report.kl}))
+        return
     found = {
         "indices": coreset.indices.tolist(),
         "weights": coreset.weights.tolist(),

@@ -66,6 +66,29 @@ def test_an_error_in_one_process_is_told_in_all():
     assert "another process" in text.replace("\n[0] ", " ")
 
 
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("other types", "y: int32|do not have the same kind of arrays"),
+        ("other size", "were not called alike.* differ in size: [67] here, [67] there"),
+        ("no rows", "another process of the build failed. process 1: model: ModelError"),
+    ],
+)
+def test_processes_that_do_not_fit_together_are_told_at_once(what, words):
+    status, found, text, seconds = launch(2, what)
+    assert status != 0
+    assert not found
+    assert re.search(words, re.sub(r"\n\[\d\] ", " ", text)), text
+    assert seconds < 100  # in place of the timeout
+
+
+def test_certificates_of_processes_are_at_the_draws_of_the_first():
+    status, found, text, _ = launch(2, "certify")
+    assert status == 0, text
+    assert found[0] == found[1]
+    assert found[0]["kl"] < 10 * found[0]["built"] + 1e-6
+
+
 @pytest.mark.slow
 def test_processes_end_where_the_first_one_dies():
     """It keeps the book of who is there, so JAX itself ends the others."""
