@@ -133,8 +133,9 @@ class LaplaceFitter:
                 f"the posterior's mode was not reached in {full.num_passes} passes: a Newton step "
                 f"would still gain {decrement / 2:.3g} nats, mostly along "
                 f"{', '.join(names[i] for i in worst)}. Rescale these parameters, give a tighter "
-                "prior, take a weighting that needs no mode, SubsampleNUTS(), or bring draws of "
-                "your own: weighting=Draws(samples)."
+                "prior, build in float64 (JAX_ENABLE_X64=1) if the data are large numbers, take a "
+                "weighting that needs no mode, SubsampleNUTS(), or bring draws of your own: "
+                "weighting=Draws(samples)."
             )
         # The last Newton step costs no pass, and takes the mode's error to its square.
         mode = position - covariance @ gradient
@@ -317,15 +318,24 @@ def _newton(
     _, gradient, hessian = objective(start)
     if _decrement(gradient, hessian) > decrement:
         minimize(
-            lambda x: objective(x)[:2],
+            lambda x: _or_infinite(*objective(x))[:2],
             start,
             jac=True,
-            hess=lambda x: objective(x)[2],
+            hess=lambda x: _or_infinite(*objective(x))[2],
             method="trust-exact",
             callback=done,
             options={"maxiter": max_iters, "gtol": 0.0},
         )
     return reached[0]
+
+
+def _or_infinite(
+    value: float, gradient: np.ndarray, hessian: np.ndarray
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """As they are, or what has the trust region shrink where one of them is not finite."""
+    if all(np.isfinite(term).all() for term in (value, gradient, hessian)):
+        return value, gradient, hessian
+    return np.inf, np.zeros_like(gradient), np.eye(gradient.size)
 
 
 def _first_finite(objective: _LogPosterior, start: np.ndarray) -> np.ndarray:

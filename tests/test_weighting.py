@@ -105,6 +105,22 @@ def test_flat_direction_is_named():
         laplace_approximation(jc.model_likelihood(model, (x, y)))
 
 
+def test_mode_is_found_where_the_first_steps_overflow():
+    """An outcome that is not centred: on the way its variance passes through all of float32."""
+
+    def offset(y):
+        mean = numpyro.sample("mean", dist.Normal(0, 1e6))
+        scale = numpyro.sample("scale", dist.HalfNormal(10))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mean, scale), obs=y)
+
+    y = (10_000 + np.random.default_rng(0).normal(size=3000)).astype(np.float32)
+    found = laplace_approximation(jc.model_likelihood(offset, (y,)))
+    deviation = np.sqrt(found.covariance[0, 0])
+    assert abs(found.mode[0] - y.mean(dtype=np.float64)) < 0.2 * deviation
+    assert deviation == pytest.approx(y.std(dtype=np.float64) / np.sqrt(3000), rel=0.01)
+
+
 def test_mode_not_reached_is_told():
     x, y = data_of(300)
     with pytest.raises(ValueError, match=r"not reached in .* mostly along beta\["):
