@@ -92,7 +92,7 @@ def flatten(model: Callable, args: tuple, kwargs: dict) -> Arguments:
     """The arguments of `model(*args, **kwargs)`, with no data leaves named yet.
 
     Raises:
-        ModelError: an argument is a data frame or a column of one.
+        ModelError: an argument is a data frame or a column of one, or has masked entries.
     """
     paths, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
     positional = _positional_names(model, len(args))
@@ -104,6 +104,12 @@ def flatten(model: Callable, args: tuple, kwargs: dict) -> Arguments:
             raise ModelError(
                 f"argument {names[-1]} is a {type(leaf).__name__}; arrays of numbers are wanted: "
                 "pass its .to_numpy()."
+            )
+        if np.ma.isMaskedArray(leaf) and np.ma.getmaskarray(leaf).any():
+            first = np.unravel_index(np.argmax(np.ma.getmaskarray(leaf)), leaf.shape)[0]
+            raise ModelError(
+                f"argument {names[-1]} has masked entries, the first of them in row {first}; "
+                "numbers are wanted in all rows: fill in or drop such rows."
             )
     return Arguments(tree, tuple(leaf for _, leaf in paths), tuple(names), positional)
 

@@ -34,6 +34,12 @@ from jaxcoreset.weighting import DrawSource
 def updated(coreset: Coreset, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any]) -> Coreset:
     """See `Coreset.update`."""
     summary = coreset.summary
+    if summary is None and len(coreset) == coreset.report.num_data:
+        raise ValueError(
+            f"the coreset is all {len(coreset):,} rows themselves, which keeps no summary of the "
+            "rows that new ones could be added to; wanted one of fewer rows than there were. Build "
+            "a coreset anew, from these rows and the new ones together."
+        )
     if summary is None:
         raise ValueError(
             "the coreset has no summary of the rows that it was built from, so new ones cannot be "

@@ -229,7 +229,7 @@ def test_a_damaged_file_is_refused_and_not_read(tmp_path, damage):
 
 def test_what_a_killed_writing_left_is_cleared_away(tmp_path, whole):
     path = tmp_path / "build"
-    (tmp_path / "build.0123.part").write_bytes(b"half a")
+    (tmp_path / f"build.{'0' * 32}.part").write_bytes(b"half a")
     coreset = build(path)
     assert [file.name for file in tmp_path.iterdir()] == ["build"]
     np.testing.assert_array_equal(coreset.weights, whole.weights)

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import uuid
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ import pytest
 from numpyro.infer.util import log_density
 
 import jaxcoreset as jc
+from jaxcoreset.journal import Journal
 from tests.test_builder import logistic
 
 
@@ -52,6 +54,28 @@ def test_nested_arguments_survive(coreset, tmp_path):
     assert loaded["a"] == nested["a"]
     assert isinstance(loaded["b"], tuple)
     np.testing.assert_array_equal(loaded["b"][1]["c"], np.ones((2, 2)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e5m2, jnp.int4])
+def test_types_that_numpy_cannot_store_survive(coreset, tmp_path, dtype):
+    values = np.arange(-3, 3).astype(dtype)
+    args = (values, jnp.asarray(values), values[1], values.reshape(2, 3).T)
+    whole = jc.Coreset(
+        logistic, np.zeros(1, int), np.ones(1), args, {}, coreset.report, data_dims={"y": -1}
+    )
+    loaded = jc.load(whole.save(tmp_path / "types.npz")).args
+    assert isinstance(loaded[1], jax.Array)
+    for before, after in zip(args, loaded, strict=True):
+        assert after.dtype == dtype
+        np.testing.assert_array_equal(np.asarray(after, float), np.asarray(before, float))
+
+
+def test_a_coreset_of_all_rows_says_why_it_has_no_summary():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(10, 2)), rng.integers(0, 2, 10)
+    whole = jc.CoresetBuilder(logistic, size=10).run(jax.random.key(0), x, y=y)
+    with pytest.raises(ValueError, match=r"all 10 rows themselves, .* from these rows and the new"):
+        whole.update(jax.random.key(1), x, y=y)
 
 
 def test_model_without_a_name_must_be_given_on_loading(coreset, tmp_path):
@@ -244,3 +268,49 @@ def test_missing_package_names_the_extra(coreset, package, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'jaxcoreset\[tables\]'"):
         coreset.to_parquet(tmp_path / "rows.parquet")
+
+
+@pytest.mark.parametrize("name", ["build", "[b]uild*"])
+def test_only_what_a_build_left_unfinished_is_deleted(tmp_path, name):
+    left = f"{name}.{uuid.uuid4().hex}.part"
+    others = [
+        f"{name}.2024.part",
+        f"{name}.{uuid.uuid4().hex}.part.gz",
+        f"{name}.more.{uuid.uuid4().hex}.part",
+        f"build2.{uuid.uuid4().hex}.part",
+    ]
+    for file in (left, *others):
+        (tmp_path / file).touch()
+    Journal(tmp_path / name, {})
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(others)
+
+
+def test_types_that_numpy_cannot_store_are_kept_in_a_checkpoint(tmp_path):
+    state = {
+        np.dtype(dtype).str: np.arange(-2, 3).astype(dtype)
+        for dtype in (jnp.bfloat16, jnp.float8_e5m2, jnp.int4, np.float16, ">f4")
+    }
+    Journal(tmp_path / "journal", {}).open("target", "a").finish(state)
+    entry = Journal(tmp_path / "journal", {}).open("target", "a")
+    assert entry.is_done
+    for name, array in state.items():
+        assert entry.state[name].dtype == array.dtype
+        np.testing.assert_array_equal(entry.state[name].astype(float), array.astype(float))
+
+
+def test_a_build_of_bfloat16_and_a_single_number_is_taken_up_again(tmp_path):
+    def scaled(x, scale, y):
+        slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ slopes, scale), obs=y)
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(300, 2)).astype(jnp.bfloat16), rng.normal(size=300)
+    source = jc.sources.batches([(x, y.astype(np.float32))], 300)
+    arguments = (source.arrays[0], np.float32(1.0), source.arrays[1])
+    builder = jc.CoresetBuilder(
+        scaled, size=5, num_draws=50, num_held_out=50, checkpoint=tmp_path / "build"
+    )
+    one, two = (builder.run(jax.random.key(0), *arguments) for _ in range(2))
+    assert one.args[0].dtype == two.args[0].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(one.weights, two.weights)

@@ -263,6 +263,13 @@ def test_data_that_are_not_finite_are_named():
     refused(normal_model, (X, y), r"not finite, X in rows 5, 7 and y in row 3: fill in")
 
 
+def test_masked_entries_are_refused():
+    X, y = normal_data()
+    masked = np.ma.masked_array(y, mask=np.arange(len(y)) == 5)
+    refused(normal_model, (X, masked), "argument y has masked entries, the first of them in row 5")
+    model_likelihood(normal_model, (X, np.ma.masked_array(y)))
+
+
 @pytest.mark.parametrize("is_read", [True, False])
 def test_text_for_numbers_is_refused(is_read):
     def model(X, y, group):

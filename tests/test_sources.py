@@ -364,6 +364,57 @@ def test_batches_that_are_not_like_the_first_are_told_by_place(parts, message):
         stream(parts, 10)
 
 
+class Masking:
+    """What netCDF4 does: an array whose slices are masked arrays."""
+
+    def __init__(self, values, mask):
+        self.shape, self.dtype = values.shape, values.dtype
+        self._values = np.ma.masked_array(values, mask)
+
+    def __getitem__(self, rows):
+        return self._values[rows]
+
+
+@pytest.mark.parametrize("kind", ["batches", "array"])
+@pytest.mark.parametrize("allow_nonfinite", [False, True])
+def test_what_is_masked_is_never_data(kind, allow_nonfinite):
+    values = np.arange(20, dtype=np.float32).reshape(10, 2)
+    mask = np.zeros((10, 2), bool)
+
+    def masked():
+        settings = {"allow_nonfinite": allow_nonfinite}
+        if kind == "array":
+            return array(X=Masking(values, mask), y=np.arange(10), **settings)
+        parts = [
+            {"X": np.ma.masked_array(values[rows], mask[rows]), "y": np.arange(10)[rows]}
+            for rows in (slice(0, 4), slice(4, 10))
+        ]
+        return batches(parts, 10, **settings)
+
+    read = masked().arrays["X"][:]
+    assert type(read) is np.ndarray
+    np.testing.assert_array_equal(read, values)
+    mask[6, 1] = mask[8] = True
+    place = r"rows 4 to 9: " if kind == "batches" else r"rows 0 to 9: "
+    message = place + r"array X has 3 masked entries, the first array X\[row, 1\] in row 6; wanted"
+    with pytest.raises(SourceError, match=message):
+        list(masked().batches())
+    with pytest.raises(SourceError, match=r"the first .* in row 6"):
+        masked().take(np.array([5, 6, 7]))
+
+
+def test_a_masked_buffer_may_serve_all_batches():
+    buffer = np.ma.masked_array(np.zeros(2), mask=False)
+
+    def load():
+        for start in (0, 2):
+            buffer[:] = start, start + 1
+            yield buffer
+
+    kept = [leaves[0] for _, leaves in batches(load, 4).batches()]
+    np.testing.assert_array_equal(np.concatenate(kept), np.arange(4))
+
+
 def test_a_place_is_that_of_the_number():
     bad = np.ones((5, 2), np.float32)
     bad[3, 1] = -np.inf

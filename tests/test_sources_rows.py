@@ -1,6 +1,7 @@
 """Chunks and rows of arrays in memory, mapped files and sources, held to slices of the arrays."""
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcoreset.sources import SourceError, batches
+from jaxcoreset.sources import SourceError, batches, npy
 from jaxcoreset.sources.rows import fingerprint, is_streamed, read_chunks, take_rows
 
 N = 101
@@ -111,6 +112,48 @@ def test_a_fingerprint_of_arrays_sees_each_number(plain, mixed, monkeypatch):
     before = fingerprint(plain)
     plain[0][50] += 1
     assert fingerprint(plain) != before
+
+
+@pytest.mark.parametrize("number", [np.float32(3), np.array(3), jnp.array(3.0), np.array(True)])
+def test_a_single_number_has_a_fingerprint(plain, number):
+    assert fingerprint([*plain, number]) == fingerprint([*plain, number.copy()])
+    assert fingerprint([*plain, number]) != fingerprint([*plain, number * 0])
+
+
+@pytest.mark.parametrize("opened", [npy, lambda path: np.load(path, mmap_mode="r")])
+def test_no_rows_are_handed_on_of_a_mapped_file_that_was_changed(plain, tmp_path, opened):
+    path = tmp_path / "x.npy"
+    np.save(path, plain[0])
+    mapped = opened(path)
+    before = mapped[:50]
+    ((_, (first, _)),) = read_chunks((before, plain[0][:50]), 50)
+    np.testing.assert_array_equal(first, plain[0][:50])
+    passing = read_chunks((mapped,), 10, prefetch=0)
+    next(passing)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(
+        SourceError, match=r"x\.npy was changed after it was opened; wanted the sam"
+    ):
+        next(passing)
+    for leaf in (mapped, before):  # a slice is of the same file
+        with pytest.raises(SourceError, match=r"x\.npy was changed"):
+            list(read_chunks((leaf,), 10))
+        with pytest.raises(SourceError, match=r"x\.npy was changed"):
+            take_rows((leaf,), np.array([0]))
+    anew = opened(path)
+    np.testing.assert_array_equal(take_rows((anew,), np.array([3]))[0], plain[0][[3]])
+    path.unlink()  # still there for those who have mapped it
+    np.testing.assert_array_equal(take_rows((anew,), np.array([3]))[0], plain[0][[3]])
+
+
+def test_a_mapped_file_that_is_open_for_writing_may_be_written(plain, tmp_path):
+    np.save(tmp_path / "x.npy", plain[0])
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r+")
+    take_rows((mapped,), np.array([0]))
+    mapped[0] = 7
+    mapped.flush()
+    os.utime(tmp_path / "x.npy", ns=(1, 1))
+    np.testing.assert_array_equal(take_rows((mapped,), np.array([0]))[0], np.full((1, 2), 7))
 
 
 def failing(after: int):

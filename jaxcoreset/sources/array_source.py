@@ -106,7 +106,8 @@ class _ArraySource(RowSource):
 
     def _slice(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
         try:
-            return tuple(np.asarray(dataset[start:stop]) for dataset in self._datasets)
+            parts = (dataset[start:stop] for dataset in self._datasets)
+            return tuple(part if np.ma.isMaskedArray(part) else np.asarray(part) for part in parts)
         except Exception as error:  # each library has errors of its own
             self._check_unchanged()
             raise self.error(

@@ -31,7 +31,8 @@ class RawBatch:
     Attributes:
         label: what messages call the batch: its number, or its file in a folder, or nothing.
         start: the row number of the first row.
-        leaves: arrays with a common leading axis.
+        leaves: arrays with a common leading axis; they may be masked arrays, of which no entry may
+            be masked.
     """
 
     label: str
@@ -244,6 +245,8 @@ class RowSource(abc.ABC):
                 f"{self._names[i]} is of type {leaf.dtype}, and was of type {first} at first, "
                 f"which cannot hold all of that; wanted {first} in every batch.",
             )
+        if isinstance(leaf, np.ma.MaskedArray):
+            leaf = self._unmasked(batch, i, leaf)
         result, bad = cast(leaf, np.dtype(self.leaves[i].dtype))
         if bad is not None:
             row, *inner = (int(at) for at in np.unravel_index(bad, leaf.shape))
@@ -271,6 +274,22 @@ class RowSource(abc.ABC):
                     "rows, or pass allow_nonfinite=True if the model knows what they mean.",
                 )
         return result
+
+    def _unmasked(self, batch: RawBatch, i: int, leaf: np.ma.MaskedArray) -> np.ndarray:
+        """The data of a masked array; what stands under a mask is no number of the data."""
+        masked = np.ma.getmaskarray(leaf)
+        if masked.any():
+            bad = int(np.argmax(masked))
+            row, *inner = (int(at) for at in np.unravel_index(bad, masked.shape))
+            raise self.error(
+                batch.label,
+                batch.start,
+                len(leaf),
+                f"{self._names[i]} has {np.count_nonzero(masked):,} masked entries, the first "
+                f"{self._place(i, tuple(inner))} in row {batch.start + row:,}; wanted none. Fill "
+                "in or drop such rows.",
+            )
+        return leaf.data
 
 
 class SourceArray:

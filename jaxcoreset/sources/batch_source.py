@@ -155,7 +155,8 @@ def _as_array(leaf: Any, number: int, row: int) -> np.ndarray:
     if isinstance(leaf, jax.Array):
         return np.asarray(leaf)
     try:
-        return np.array(leaf)  # a copy: loaders use one buffer for all their batches
+        # A copy: loaders use one buffer for all their batches. A mask is kept, to be looked at.
+        return np.ma.array(leaf, copy=True) if np.ma.isMaskedArray(leaf) else np.array(leaf)
     except (ValueError, TypeError) as error:
         raise SourceError(
             f"batches, batch {number}, rows from {row:,}: a {type(leaf).__name__} stands where an "

@@ -2,12 +2,18 @@
 
 import math
 import os
+from mmap import mmap
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from jaxcoreset.sources.base import SourceError
+from jaxcoreset.sources.hashing import file_state
 from jaxcoreset.sources.numbers import is_number
+
+# Files as they were when they were opened, or first read, by what all slices of an array share.
+_STATES: WeakKeyDictionary[mmap, tuple[int, int]] = WeakKeyDictionary()
 
 
 def npy(path: str | os.PathLike) -> np.memmap:
@@ -58,4 +64,28 @@ def npy(path: str | os.PathLike) -> np.memmap:
         )
     mapped = np.load(path, mmap_mode="r")
     assert isinstance(mapped, np.memmap)
+    check_unchanged(mapped)
     return mapped
+
+
+def check_unchanged(mapped: np.memmap) -> None:
+    """See that a mapped file is what it was when this was first asked of it.
+
+    Only read-only maps are looked at: into others their owner may write. A file that was deleted is
+    still there for those who have mapped it.
+
+    Raises:
+        SourceError: if its size or time of change is another.
+    """
+    shared, path = getattr(mapped, "_mmap", None), mapped.filename
+    if shared is None or path is None or mapped.mode not in ("r", "c"):
+        return
+    try:
+        state = file_state(path)
+    except FileNotFoundError:
+        return
+    if _STATES.setdefault(shared, state) != state:
+        raise SourceError(
+            f"{path} was changed after it was opened; wanted the same rows in every pass. Open it "
+            "again, and pass on the new array."
+        )

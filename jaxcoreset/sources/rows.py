@@ -16,6 +16,7 @@ import numpy as np
 from jaxcoreset.host import at_least
 from jaxcoreset.sources.base import RowSource, SourceArray, checked_rows
 from jaxcoreset.sources.hashing import Hash, file_state
+from jaxcoreset.sources.npy_file import check_unchanged
 from jaxcoreset.trees import leading
 
 _WHOLE_BYTES = 1 << 28
@@ -55,14 +56,21 @@ def take_rows(leaves: Sequence[Any], rows: Any) -> tuple[Any, ...]:
 
 
 def _in_memory(leaf: Any, rows: np.ndarray) -> Any:
-    return leaf[rows] if isinstance(leaf, jax.Array) else np.asarray(leaf)[rows]
+    if isinstance(leaf, jax.Array):
+        return leaf[rows]
+    if not isinstance(leaf, np.memmap):
+        return np.asarray(leaf)[rows]
+    check_unchanged(leaf)
+    taken = np.asarray(leaf)[rows]
+    check_unchanged(leaf)
+    return taken
 
 
 def fingerprint(leaves: Sequence[Any]) -> str:
     """A short hash that differs, as far as a look shows, where the arrays do.
 
     Arrays in memory are looked at whole up to 256 MB, and at rows far apart beyond; of mapped files
-    and sources, size and time of change count too.
+    and sources, size and time of change count too. A single number is an array as well.
     """
     mark = Hash("rows", len(leaves))
     of_source = {id(source): source.fingerprint() for source in _sources(leaves)}
@@ -73,9 +81,10 @@ def fingerprint(leaves: Sequence[Any]) -> str:
         mark.add(leaf.shape)
         if isinstance(leaf, np.memmap) and leaf.filename is not None:
             mark.add(file_state(leaf.filename))
-        whole = leaf.nbytes <= _WHOLE_BYTES and not isinstance(leaf, np.memmap)
-        step = 1 if whole else max(1, len(leaf) // _SAMPLE_ROWS)
-        mark.array(np.asarray(leaf[::step]))
+        # A single number, as an array or NumPy's own, has no rows to choose among.
+        is_mapped = isinstance(leaf, np.memmap)
+        whole = leaf.ndim == 0 or (leaf.nbytes <= _WHOLE_BYTES and not is_mapped)
+        mark.array(np.asarray(leaf if whole else leaf[:: max(1, len(leaf) // _SAMPLE_ROWS)]))
     return mark.hex()
 
 
@@ -153,7 +162,10 @@ def _read_streamed(
     """Chunks of the arrays that are streamed, by their positions."""
     sources = _sources(leaves)
     readers = [_resized(source, size, first) for source in sources]
+    mapped = [leaf for leaf in leaves if isinstance(leaf, np.memmap)]
     try:
+        for leaf in mapped:
+            check_unchanged(leaf)
         for start in range(first, num_rows, size):
             parts = {
                 id(source): next(reader) for source, reader in zip(sources, readers, strict=True)
@@ -167,6 +179,8 @@ def _read_streamed(
             if start + size >= num_rows:
                 for reader in readers:  # to the end, where a source sees whether rows are left over
                     next(reader, None)
+            for leaf in mapped:
+                check_unchanged(leaf)
             yield start, chunk
     finally:
         for reader in readers:
