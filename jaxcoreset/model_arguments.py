@@ -111,7 +111,8 @@ def flatten(model: Callable, args: tuple, kwargs: dict) -> Arguments:
                 f"argument {names[-1]} has masked entries, the first of them in row {first}; "
                 "numbers are wanted in all rows: fill in or drop such rows."
             )
-    return Arguments(tree, tuple(leaf for _, leaf in paths), tuple(names), positional)
+    leaves = tuple(leaf.data if np.ma.isMaskedArray(leaf) else leaf for _, leaf in paths)
+    return Arguments(tree, leaves, tuple(names), positional)
 
 
 def _positional_names(model: Callable, count: int) -> tuple[str, ...]:
