@@ -142,9 +142,7 @@ class DistributedProcesses(Processes):
     def _differing(self, found: dict[int, dict[str, str]], own: Mapping[str, str]) -> str:
         """What differs between this process and the first other one that does, in words."""
         for process, other in found.items():
-            names = [
-                name for name in sorted({*own, *other}) if own.get(name) != other.get(name)
-            ]
+            names = [name for name in sorted({*own, *other}) if own.get(name) != other.get(name)]
             if names:
                 listed = "; ".join(
                     f"{name}: {_short(own.get(name))} here, {_short(other.get(name))} there"
