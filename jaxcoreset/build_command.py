@@ -96,7 +96,7 @@ def add_build_parser(commands: Any) -> None:
         "--out", metavar="PATH", type=Path, required=True, help=f"one of {', '.join(_OUTPUTS)}"
     )
     parser.add_argument("--report", metavar="PATH", type=Path, help="an HTML report, with figures")
-    parser.add_argument("--seed", type=int, default=0, help="of all random numbers (0)")
+    parser.add_argument("--seed", type=_seed, default=0, help="of all random numbers (0)")
     parser.add_argument(
         "--prior-scale",
         metavar="S",
@@ -196,6 +196,10 @@ def _check_options(options: argparse.Namespace) -> None:
             raise TableError(f"--out and --report are both {options.out}; wanted two names.")
     if options.out.suffix.lower() == ".parquet":
         require("pyarrow")
+    if options.out.suffix.lower() != ".npz" and options.weight_column == options.row_column:
+        raise TableError(
+            f"--weight-column and --row-column are both {options.row_column!r}; wanted two names."
+        )
 
 
 def _build(options: argparse.Namespace, arguments: Sequence[str]) -> None:
@@ -346,6 +350,17 @@ def positive_integer(text: str) -> int:
         number = 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return number
+
+
+def _seed(text: str) -> int:
+    """A whole number that JAX takes for a seed."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 2**63
+    if not -(2**63) <= number < 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number below 2**63 = {2**63:,}")
     return number
 
 

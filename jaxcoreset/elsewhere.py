@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from jaxcoreset.table_models import Inputs
+from jaxcoreset.tables import MIDNIGHT
 
 
 def programs(inputs: Inputs, path: Path, weight: str = "weight") -> dict[str, str]:
@@ -39,7 +40,13 @@ def _k(inputs: Inputs) -> str:
 def _prepare_python(inputs: Inputs, path: Path, weight: str) -> str:
     reader = "read_parquet" if path.suffix == ".parquet" else "read_csv"
     response = str(inputs.response)
-    lines = ["import pandas as pd", "", f"d = pd.{reader}({_text(path.name)})"]
+    factors = _factors(inputs)
+    # as text, or the category 01 would be read as 1, and NA as a missing value
+    as_text = ", ".join(f"{_text(name)}: str" for name in factors)
+    more = f", dtype={{{as_text}}}, keep_default_na=False" if factors else ""
+    lines = ["import pandas as pd", ""]
+    lines += _CODES if factors else []
+    lines.append(f"d = pd.{reader}({_text(path.name)}{more if reader == 'read_csv' else ''})")
     if inputs.scaling:
         lines.append("# the means and standard deviations of all rows, not of the coreset")
     for name, (mean, sd) in inputs.scaling.items():
@@ -48,21 +55,44 @@ def _prepare_python(inputs: Inputs, path: Path, weight: str) -> str:
     plain = [name for name in inputs.columns if name not in inputs.levels]
     lines.append(f"x = d[[{', '.join(map(_text, plain))}]].astype(float)")
     for name, levels in inputs.levels.items():
-        for level in levels[1:]:
-            lines.append(
-                f"x[{_text(f'{name} = {level}')}] = "
-                f"(d[{_text(name)}].astype(str) == {_text(level)}).astype(float)"
-            )
+        lines.append(f"code = {_coded(inputs, name, levels)}")
+        for place, level in enumerate(levels[1:], start=1):
+            lines.append(f"x[{_text(f'{name} = {level}')}] = (code == {place}).astype(float)")
     if inputs.levels:
         lines.append(f"x = x[[{', '.join(map(_text, inputs.coefficients))}]]")
     if inputs.classes:
-        lines.append(f"classes = [{', '.join(map(_text, inputs.classes))}]")
-        lines.append(f"y = d[{_text(response)}].astype(str).map(classes.index).to_numpy()")
+        lines.append(f"y = {_coded(inputs, response, inputs.classes)}")
     else:
         kind = "float" if inputs.likelihood in ("normal", "student_t") else "int"
         lines.append(f"y = d[{_text(response)}].astype({kind}).to_numpy()")
     lines += ["x = x.to_numpy()", f"weight = d[{_text(weight)}].to_numpy()", ""]
     return "\n".join(lines) + "\n"
+
+
+_CODES = """\
+def codes(values, levels):
+    found = pd.Index(levels).get_indexer(values)
+    if (found < 0).any():
+        raise ValueError(f"{values.name} has a value that is none of {levels}")
+    return found
+
+""".splitlines()
+
+
+def _factors(inputs: Inputs) -> dict[str, list[str]]:
+    """The columns of categories, a categorical response last, with their categories."""
+    return inputs.levels | ({str(inputs.response): inputs.classes} if inputs.classes else {})
+
+
+def _coded(inputs: Inputs, name: str, levels: list[str]) -> str:
+    """An expression for a column's categories as numbers from 0."""
+    values = f"d[{_text(name)}]"
+    if inputs.kinds.get(name) == "date":  # how pandas writes one depends on the others
+        values = f'pd.to_datetime({values}, format="ISO8601").map(str)'
+        values += f".str.removesuffix({_text(MIDNIGHT)})"
+    else:
+        values += ".astype(str)"
+    return f"codes({values}, [{', '.join(map(_text, levels))}])"
 
 
 _CMDSTANPY = """from cmdstanpy import CmdStanModel
@@ -236,10 +266,11 @@ _BRMS_PRIORS = {
 def _brms(inputs: Inputs, path: Path, weight: str, scale: float) -> str:
     likelihood = str(inputs.likelihood)
     response = str(inputs.response)
+    factors = _factors(inputs)
     read = (
         f"d <- as.data.frame(arrow::read_parquet({_text(path.name)}))"
         if path.suffix == ".parquet"
-        else f"d <- read.csv({_text(path.name)}, check.names = FALSE)"
+        else f"d <- read.csv({_text(path.name)}, check.names = FALSE{_r_as_text(factors)})"
     )
     lines = ["library(brms)", "", read]
     if inputs.scaling:
@@ -247,10 +278,11 @@ def _brms(inputs: Inputs, path: Path, weight: str, scale: float) -> str:
     for name, (mean, sd) in inputs.scaling.items():
         column = f"d[[{_text(name)}]]"
         lines.append(f"{column} <- ({column} - {mean!r}) / {sd!r}")
-    factors = dict(inputs.levels) | ({response: inputs.classes} if inputs.classes else {})
     for name, levels in factors.items():
         column = f"d[[{_text(name)}]]"
-        lines.append(f"{column} <- factor({column}, levels = c({', '.join(map(_text, levels))}))")
+        values = _r_values(column, inputs.kinds.get(name, "text"), path.suffix == ".parquet")
+        lines.append(f"{column} <- factor({values}, levels = c({', '.join(map(_text, levels))}))")
+        lines.append(f"stopifnot(!anyNA({column}))")
     if likelihood == "logistic":
         lines.append(f"d[[{_text(response)}]] <- as.integer(as.logical(d[[{_text(response)}]]))")
     # 0 + Intercept: otherwise brms puts the prior on the intercept of centred columns.
@@ -282,6 +314,25 @@ def _brms(inputs: Inputs, path: Path, weight: str, scale: float) -> str:
 def _brms_parts(classes: list[str]) -> list[str]:
     """Of a categorical response every class but the first has coefficients of its own."""
     return [f', dpar = "mu{re.sub("[^A-Za-z0-9]", "", name)}"' for name in classes[1:]] or [""]
+
+
+def _r_as_text(factors: dict[str, list[str]]) -> str:
+    if not factors:
+        return ""
+    columns = ", ".join(f'{_text(name)} = "character"' for name in factors)
+    return f", colClasses = c({columns}), na.strings = character()"
+
+
+def _r_values(column: str, kind: str, parquet: bool) -> str:
+    """An expression for a column's values, written as Python writes them."""
+    if kind == "date":
+        values = f'format({column}, "%Y-%m-%d %H:%M:%S", tz = "UTC")' if parquet else column
+        return f'sub("{MIDNIGHT}([.]0+)?$", "", {values})'
+    if kind == "truth" and parquet:
+        return f'ifelse({column}, "True", "False")'
+    if kind == "number" and parquet:
+        return f'sub("^(-?[0-9]+)$", "\\\\1.0", as.character({column}))'
+    return column
 
 
 def _r_name(name: str) -> str:

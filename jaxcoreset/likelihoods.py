@@ -20,6 +20,7 @@ from jaxcoreset.tables import Table, TableError
 
 PRIOR_SCALE = 2.5
 _MOST_CLASSES = 50
+_MOST_COUNTED = 2**31 - 1  # an int32, which JAX makes of them
 
 
 def logistic(
@@ -138,6 +139,10 @@ def _counts(title: str) -> Callable[[Table, str], tuple[np.ndarray, dict[str, An
         values = table.numbers(name, f"{wanted}.")
         bad = (values < 0) | (values != np.floor(values))
         table.refuse(name, bad, f"found {_first(values, bad)}", f"{wanted}.")
+        bad = values > _MOST_COUNTED
+        wanted = f"Wanted for --likelihood {title}: counts up to {_MOST_COUNTED:,}"
+        advice = "Count in a larger unit, or take --likelihood normal."
+        table.refuse(name, bad, f"found {_first(values, bad)}", f"{wanted}. {advice}")
         return values.astype(np.int64), {}
 
     return read

@@ -35,6 +35,7 @@ class Inputs:
         response: the column of the response, if one was named.
         columns: the columns that the model is given, without the response.
         levels: for each column that was taken as categories their names, in order.
+        kinds: of the columns with levels, and of a response with classes, as `Table.kind` has it.
         classes: of a categorical response.
         scaling: for each standardised column its mean and standard deviation.
         coefficients: what each column of the regression's matrix is.
@@ -49,6 +50,7 @@ class Inputs:
     response: str | None = None
     columns: list[str] = field(default_factory=list)
     levels: dict[str, list[str]] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
     classes: list[str] = field(default_factory=list)
     scaling: dict[str, tuple[float, float]] = field(default_factory=dict)
     coefficients: list[str] = field(default_factory=list)
@@ -98,6 +100,7 @@ def regression_inputs(
     classes = table.labels(response)[1] if likelihood == "categorical" else []
     named = columns is not None
     columns = _columns(table, columns, [response], categorical)
+    _refuse_idle_categories(columns, categorical, response)
     parts, coefficients, scaling, notes = [], [], {}, []
     levels: dict[str, list[str]] = {}
     for name in columns:
@@ -120,15 +123,20 @@ def regression_inputs(
             notes.append(f"Column {name!r} is left out: it has the same value in every row.")
             continue
         if scale_columns and not _is_true_or_false(table, name):
-            values, *scaling[name] = standardise(values)
+            values, *scaling[name] = _standardised(table, name, values)
         parts.append(values.astype(float))
         coefficients.append(name)
     if not parts:
         raise TableError(f"{table.path} has no column left to explain {response!r} by.")
+    if repeated := [name for name in coefficients if coefficients.count(name) > 1]:
+        raise TableError(
+            f"{table.path}: two columns of the regression would be called {repeated[0]!r}, a "
+            "category's and another; wanted a different name for each. Rename a column."
+        )
     if scale_columns and regression.scales_response:
         if y.min() == y.max():
             raise TableError(f"{table.path}, column {response!r} has the same value in every row.")
-        y, *scaling[response] = standardise(y)
+        y, *scaling[response] = _standardised(table, response, y)
     return Inputs(
         model=regression.model,
         title=regression.title,
@@ -138,6 +146,7 @@ def regression_inputs(
         response=response,
         columns=[name for name in columns if name in coefficients or name in levels],
         levels=levels,
+        kinds={name: table.kind(name) for name in (*levels, *([response] if classes else []))},
         classes=classes,
         scaling={name: (mean, sd) for name, (mean, sd) in scaling.items()},
         coefficients=coefficients,
@@ -328,6 +337,33 @@ def _columns(
             "its own name; wanted other columns."
         )
     return list(columns)
+
+
+def _refuse_idle_categories(
+    columns: Sequence[str], categorical: Sequence[str], response: str
+) -> None:
+    idle = [name for name in categorical if name not in columns]
+    if response in idle:
+        raise TableError(
+            f"--categorical names {response!r}, which is the response; wanted columns that explain "
+            "it. For a response of categories take --likelihood categorical, or logistic for 0 and "
+            "1."
+        )
+    if idle:
+        raise TableError(
+            f"--categorical names {idle[0]!r}, which is not among the columns that explain "
+            f"{response!r}: these are {listed(columns)}. Name it in --columns too, or leave it out."
+        )
+
+
+def _standardised(table: Table, name: str, values: np.ndarray) -> tuple[np.ndarray, float, float]:
+    try:
+        return standardise(values)
+    except ValueError as error:
+        raise TableError(
+            f"{table.path}, column {name!r}: the values differ by no more than rounding; wanted "
+            "values to tell apart. Subtract what they have in common, or leave the column out."
+        ) from error
 
 
 def _categories(table: Table, name: str) -> tuple[np.ndarray, list[str]]:

@@ -5,12 +5,14 @@ In a CSV file lines are counted as an editor counts them, the header being line 
 NPZ files, which have no lines, the first row is row 1.
 """
 
+import codecs
 import csv
 import difflib
 import itertools
 import os
 import re
 import warnings
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +24,10 @@ from jaxtyping import Float, Int, Num
 if TYPE_CHECKING:
     import pandas as pd
 
+MIDNIGHT = " 00:00:00"
 SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
 _LISTED = 12
+_MOST_INT64 = 2**63 - 1
 
 
 class TableError(ValueError):
@@ -108,6 +112,8 @@ class Table:
         if pd.api.types.is_complex_dtype(values):
             raise TableError(f"{self.path}, column {name!r} holds complex numbers; wanted real.")
         real = pd.api.types.is_float_dtype(values)
+        if pd.api.types.is_unsigned_integer_dtype(values) and values.max() > _MOST_INT64:
+            real = True  # as int64 it would be negative
         array = values.to_numpy(dtype=np.float64 if real else np.int64)
         self.refuse(name, ~np.isfinite(array), "the value is infinite", "A number is wanted.")
         return array
@@ -115,15 +121,40 @@ class Table:
     def labels(self, name: str) -> tuple[Int[np.ndarray, " n"], list[str]]:
         """One column as categories: a whole number for each row, and the categories sorted.
 
+        A category's name is what stands in the file of the coreset; a date at midnight has no time.
+
         Raises:
             TableError: if there is no such column, or a value is missing.
         """
-        values = self.column(name).to_numpy()
-        try:
-            levels, codes = np.unique(values, return_inverse=True)
-        except TypeError:  # text and numbers in one column have no order
-            levels, codes = np.unique(values.astype(str), return_inverse=True)
-        return codes.astype(np.int64), [str(level) for level in levels]
+        import pandas as pd
+
+        values: Any = self.column(name)
+        if self.kind(name) == "text":  # may be text and numbers in one column, which have no order
+            values = values.astype(str)
+        codes, levels = pd.factorize(values, sort=True)
+        if self.kind(name) == "date":  # how pandas writes one as text depends on the others
+            return codes.astype(np.int64), [str(level).removesuffix(MIDNIGHT) for level in levels]
+        return codes.astype(np.int64), pd.Series(levels).astype(str).tolist()
+
+    def kind(self, name: str) -> str:
+        """What the values of a column are: "date", "truth", "whole number", "number" or "text".
+
+        Raises:
+            TableError: if there is no such column.
+        """
+        import pandas as pd
+
+        self.check(name)
+        values: Any = self.frame[name]
+        kinds = {
+            "date": pd.api.types.is_datetime64_any_dtype,
+            "truth": pd.api.types.is_bool_dtype,
+            "whole number": pd.api.types.is_integer_dtype,
+            "number": pd.api.types.is_numeric_dtype,
+        }
+        if isinstance(values.dtype, pd.CategoricalDtype):
+            return "text"
+        return next((kind for kind, fits in kinds.items() if fits(values)), "text")
 
     def matrix_columns(self, name: str) -> list[str]:
         """The columns ``name[0]``, ``name[1]``, ... that make up a matrix; maybe none."""
@@ -254,7 +285,7 @@ def _records(path: Path, separator: str) -> Iterable[tuple[int, list[str]]]:
 
 
 def _separator(path: Path) -> str:
-    """What the header is separated by: a semicolon or a tab only where it has no comma."""
+    """What the header has most of outside of quotes: commas, semicolons or tabs."""
     try:
         with open(path, encoding="utf-8-sig") as file:
             header = next((line for line in file if line.strip()), "")
@@ -262,10 +293,18 @@ def _separator(path: Path) -> str:
         raise _not_utf8(path) from error
     if not header:
         raise TableError(f"{path} is empty; wanted a header with the columns' names, and rows.")
+    header = re.sub('"[^"]*"?', "", header)
     return max(",;\t", key=lambda mark: (header.count(mark), mark == ","))
 
 
 def _not_utf8(path: Path) -> TableError:
+    with open(path, "rb") as file:
+        mark = file.read(2)
+    if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return TableError(
+            f"{path} is text in UTF-16; wanted UTF-8. Save it as 'CSV UTF-8' in the spreadsheet, "
+            "or convert it: iconv -f utf-16 -t utf-8."
+        )
     return TableError(
         f"{path} is no text in UTF-8; wanted that. Save it as 'CSV UTF-8' in the spreadsheet, or "
         "convert it: iconv -f latin1 -t utf-8."
@@ -286,7 +325,7 @@ def _read_text(path: Path, separator: str) -> "pd.DataFrame":
         with warnings.catch_warnings():
             # Lines that are longer than the header would lose their ends with no more than this.
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            return pd.read_csv(
+            frame = pd.read_csv(
                 path, sep=separator, index_col=False, low_memory=False, encoding="utf-8-sig"
             )
     except UnicodeDecodeError as error:
@@ -295,6 +334,10 @@ def _read_text(path: Path, separator: str) -> "pd.DataFrame":
         raise TableError(
             f"{path} cannot be read as a table: {_first_bad_line(path, separator) or error}"
         ) from error
+    stripped = [name.strip() or name for name in frame.columns]
+    if len(set(stripped)) == len(stripped):  # "y, age" has a column age
+        frame.columns = stripped
+    return frame
 
 
 def _first_bad_line(path: Path, separator: str) -> str:
@@ -327,12 +370,17 @@ def _read_parquet(path: Path) -> "pd.DataFrame":
 def _read_npz(path: Path) -> "pd.DataFrame":
     import pandas as pd
 
+    if not zipfile.is_zipfile(path):
+        raise TableError(
+            f"{path} is no NPZ file, whatever its name; wanted one that numpy.savez wrote."
+        )
     try:
         with np.load(path, allow_pickle=False) as contents:
             arrays = {name: contents[name] for name in contents.files}
     except Exception as error:  # zip, struct and pickle all have errors of their own
+        found = str(error).rstrip(".")
         raise TableError(
-            f"{path} cannot be read: {error} Wanted a file that numpy.savez wrote, with arrays of "
+            f"{path} cannot be read: {found}. Wanted a file that numpy.savez wrote, with arrays of "
             "numbers or text, not of Python objects."
         ) from error
     bad = [name for name, array in arrays.items() if array.ndim not in (1, 2)]
@@ -363,9 +411,10 @@ def standardise(values: Num[np.ndarray, " n"]) -> tuple[Float[np.ndarray, " n"],
         The scaled values, the mean and the standard deviation.
 
     Raises:
-        ValueError: if all are the same.
+        ValueError: if all are the same, or as good as: they differ by less than 1e-12 of the
+            largest absolute value, which is rounding.
     """
     mean, sd = float(np.mean(values, dtype=np.float64)), float(np.std(values, dtype=np.float64))
-    if not sd > 1e-12 * max(1.0, abs(mean)):
+    if not sd > 1e-12 * float(np.max(np.abs(values))):
         raise ValueError("all values are the same")
     return (values - mean) / sd, mean, sd

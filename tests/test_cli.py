@@ -241,6 +241,12 @@ def test_model_of_the_user_is_built_for(file, tmp_path, capsys):
         ([*LATE, "--out", "coreset.xlsx"], "wanted a name in .csv, .parquet, .npz"),
         ([*LATE, "--out", "shop.csv"], "is the file that is read"),
         ([*LATE, "--weight-column", "age"], "has a column 'age' already"),
+        (
+            ["absent.csv", *LATE, "--weight-column", "w", "--row-column", "w"],
+            "--weight-column and --row-column are both 'w'",
+        ),
+        ([*LATE[:4], "--columns", "age", "--categorical", "town"], "--categorical names 'town'"),
+        ([*LATE, "--categorical", "town,late"], "'late', which is the response"),
         (["--model", "nowhere_at_all:model"], "no module 'nowhere_at_all'"),
         (
             ["--model", "nowhere:model", "--prior-scale", "2"],
@@ -269,6 +275,8 @@ def test_mistakes_are_told_without_a_traceback(arguments, message, file, monkeyp
         ["shop.csv", *LATE, "--size", "0", "--out", "c.csv"],
         ["shop.csv", *LATE, "--size", "5", "--tol", "0.1", "--out", "c.csv"],
         ["shop.csv", *LATE, "--tol", "-1", "--out", "c.csv"],
+        ["shop.csv", *LATE, "--seed", "99999999999999999999", "--out", "c.csv"],
+        ["shop.csv", *LATE, "--seed", "x", "--out", "c.csv"],
         ["shop.csv", *LATE[:4], "--columns", "a,,b", "--out", "c.csv"],
         ["shop.csv", *LATE],
     ],

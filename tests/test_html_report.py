@@ -8,13 +8,15 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 import jaxcoreset as jc
 from jaxcoreset import elsewhere
 from jaxcoreset.html_report import compare_laplace, html_report, verdict, write_html_report
 from jaxcoreset.likelihoods import logistic
-from jaxcoreset.table_models import Inputs
+from jaxcoreset.table_models import Inputs, regression_inputs
+from jaxcoreset.tables import Table
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
@@ -179,7 +181,7 @@ def test_programs_weight_the_likelihood_and_scale_by_all_rows(likelihood):
     for name, program in found.items():
         if name.startswith("Python"):
             compile(program, name, "exec")
-            assert 'd = pd.read_csv("rows.csv")' in program
+            assert 'd = pd.read_csv("rows.csv", dtype={"town": str' in program
 
 
 def test_python_program_prepares_the_matrix_that_was_built_for(tmp_path, monkeypatch):
@@ -197,6 +199,57 @@ def test_python_program_prepares_the_matrix_that_was_built_for(tmp_path, monkeyp
     np.testing.assert_allclose(namespace["x"], [[1, 0, 1], [-1, 0, 0], [0, 1, 0]])
     np.testing.assert_allclose(namespace["y"], [1, 0, 1])
     np.testing.assert_allclose(namespace["weight"], [2.5, 1.5, 4])
+
+
+FACTORS = {
+    "text": ["01", "02", "NA", "01"],
+    "truth": [True, False, True, True],
+    "whole number": [10, 9, 10, 10],
+    "number": [1.0, 0.5, 1e-5, 1.0],
+    "date": pd.to_datetime(["2020-01-02", "2020-01-01", "2020-01-03", "2020-01-02"]),
+    "time": [pd.Timestamp(f"2020-01-0{i}") for i in (1, 2, 3)] + [pd.Timestamp("2020-01-01 12:30")],
+}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("factor", FACTORS)
+def test_python_program_finds_the_categories_of_the_table(factor, suffix, tmp_path, monkeypatch):
+    """Also where all rows kept are alike, so that pandas writes or reads them otherwise."""
+    frame = pd.DataFrame({"x": [1.0, 2.0, 4.0, 3.0], "c": FACTORS[factor], "z": FACTORS[factor]})
+    table = Table(Path("rows.parquet"), frame)
+    inputs = regression_inputs(table, "categorical", "z", ["x", "c"], ["c"])
+    path = tmp_path / f"rows{suffix}"
+    program = elsewhere.programs(inputs, path)["Python, with NumPyro"].partition("import jax\n")[0]
+    monkeypatch.chdir(tmp_path)
+    for rows in ([0, 1, 2, 3], [0], [1, 2], [3]):
+        part = frame.iloc[rows].assign(weight=1.0)
+        part.to_csv(path, index=False) if suffix == ".csv" else part.to_parquet(path, index=False)
+        namespace = {}
+        exec(program, namespace)
+        np.testing.assert_allclose(namespace["x"], inputs.arguments["x"][rows])
+        np.testing.assert_array_equal(namespace["y"], inputs.arguments["y"][rows])
+
+
+def test_python_program_refuses_a_category_that_it_does_not_know(tmp_path, monkeypatch):
+    text = "row,w,age,town,y value\n3,2.5,52,Oslo,1\n7,1.5,28,Paris,0\n"
+    (tmp_path / "rows.csv").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = elsewhere.programs(inputs_of("logistic"), Path("rows.csv"), "w")
+    with pytest.raises(ValueError, match="town has a value that is none of"):
+        exec(found["Python, with NumPyro"].partition("import jax\n")[0], {})
+
+
+def test_r_program_reads_categories_as_text_and_checks_them():
+    kinds = {"town": "truth"}
+    inputs = inputs_of("categorical", classes=["01", "02", "NA"], kinds=kinds)
+    csv = elsewhere.programs(inputs, Path("rows.csv"), "w")["R, with brms"]
+    columns = 'c("town" = "character", "y value" = "character")'
+    assert f"colClasses = {columns}, na.strings = character())" in csv
+    assert 'd[["town"]] <- factor(d[["town"]], levels' in csv
+    assert 'stopifnot(!anyNA(d[["town"]]))\n' in csv
+    assert 'stopifnot(!anyNA(d[["y value"]]))\n' in csv
+    parquet = elsewhere.programs(inputs, Path("rows.parquet"), "w")["R, with brms"]
+    assert 'factor(ifelse(d[["town"]], "True", "False"), levels' in parquet
 
 
 def _with_report(coreset, report):

@@ -309,3 +309,95 @@ def test_models_that_cannot_be_imported_are_told(tmp_path):
 
 def test_every_regression_has_a_title():
     assert len({regression.title for regression in REGRESSIONS.values()}) == len(REGRESSIONS) == 6
+
+
+@pytest.mark.parametrize(
+    ("values", "levels"),
+    [
+        (["02", "NA", "01"], ["01", "02", "NA"]),
+        ([10, 9, 10], ["9", "10"]),
+        (np.array([0.1, 1e-5], np.float32), ["1e-05", "0.1"]),
+        ([True, False], ["False", "True"]),
+        (pd.array([True, False], dtype="boolean"), ["False", "True"]),
+        (pd.Categorical(["b", "a"], categories=["b", "a"]), ["a", "b"]),
+        (pd.to_datetime(["2020-01-02", "2020-01-01"]), ["2020-01-01", "2020-01-02"]),
+        (
+            [pd.Timestamp("2020-01-01"), pd.Timestamp("2020-01-01 12:00")],
+            ["2020-01-01", "2020-01-01 12:00:00"],
+        ),
+        (["a", 2, "a"], ["2", "a"]),
+    ],
+)
+def test_categories_are_named_as_the_coreset_file_has_them(values, levels):
+    codes, found = table_of({"c": values}).labels("c")
+    assert found == levels
+    if not isinstance(values[0], pd.Timestamp):
+        assert [found[code] for code in codes] == [str(value) for value in values]
+
+
+def test_numbers_beyond_int64_stay_positive():
+    values = np.array([1, 2**63, 2**64 - 1], np.uint64)
+    np.testing.assert_array_equal(table_of({"a": values}).numbers("a"), values.astype(float))
+    assert table_of({"a": values[:1]}).numbers("a").dtype == np.int64
+
+
+def test_categories_that_no_column_has_are_refused():
+    table = table_of(FRAME)
+    for columns in (["age"], []):
+        with pytest.raises(TableError, match="'town', which is not among the columns that explain"):
+            regression_inputs(table, "poisson", "visits", columns, ["town"])
+    with pytest.raises(TableError, match="'visits', which is the response"):
+        regression_inputs(table, "poisson", "visits", categorical=["town", "visits"])
+
+
+def test_category_named_as_a_column_is_refused():
+    table = table_of({"c": list("abab"), "c = b": [1.0, 2.0, 3.0, 5.0], "y": [0, 1, 1, 0]})
+    with pytest.raises(TableError, match=r"would be called 'c = b', .*Rename a column"):
+        regression_inputs(table, "logistic", "y", categorical=["c"])
+    assert regression_inputs(table, "logistic", "y", ["c"], ["c"]).coefficients == ["c = b"]
+
+
+def test_small_numbers_are_standardised_and_rounding_is_not():
+    small = np.random.default_rng(0).normal(3e-13, 1e-13, 50)
+    np.testing.assert_allclose(standardise(small)[0].std(), 1)
+    table = table_of({"x": 1e6 + np.array([0, 1e-9, 0, 1e-9]), "y": [0, 1, 1, 0]})
+    with pytest.raises(TableError, match=r"people.parquet, column 'x': .*no more than rounding"):
+        regression_inputs(table, "logistic", "y")
+
+
+@pytest.mark.parametrize("likelihood", ["poisson", "negative_binomial"])
+def test_counts_that_jax_cannot_hold_are_refused(likelihood):
+    most = 2**31 - 1
+    table = table_of({"x": [1.0, 2.0], "y": [0, most], "more": [0, most + 1]})
+    np.testing.assert_array_equal(
+        regression_inputs(table, likelihood, "y", ["x"]).arguments["y"], [0, most]
+    )
+    with pytest.raises(TableError, match=r"row 2, column 'more': .*counts up to 2,147,483,647"):
+        regression_inputs(table, likelihood, "more", ["x"])
+
+
+def test_spaces_around_names_are_dropped_where_no_two_become_equal(tmp_path):
+    assert read_table(write(tmp_path, "y, age, size \n1,2,3\n")).columns == ["y", "age", "size"]
+    assert read_table(write(tmp_path, "y, age,age\n1,2,3\n")).columns == ["y", " age", "age"]
+
+
+def test_commas_within_quotes_separate_nothing(tmp_path):
+    table = read_table(write(tmp_path, '"a, b, c";"say ""x"", y";z\n1;2;3\n'))
+    assert table.columns == ["a, b, c", 'say "x", y', "z"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_told_from_latin1(encoding, tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_bytes("\ufeffage,b\n1,2\n".encode(encoding))
+    with pytest.raises(TableError, match="iconv -f utf-16 -t utf-8"):
+        read_table(path)
+
+
+def test_what_is_no_npz_file_is_not_told_to_load_it_unsafely(tmp_path):
+    path = tmp_path / "a.npz"
+    for content in (b"hello", b"\x93NUMPY\x01\x00"):
+        path.write_bytes(content)
+        with pytest.raises(TableError, match=r"no NPZ file, .*numpy\.savez") as error:
+            read_table(path)
+        assert "pickle" not in str(error.value)
