@@ -37,7 +37,7 @@ def optimum(data_dir: Path | None, quick: bool) -> list[dict[str, Any]]:
             if trial < _WITH_TRIPLES and not quick:
                 best[3] = min(best[2], _best_triple(problem))
             for method, solver in _SOLVERS.items():
-                found = jc.sweep(problem, list(best), solver)
+                found = jc.sweep(problem, np.array(list(best)), solver)
                 errors = np.asarray(found.relative_error, np.float64) ** 2
                 for k, objective in zip(best, errors, strict=True):
                     ratios.setdefault((k, method), []).append(objective / best[k])
