@@ -193,7 +193,8 @@ class ModelLikelihood:
         def exact() -> np.ndarray:
             from jaxcoreset.float64 import in_float64
 
-            return by(lambda *given: in_float64(jax.jit(self._by_site), *given))
+            program = jax.jit(self._by_site)
+            return by(lambda *given: in_float64(program, *given))
 
         seen = np.asarray(values)[np.ix_(rows, columns)]
         noise = self.num_data * refuse_other_program(seen, by(evaluate), exact)
