@@ -175,8 +175,7 @@ class Journal:
                 "delete it, or take that version."
             )
         self._kept = header["settings"]
-        later = {*self._kept} & {MODEL_VALUES}
-        names = sorted({*self._kept, *self.settings} - later)
+        names = sorted({*self._kept, *self.settings} - {MODEL_VALUES})
         if differing := [name for name in names if self._kept.get(name) != self.settings.get(name)]:
             self._refuse(differing)
         like = [
