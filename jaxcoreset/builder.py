@@ -218,10 +218,7 @@ class CoresetBuilder:
             return found
         except BaseException as error:
             if journal is not None and journal.passes:
-                error.add_note(
-                    f"what the build had done is in {str(journal.write())!r}; run it again with "
-                    "the same arguments to go on from there"
-                )
+                error.add_note(journal.last_words())
             raise
 
     def _run(

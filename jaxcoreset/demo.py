@@ -46,8 +46,10 @@ def run_demo(
 
     Raises:
         ModuleNotFoundError: if a package of the extra ``demo`` is missing.
+        FileExistsError: if `output` is a file.
     """
     start = time.perf_counter()
+    output.mkdir(parents=True, exist_ok=True)
     build_key, nuts_key, full_key = jax.random.split(jax.random.key(seed), 3)
     say("Reading the flights and their weather ...")
     features, late, names = load_flights()
@@ -80,7 +82,6 @@ def run_demo(
         all_draws, seconds = _nuts(full_key, late_arrival, (features, late), show_progress)
         say(f"done in {seconds:.0f} s.\n{_nuts_table(names, draws, all_draws)}")
 
-    output.mkdir(parents=True, exist_ok=True)
     figure = _figure(output / "flights.png", coreset, names, draws, full)
     saved = coreset.save(output / "coreset.npz")
     seconds = time.perf_counter() - start

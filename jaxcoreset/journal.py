@@ -7,6 +7,7 @@ under another name and renamed, with a checksum; it is there whole or not at all
 """
 
 import dataclasses
+import errno
 import functools
 import glob
 import hashlib
@@ -70,6 +71,7 @@ class Journal:
 
     Raises:
         ValueError: if the file belongs to another build; the message says what differs.
+        FileNotFoundError: if the file's directory is missing.
     """
 
     def __init__(
@@ -82,6 +84,10 @@ class Journal:
         self._kept: dict[str, str] = {}
         self._at = 0
         self._written = time.monotonic()
+        if not self.path.parent.is_dir():  # before the first pass rather than after it
+            raise FileNotFoundError(
+                errno.ENOENT, "there is no such directory for a checkpoint", str(self.path.parent)
+            )
         # What write_whole left, under the names that it makes, when it was killed.
         unfinished = f"{glob.escape(self.path.name)}.{'[0-9a-f]' * 32}.part"
         for leftover in self.path.parent.glob(unfinished):
@@ -147,6 +153,17 @@ class Journal:
 
         self._written = time.monotonic()
         return write_whole(self.path, write)
+
+    def last_words(self) -> str:
+        """Write the file after an error, and say what to do with it."""
+        try:
+            path = self.write()
+        except OSError as failure:
+            return f"what the build had done could not be written: {failure}"
+        return (
+            f"what the build had done is in {str(path)!r}; run it again with the same arguments to "
+            "go on from there"
+        )
 
     def write_now_and_then(self) -> None:
         """Write the file if it was not written for a while."""

@@ -101,6 +101,24 @@ def test_an_interrupted_build_says_where_it_is_and_goes_on_bit_for_bit(
     assert seen[0] == all_groups[0] - after + 1  # nothing that was done is done again
 
 
+def test_a_missing_folder_is_told_before_the_first_pass(tmp_path, monkeypatch):
+    seen = break_off(monkeypatch, None, None)
+    with pytest.raises(FileNotFoundError, match="no such directory for a checkpoint"):
+        build(tmp_path / "missing" / "build")
+    assert seen[0] == 0
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_hide_the_error(tmp_path, monkeypatch):
+    def full(self):
+        raise OSError("no space left")
+
+    break_off(monkeypatch, 5, KeyboardInterrupt())
+    monkeypatch.setattr(Journal, "write", full)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        build(tmp_path / "build", checkpoint_every=3600.0)
+    assert "could not be written: no space left" in caught.value.__notes__[0]
+
+
 def test_a_finished_build_is_there_at_once(tmp_path, monkeypatch, whole):
     build(tmp_path / "build")
     with monkeypatch.context() as patch:

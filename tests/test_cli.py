@@ -70,6 +70,17 @@ def test_demo_says_where_it_cannot_write_the_flights(monkeypatch, tmp_path, caps
 
 
 @pytest.mark.slow
+def test_demo_says_at_once_that_it_cannot_write_its_folder(monkeypatch, tmp_path, capsys):
+    def load() -> None:
+        raise AssertionError("it read the flights first")
+
+    monkeypatch.setattr(demo, "load_flights", load)
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    assert cli.main(["demo", "--output", str(taken)]) == 1
+    assert str(taken) in capsys.readouterr().err
+
+
 def test_demo_meets_its_claims_on_part_of_the_flights(monkeypatch, tmp_path, capsys):
     features, late, names = flights.load_flights()
     rows = np.random.default_rng(0).choice(len(late), 20_000, replace=False)

@@ -391,6 +391,19 @@ def test_a_long_sweep_is_at_small_k_as_good_as_a_short_one(monkeypatch, largest,
     np.testing.assert_allclose(errors, long.objective, rtol=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_further_start_takes_nothing_away(seed):
+    problem = _problem(_synthetic(seed))
+    errors = np.array(
+        [
+            sweep(problem, KS, ExchangePursuit(num_starts=number)).relative_error
+            for number in (0, 1, 3, 6)
+        ]
+    )
+    assert np.all(errors[1:] <= 1.001 * errors[:-1] + FLOAT32_FLOOR)
+    assert np.any(errors[-1] < 0.95 * errors[0])
+
+
 def test_a_long_sweep_of_large_k_has_no_run_for_small_ones(monkeypatch):
     problem, ks = _problem(_two_with_many_atoms(num_data=300)[0]), np.array([60, 100])
     monkeypatch.setattr(exchange_candidates, "_WORKING_SET", 32)
