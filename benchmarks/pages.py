@@ -8,6 +8,7 @@ of `benchmarks/results/`, keys lead into it (a number counts in a list), and FOR
 such as ``.2g``. Nothing else is touched.
 """
 
+import argparse
 import json
 import re
 import statistics
@@ -96,7 +97,7 @@ def _ablation(result: dict[str, Any]) -> str:
 
 
 def _speed(result: dict[str, Any]) -> str:
-    columns = ["data", "k", "problems", "at once", "devices", "solver"]
+    columns = ["data", "k", "problems", "devices", "solver"]
     columns += ["cold", "warm", "speedup", "median ratio", "worst ratio"]
     return markdown(result["speed"], columns)
 
@@ -407,6 +408,7 @@ def fill(page: str) -> str:
 
 def main() -> None:
     """Write the pages."""
+    argparse.ArgumentParser(prog="python -m benchmarks.pages", description=__doc__).parse_args()
     for path in pages():
         text = path.read_text()
         filled = fill(text)

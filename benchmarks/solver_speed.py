@@ -22,11 +22,6 @@ SOLVERS = {
 }
 
 
-# A batch is also solved so many problems at a time, whose atoms fit in a processor's cache; and so
-# many on each of several devices, which on a CPU are its cores.
-_FEW, _FEW_EACH = 4, 2
-
-
 def numpy_aiht2(
     atoms: np.ndarray, target: np.ndarray, k: int, tol: float = 1e-5, max_iters: int = 300
 ) -> np.ndarray:
@@ -92,13 +87,11 @@ def _numpy_seconds(
     return float(np.interp(ks, ks[some], spent).sum()), errors
 
 
-def _in_parts(
-    solver: jc.solvers.Solver | None, ks: np.ndarray, at_once: int
+def _batched(
+    solver: jc.solvers.Solver | None, ks: np.ndarray
 ) -> Callable[[jc.CoresetProblem], jc.Solution]:
-    """A sweep of each problem of a batch, a few of them at a time."""
-    return jax.jit(
-        lambda batch: jax.lax.map(lambda p: jc.sweep(p, ks, solver), batch, batch_size=at_once)
-    )
+    """A sweep of each problem of a batch."""
+    return jax.vmap(lambda problem: jc.sweep(problem, ks, solver))
 
 
 def _spread(
@@ -108,18 +101,18 @@ def _spread(
     along = PartitionSpec("problems")
     mesh = jax.make_mesh((num_devices,), ("problems",))
     placed = jax.device_put(batch, NamedSharding(mesh, along))
-    parts = _in_parts(solver, ks, _FEW_EACH)
-    call = jax.jit(
-        jax.shard_map(parts, mesh=mesh, in_specs=along, out_specs=along, check_vma=False)
+    shared = jax.shard_map(
+        _batched(solver, ks), mesh=mesh, in_specs=along, out_specs=along, check_vma=False
     )
+    call = jax.jit(shared)
     return lambda: call(placed)
 
 
 def speed(data_dir: Path | None, quick: bool) -> list[dict[str, Any]]:
     """All k at once, alone and for a batch of problems, beside NumPy's A-IHT II for each k.
 
-    A batch is solved under `vmap`, all problems side by side; a few at a time; and, where there are
-    several devices, a few at a time on each.
+    A batch is solved under `vmap`; and, where there are several devices, shared out among them,
+    which on a CPU are its cores.
     """
     cases = [("phishing_500", 20, 100, 25, SOLVERS)]
     if quick:
@@ -140,7 +133,6 @@ def speed(data_dir: Path | None, quick: bool) -> list[dict[str, Any]]:
             {
                 **head,
                 "problems": 1,
-                "at once": 1,
                 "devices": 1,
                 "solver": "NumPy A-IHT II",
                 "warm": numpy_seconds,
@@ -149,23 +141,19 @@ def speed(data_dir: Path | None, quick: bool) -> list[dict[str, Any]]:
         )
         print(f"  {name}, NumPy: {numpy_seconds:.3g} s", flush=True)
         for solver_name, solver in solvers.items():
-            together = jax.jit(jax.vmap(lambda p, s=solver, ks=ks: jc.sweep(p, ks, s)))
-            few = _in_parts(solver, ks, _FEW)
-            # By the number of problems, how many at once on a device, and of devices.
-            calls: dict[tuple[int, int, int], Callable[[], jc.Solution]] = {
-                (1, 1, 1): lambda s=solver, p=one, ks=ks: jc.sweep(p, ks, s)
+            # By the number of problems and of devices.
+            calls: dict[tuple[int, int], Callable[[], jc.Solution]] = {
+                (1, 1): lambda s=solver, p=one, ks=ks: jc.sweep(p, ks, s)
             }
+            devices = jax.device_count()
             if num_problems > 1:
-                calls[num_problems, num_problems, 1] = lambda f=together, b=batch: f(b)
-            if num_problems > _FEW and solver_name != "AIHT2":
-                calls[num_problems, _FEW, 1] = lambda f=few, b=batch: f(b)
-                devices = jax.device_count()
-                if devices > 1 and num_problems % devices == 0:
-                    spread = _spread(solver, ks, batch, devices)
-                    calls[num_problems, _FEW_EACH, devices] = spread
-            for (count, at_once, devices), call in calls.items():
+                together = jax.jit(_batched(solver, ks))
+                calls[num_problems, 1] = lambda f=together, b=batch: f(b)
+                if devices > 1 and num_problems % devices == 0 and solver_name != "AIHT2":
+                    calls[num_problems, devices] = _spread(solver, ks, batch, devices)
+            for (count, devices), call in calls.items():
                 cold, warm, path = common.seconds(call, 2 if quick else 3)
-                row = {**head, "problems": count, "at once": at_once, "devices": devices} | {
+                row = {**head, "problems": count, "devices": devices} | {
                     "solver": solver_name,
                     "cold": cold,
                     "warm": warm,
@@ -179,9 +167,9 @@ def speed(data_dir: Path | None, quick: bool) -> list[dict[str, Any]]:
                         "worst ratio": float(max(ratios)),
                     }
                 rows.append(row)
-                label = f"{count} problems, {at_once} at once on {devices} devices"
+                label = f"{count} problems on {devices} devices"
                 print(f"  {name}, {solver_name}, {label}: {warm:.3g} s", flush=True)
-    columns = ["data", "n", "S", "k", "problems", "at once", "devices", "solver"]
+    columns = ["data", "n", "S", "k", "problems", "devices", "solver"]
     columns += ["cold", "warm", "speedup", "median ratio", "worst ratio"]
     print("\n" + common.table(rows, columns))
     print("\nratio: objective over NumPy A-IHT II's, float32 against float64")

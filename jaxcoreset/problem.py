@@ -11,6 +11,7 @@ Solvers see the atoms only through the few operations of `CoresetProblem`.
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
@@ -25,10 +26,18 @@ def is_concrete(*values: object) -> bool:
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
 
 
+def unit_of(values: Float[Array, "n ..."]) -> Float[Array, "..."]:
+    """A power of two that brings the largest entry of each column near to one.
+
+    What is multiplied by it is exact, and its square neither over- nor underflows.
+    """
+    exponent = jnp.frexp(jnp.max(jnp.abs(values), axis=0))[1]
+    return jnp.ldexp(jnp.ones((), values.dtype), -jnp.clip(exponent, -100, 100))
+
+
 @jax.jit
-def _row_health(atoms: Float[Array, "n s"]) -> tuple[Array, Array]:
-    sums = jnp.sum(jnp.abs(atoms), axis=1)
-    return jnp.isfinite(sums).all(), (sums > 0).any()
+def _largest(atoms: Float[Array, "n s"], target: Float[Array, " s"]) -> tuple[Array, Array]:
+    return jnp.max(jnp.abs(atoms), axis=1), jnp.max(jnp.abs(target))
 
 
 class CoresetProblem(eqx.Module):
@@ -38,13 +47,14 @@ class CoresetProblem(eqx.Module):
     ``jax.vmap(CoresetProblem)(atoms)`` and solved under ``jax.vmap``.
 
     Args:
-        atoms: array of shape (n, S), one row per datum. Integers become floats.
+        atoms: array of shape (n, S), one row per datum. Integers become floats, and floats of 16
+            bits become float32.
         target: array of shape (S,); the sum of the atoms if left out. Give it where the atoms are
             only candidates, a subset of the data.
 
     Raises:
-        ValueError: if a shape does not fit, an entry is not finite, or every atom is zero. Values
-            are not looked at while tracing.
+        ValueError: if a shape does not fit, an entry is not finite, every atom is zero, or squares
+            would over- or underflow. Values are not looked at while tracing.
     """
 
     atoms: Float[Array, "n s"]
@@ -54,6 +64,8 @@ class CoresetProblem(eqx.Module):
         atoms = jnp.asarray(atoms)
         if not jnp.issubdtype(atoms.dtype, jnp.floating):
             atoms = atoms.astype(float)
+        if atoms.dtype.itemsize < 4:
+            atoms = atoms.astype(jnp.float32)
         if atoms.ndim != 2 or 0 in atoms.shape:
             raise ValueError(
                 f"atoms has shape {atoms.shape}; wanted (n, S), one row per datum and at least one "
@@ -121,18 +133,29 @@ class CoresetProblem(eqx.Module):
 
 
 def _check_values(atoms: Array, target: Array) -> None:
-    finite, nonzero = _row_health(atoms)
-    if not finite:
-        rows = jnp.flatnonzero(~jnp.isfinite(atoms).all(axis=1))
+    by_row, in_target = _largest(atoms, target)
+    largest = float(jnp.max(by_row))
+    if not np.isfinite(largest):
+        rows = jnp.flatnonzero(~jnp.isfinite(by_row))
         raise ValueError(
             f"atoms is not finite in {rows.size} of {atoms.shape[0]} rows, the first at "
             f"{rows[:5].tolist()}. A log-likelihood that is infinite or NaN at one draw spoils its "
             "whole atom: leave those rows out or change the draws."
         )
-    if not nonzero:
+    if largest == 0:
         raise ValueError(
             "every atom is zero, so the log-likelihood does not vary over the draws. Check that "
             "the draws differ and that the likelihood depends on the parameters."
         )
-    if not jnp.isfinite(target).all():
+    if not jnp.isfinite(in_target):
         raise ValueError("target has entries that are not finite; wanted the sum of all atoms.")
+    info = jnp.finfo(atoms.dtype)
+    low, high = 1e3 * float(info.tiny) ** 0.5, 1e-3 * float(info.max) ** 0.5
+    most = max(largest, float(in_target))
+    if largest < low or most > high:
+        what = f"the atoms' largest entry is {largest:.1g}" if largest < low else ""
+        what = what or f"the largest entry of atoms and target is {most:.1g}"
+        raise ValueError(
+            f"{what}, whose square {atoms.dtype} cannot hold; wanted one from {low:.0e} to "
+            f"{high:.0e}. Multiply atoms and target by the same number: the weights do not change."
+        )

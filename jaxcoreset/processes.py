@@ -68,7 +68,7 @@ class DistributedProcesses(Processes):
         timeout: how long to wait for the others, in seconds.
 
     Raises:
-        RuntimeError: if `jax.distributed.initialize` was not called.
+        RuntimeError: if neither `initialize_processes` nor JAX's own function was called.
     """
 
     timeout: float = 600.0
@@ -80,7 +80,7 @@ class DistributedProcesses(Processes):
         if global_state.client is None:
             raise RuntimeError(
                 "distributed=True, but the processes do not know of each other; call "
-                "jax.distributed.initialize() in each of them before anything else of JAX."
+                "jaxcoreset.initialize_processes() in each of them before anything else of JAX."
             )
         self._client: Any = global_state.client
         self.count, self.index = jax.process_count(), jax.process_index()

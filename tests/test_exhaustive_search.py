@@ -56,3 +56,14 @@ def test_too_many_supports_are_refused() -> None:
 def test_a_target_that_no_atom_points_to_gets_no_rows() -> None:
     problem = CoresetProblem(jnp.eye(N, NUM_DRAWS), -jnp.ones(NUM_DRAWS))
     assert solve(problem, MAX_K, ExhaustiveSearch()).size == 0
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_rows_that_are_nearly_the_same_are_told_apart(k: int) -> None:
+    rng = np.random.default_rng(k)
+    common = rng.normal(size=30)
+    atoms = (1 + rng.random((60, 1))) * common + 1e-3 * rng.normal(size=(60, 30))
+    solution = solve(CoresetProblem(jnp.asarray(atoms, jnp.float32)), k, ExhaustiveSearch())
+    atoms = atoms.astype(np.float32).astype(np.float64)
+    residual = atoms.sum(axis=0) - np.asarray(solution.dense(60), np.float64) @ atoms
+    assert residual @ residual < 1.02 * _best(atoms, k)

@@ -157,6 +157,28 @@ def test_zero_target_gives_no_rows_and_no_nan():
         assert np.all(np.asarray(solution.weights) == 0)
 
 
+@pytest.mark.parametrize("scale", [1e-12, 1e-6, 1e7, 1e12])
+@pytest.mark.parametrize("solver", [*SOLVERS, jc.ExchangePursuit(), jc.GIGA()])
+def test_weights_do_not_depend_on_the_units(solver, scale):
+    atoms = correlated_atoms().astype(np.float32)
+    power = np.float32(2.0 ** np.round(np.log2(scale)))
+    for solve in (
+        lambda p: jc.solve(p, 15, solver),
+        lambda p: jc.sweep(p, np.arange(6, 16), solver),  # by whole vectors, where there is a way
+    ):
+        plain, scaled = (solve(jc.CoresetProblem(a)) for a in (atoms, power * atoms))
+        np.testing.assert_array_equal(scaled.indices, plain.indices)
+        np.testing.assert_allclose(scaled.weights, plain.weights, rtol=1e-5)
+        np.testing.assert_allclose(scaled.relative_error, plain.relative_error, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
+def test_atoms_of_16_bits_become_float32(dtype):
+    problem = jc.CoresetProblem(jnp.asarray(correlated_atoms(), dtype))
+    assert problem.atoms.dtype == problem.target.dtype == np.float32
+    assert float(jc.solve(problem, 15, jc.MatchingPursuit()).relative_error) < 0.5
+
+
 @pytest.mark.parametrize(
     ("atoms", "target", "message"),
     [
@@ -167,6 +189,9 @@ def test_zero_target_gives_no_rows_and_no_nan():
         (np.array([[1.0, 2.0], [np.nan, 1.0]]), None, r"1 of 2 rows, the first at \[1\]"),
         (np.zeros((2, 3)), None, "every atom is zero"),
         (np.ones((2, 2)), np.array([np.inf, 1]), "target has entries"),
+        (np.full((2, 2), 1e-20, np.float32), None, "largest entry is 1e-20, whose square float32"),
+        (np.full((4, 9), 1e37, np.float32), None, "largest entry of atoms and target is 4e[+]37"),
+        (np.ones((2, 2), np.float32), np.full(2, 1e18), "Multiply atoms and target"),
     ],
 )
 def test_bad_problem_is_refused(atoms, target, message):

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxcoreset.nnls import any_lane, product
-from jaxcoreset.problem import CoresetProblem
+from jaxcoreset.problem import CoresetProblem, unit_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +131,7 @@ def _step(
     gram: Float[Array, "n n"], gradient: Float[Array, "n m"], rule: Rule
 ) -> Float[Array, " m"]:
     """The length of the step along each column, a fraction of the exact minimiser."""
+    gradient = unit_of(gradient) * gradient
     image = product(gram, gradient)
     curvature = jnp.sum(gradient * image, axis=0)
     return rule.step_fraction * _ratio(jnp.sum(gradient**2, axis=0), curvature)

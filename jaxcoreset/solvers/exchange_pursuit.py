@@ -52,6 +52,7 @@ from jaxcoreset.solvers.exchange_support import (
     no_support,
     settle,
 )
+from jaxcoreset.solvers.lanes import few_at_a_time
 from jaxcoreset.solvers.slot_blocks import whole_blocks
 
 # After so many atoms in a row that brought nothing, the arithmetic has no more to give.
@@ -159,8 +160,12 @@ class ExchangePursuit(PathSolver):
         key: PRNGKeyArray | None = None,
     ) -> Solution:
         """Up beyond k rows and back to k; see `Solver.run`."""
-        state, plan = self._pursue(problem, k, k, max_k, num_points=1)
-        return _solution(problem, plan, state, jnp.zeros((), jnp.int32), max_k, self)
+
+        def run(problem: CoresetProblem, k: Int[Array, ""]) -> Solution:
+            state, plan = self._pursue(problem, k, k, max_k, num_points=1)
+            return _solution(problem, plan, state, jnp.zeros((), jnp.int32), max_k, self)
+
+        return few_at_a_time(run, self._num_bytes(problem, max_k))(problem, k)
 
     def run_path(
         self,
@@ -170,6 +175,13 @@ class ExchangePursuit(PathSolver):
         key: PRNGKeyArray | None = None,
     ) -> Solution:
         """Up beyond the largest of `ks` and back to the smallest; see `Solver.run_path`."""
+
+        def run_path(problem: CoresetProblem, ks: Int[Array, " m"]) -> Solution:
+            return self._run_path(problem, ks, max_k)
+
+        return few_at_a_time(run_path, self._num_bytes(problem, max_k))(problem, ks)
+
+    def _run_path(self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int) -> Solution:
         most, least = jnp.max(ks), jnp.min(ks)
         small = self._small_size(problem, max_k)
         # The run for the small sizes has the further starts as well.
@@ -223,6 +235,13 @@ class ExchangePursuit(PathSolver):
         num_slots = self._over(max_k, n)
         num_candidates = num_candidates_at_a_time(n, problem.num_draws, num_slots, self.working_set)
         return whole_blocks(num_slots, num_candidates), num_candidates
+
+    def _num_bytes(self, problem: CoresetProblem, max_k: int) -> int:
+        """What a run passes over in its moves."""
+        num_slots, num_candidates = self._room(problem, max_k)
+        of_slots = num_slots * (2 * problem.num_draws + num_slots + num_candidates)
+        entries = num_candidates * problem.num_draws + of_slots
+        return entries * problem.target.dtype.itemsize
 
     def _over(self, k: Any, n: int) -> Any:
         """The size at the top, for a k that is a number or an array."""

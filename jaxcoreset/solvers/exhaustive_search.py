@@ -21,6 +21,8 @@ from jaxcoreset.solvers.base import PathSolver
 
 # Every support with at most five of 25 rows.
 MAX_SUPPORTS = 68_405
+# So many supports are compared by their residuals, and so many of them at a time.
+_MOST_COMPARED, _AT_A_TIME = 1024, 128
 
 
 def few_supports(n: int, max_k: int) -> bool:
@@ -37,8 +39,9 @@ class ExhaustiveSearch(PathSolver):
     """Tries every support of at most k rows: exact, where there are few.
 
     The default solver where it can be used, and the judge of the others. Supports are compared by
-    the normal equations in the problem's precision; the best one's weights come from
-    `jaxcoreset.nnls`. One run holds the solutions for every k.
+    the normal equations in the problem's precision, which tells objectives apart that differ by a
+    few roundings of ‖y‖², and the best thousand then by their residuals. The best one's weights
+    come from `jaxcoreset.nnls`. One run holds the solutions for every k.
 
     Raises:
         ValueError: if there are more than 68,405 supports, those with up to five of 25 rows.
@@ -52,20 +55,30 @@ class ExhaustiveSearch(PathSolver):
         key: PRNGKeyArray | None = None,
     ) -> Solution:
         """The best for each of `ks` from one search; see `Solver.run_path`."""
-        found = _objectives(problem, max_k)
-        return jax.vmap(lambda k: self._at(problem, *found, k, max_k))(ks)
+        supports = _all_supports(problem.num_data, max_k)
+        sizes = np.sum(supports < problem.num_data, axis=1)
+        objectives = _objectives(problem, supports)
+        return jax.lax.map(
+            lambda k: self._best(
+                problem, jnp.asarray(supports), jnp.where(sizes <= k, objectives, jnp.inf)
+            ),
+            ks,
+        )
 
-    def _at(
-        self,
-        problem: CoresetProblem,
-        supports: Int[Array, "m k"],
-        objectives: Float[Array, " m"],
-        k: Int[Array, ""],
-        max_k: int,
+    def _best(
+        self, problem: CoresetProblem, supports: Int[Array, "m k"], objectives: Float[Array, " m"]
     ) -> Solution:
         n = problem.num_data
-        sizes = jnp.sum(supports < n, axis=1)
-        support = supports[jnp.argmin(jnp.where(sizes <= k, objectives, jnp.inf))]
+        # Whole batches: a rest would be compiled for itself.
+        num = min(_MOST_COMPARED, supports.shape[0])
+        num -= num % _AT_A_TIME if num > _AT_A_TIME else 0
+        best = jax.lax.top_k(-objectives, num)[1]
+        compared = jax.lax.map(
+            lambda at: _residual_objective(problem, supports[at]), best, batch_size=_AT_A_TIME
+        )
+        # None that is too large or not feasible; of equals the one that was best before.
+        compared = jnp.where(jnp.isfinite(objectives[best]), compared, jnp.inf)
+        support = supports[best[jnp.argmin(compared)]]
         used = support < n
         rows = jnp.where(used, support, 0)
         fit = nnls(problem.gather(rows), problem.target, mask=used)
@@ -80,20 +93,14 @@ class ExhaustiveSearch(PathSolver):
         )
 
 
-def _objectives(
-    problem: CoresetProblem, max_k: int
-) -> tuple[Int[Array, "m k"], Float[Array, " m"]]:
-    """Every support, padded with n, and its smallest objective over ‖y‖², infinite if not feasible.
-
-    The empty support is among them, in case no atom points the target's way.
-    """
-    n = problem.num_data
+def _all_supports(n: int, max_k: int) -> Int[np.ndarray, "m k"]:
+    """Every support, padded with n; the empty one too, in case no atom points the target's way."""
     if not few_supports(n, max_k):
         raise ValueError(
             f"there are more than {MAX_SUPPORTS:,} supports with at most {max_k} of {n} rows; "
             "ExhaustiveSearch wants a smaller problem."
         )
-    supports = np.array(
+    return np.array(
         [
             (*some, *(n,) * (max_k - size))
             for size in range(max_k + 1)
@@ -101,6 +108,11 @@ def _objectives(
         ],
         np.int32,
     )
+
+
+def _objectives(problem: CoresetProblem, supports: Int[np.ndarray, "m k"]) -> Float[Array, " m"]:
+    """The smallest objective on each support over ‖y‖², infinite if not feasible."""
+    n, max_k = problem.num_data, supports.shape[1]
     scale = problem.scales()
     target_norm = jnp.linalg.norm(problem.target)
     atoms = problem.gather(jnp.arange(n)) * scale[:, None]
@@ -119,4 +131,28 @@ def _objectives(
     feasible = jnp.all((weights > 0) | unused, axis=1)
     objectives = 1 - jnp.einsum("mk,mk->m", weights, sums, precision=HIGHEST)
     usable = jnp.pad(scale > 0, (0, 1), constant_values=True)[supports].all(axis=1)
-    return jnp.asarray(supports), jnp.where(feasible & usable, objectives, jnp.inf)
+    return jnp.where(feasible & usable, objectives, jnp.inf)
+
+
+def _residual_objective(problem: CoresetProblem, support: Int[Array, " k"]) -> Float[Array, ""]:
+    """The smallest objective on a support over ‖y‖², of the residual itself.
+
+    Weights of the normal equations are refined twice by what is left of the residual, and cut off
+    at zero.
+    """
+    used = support < problem.num_data
+    rows = jnp.where(used, support, 0)
+    norm = jnp.linalg.norm(problem.target)
+    target = problem.target / jnp.where(norm > 0, norm, 1)
+    atoms = jnp.where(used[:, None], problem.gather(rows), 0)
+    lengths = jnp.linalg.norm(atoms, axis=1)
+    atoms = atoms / jnp.where(lengths > 0, lengths, 1)[:, None]
+    gram = product(atoms, atoms.T)
+    gram = gram + jnp.diag(jnp.where(used, 8 * jnp.finfo(gram.dtype).eps, 1))
+    factor = jnp.linalg.cholesky(gram), True
+    weights, residual = jnp.zeros(support.shape[0], target.dtype), target
+    for _ in range(3):
+        step = jax.scipy.linalg.cho_solve(factor, product(atoms, residual))
+        weights = jnp.maximum(weights + step, 0)
+        residual = target - product(weights, atoms)
+    return jnp.vdot(residual, residual)

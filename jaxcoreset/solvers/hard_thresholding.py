@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxcoreset.constraints import Constraint, Sparse, TopK
 from jaxcoreset.nnls import product
-from jaxcoreset.problem import CoresetProblem
+from jaxcoreset.problem import CoresetProblem, unit_of
 from jaxcoreset.solution import Solution, make_solution
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.dense_thresholding import Rule, dense_path
@@ -145,11 +145,14 @@ class HardThresholding(Solver):
             residual: r = y − Φz where `gradient` is not Φᵀr but an estimate d of it. The exact
                 minimiser is then ⟨Φd, r⟩/‖Φd‖², or no step if that is uphill.
         """
+        # ‖Φg‖² goes with the sixth power of the atoms' units.
+        unit = unit_of(gradient)
+        gradient = unit * gradient
         image = problem.combine(indices, gradient)
         if residual is None:
             slope = jnp.vdot(gradient, gradient)
         else:
-            slope = jnp.maximum(jnp.vdot(image, residual), 0)
+            slope = unit * jnp.maximum(jnp.vdot(image, residual), 0)
         return self.step_fraction * _ratio(slope, jnp.vdot(image, image))
 
     def debias(self, problem: CoresetProblem, iterate: Iterate) -> Iterate:

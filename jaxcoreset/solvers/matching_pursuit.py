@@ -31,6 +31,7 @@ from jaxcoreset.nnls import (
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solution import Solution, make_solution
 from jaxcoreset.solvers.base import PathSolver
+from jaxcoreset.solvers.lanes import few_at_a_time
 
 # After so many atoms in a row that did not lower the objective, the arithmetic has no more to give.
 _MAX_REFUSALS = 10
@@ -79,8 +80,12 @@ class MatchingPursuit(PathSolver):
         key: PRNGKeyArray | None = None,
     ) -> Solution:
         """Pursue up to k rows; see `Solver.run`."""
-        state, scale = _pursue(problem, k, max_k, num_points=1)
-        return _solution(problem, state, scale, k, max_k)
+
+        def run(problem: CoresetProblem, k: Int[Array, ""]) -> Solution:
+            state, scale = _pursue(problem, k, max_k, num_points=1)
+            return _solution(problem, state, scale, k, max_k)
+
+        return few_at_a_time(run, _num_bytes(problem, max_k))(problem, k)
 
     def run_path(
         self,
@@ -90,8 +95,18 @@ class MatchingPursuit(PathSolver):
         key: PRNGKeyArray | None = None,
     ) -> Solution:
         """Pursue once, up to the largest of `ks`; see `Solver.run_path`."""
-        state, scale = _pursue(problem, jnp.max(ks), max_k, num_points=max_k)
-        return jax.vmap(lambda k: _solution(problem, state, scale, k, max_k))(ks)
+
+        def run_path(problem: CoresetProblem, ks: Int[Array, " m"]) -> Solution:
+            state, scale = _pursue(problem, jnp.max(ks), max_k, num_points=max_k)
+            return jax.vmap(lambda k: _solution(problem, state, scale, k, max_k))(ks)
+
+        return few_at_a_time(run_path, _num_bytes(problem, max_k))(problem, ks)
+
+
+def _num_bytes(problem: CoresetProblem, max_k: int) -> int:
+    """What a run passes over in its steps."""
+    entries = problem.num_data * problem.num_draws + max_k * (problem.num_draws + max_k)
+    return entries * problem.target.dtype.itemsize
 
 
 def _pursue(
