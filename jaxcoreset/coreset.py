@@ -4,9 +4,13 @@ A coreset is saved as one ``.npz`` file: its arrays, and a JSON text that says h
 model's arguments. Nothing in it is executed when it is loaded.
 """
 
+import copy
+import functools
 import importlib
 import json
+import math
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +45,20 @@ class Coreset:
     ``coreset.model(*coreset.args, **coreset.kwargs)`` is a plain NumPyro model: it works with NUTS,
     SVI, ``Predictive`` and the functions of ``numpyro.infer.util``.
 
+    It can be pickled, as for other processes, where its model can: by pickle a function that can be
+    imported, by cloudpickle, which joblib uses, any. The `likelihood` is left behind; copies within
+    a process keep it.
+
+    The builder, `merge` and `load` make coresets; by hand one needs the attributes below and
+
+    Args:
+        model: the NumPyro model of all rows; None for one that is to be imported by its name.
+        data_dims: for each of the model's data plates, by its name, which axis it is.
+        model_name: where the model can be imported from, as ``module:name``.
+        data_names: which arguments hold the data, by name, with their places when (args, kwargs) is
+            flattened.
+        count_places: places of the integers that count the rows.
+
     Attributes:
         indices: int64 array of shape (m,), the rows in increasing order.
         weights: array of shape (m,), positive.
@@ -49,8 +67,9 @@ class Coreset:
         report: how it was made and how good it is.
         approximation: the Laplace approximation of the posterior of all rows, where the builder
             found one on its way; None otherwise, and for a coreset that was loaded.
-        likelihood: the model's likelihood with all the data, for `certify` and `correct`; it is not
-            saved, and None for a coreset that was loaded. Set it to None to let go of the data.
+        likelihood: the model's likelihood with all the data, for `certify` and `correct`; it is
+            neither saved nor pickled, and None for a coreset that was loaded. Set it to None to let
+            go of the data.
         summary: what `update` needs of the rows that it was built from; None where there is none.
     """
 
@@ -150,8 +169,12 @@ class Coreset:
         the coreset was built with, some of them join the candidates, and the default solver runs,
         without the constraint that the build had, if any. The sums are exact; the draws are of the
         posterior before. Its report says what they are still worth, and the error under importance
-        weights towards the new posterior. Where they are worth less than a tenth, the error is not
-        known, and a build from all rows is due.
+        weights towards the new posterior. Where they are worth less than a tenth of what they were,
+        or fewer than 20 draws, the error is not known and may be anything: the `kl` of the report
+        is infinite, `is_within_tol` is False where there is a tolerance, and a build from all rows
+        is due.
+
+        Warns where the error is not known.
 
         Args:
             key: a JAX random key; the same key gives the same coreset.
@@ -197,7 +220,25 @@ class Coreset:
         return self.indices.size
 
     def __repr__(self) -> str:
-        return f"<Coreset: {len(self)} of {self.report.num_data:,} rows, KL {self.report.kl:.2g}>"
+        kl = "not known" if math.isinf(self.report.kl) else f"{self.report.kl:.2g}"
+        return f"<Coreset: {len(self)} of {self.report.num_data:,} rows, KL {kl}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The likelihood has compiled functions, which cannot be pickled, and all the data; the
+        # weighted model is made again when it is asked for.
+        return {**vars(self), "likelihood": None, "_model": None}
+
+    def __copy__(self) -> "Coreset":
+        # Within a process nothing need be left behind, as it is by `__getstate__`.
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Coreset":
+        other = object.__new__(type(self))
+        memo[id(self)] = other
+        vars(other).update(copy.deepcopy(vars(self), memo))
+        return other
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write the coreset to one file, whole or not at all.
@@ -435,19 +476,29 @@ def _summary(value: Any, arrays: Mapping[str, np.ndarray]) -> "DataSummary | Non
 
 
 def _name_of(model: Callable | None) -> str | None:
-    module, name = getattr(model, "__module__", None), getattr(model, "__qualname__", None)
-    return f"{module}:{name}" if module and name and "<" not in name else None
+    """A name under which this very model is found again.
+
+    A handler around a model, such as `numpyro.handlers.scale`, goes by the model's name.
+    """
+    module, path = getattr(model, "__module__", None), getattr(model, "__qualname__", None)
+    try:
+        found = _attribute(sys.modules[str(module)], str(path))
+    except (KeyError, AttributeError):
+        return None
+    return f"{module}:{path}" if found is model else None
+
+
+def _attribute(module: Any, path: str) -> Any:
+    """What a dotted path leads to."""
+    return functools.reduce(getattr, path.split("."), module)
 
 
 def _import_model(name: str | None) -> Callable:
-    trouble = "the coreset was saved without a name for it"
+    trouble = "the coreset was saved without the name of a module's model"
     if name is not None:
         module, _, path = name.partition(":")
         try:
-            found: Any = importlib.import_module(module)
-            for part in path.split("."):
-                found = getattr(found, part)
-            return found
+            return _attribute(importlib.import_module(module), path)
         except (ImportError, AttributeError) as error:
             trouble = f"{name} cannot be imported ({error})"
     raise ValueError(

@@ -5,6 +5,7 @@ Figures are embedded as PNG, so the file can be mailed, archived and printed.
 
 import base64
 import io
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
 
 _MOST_PANELS, _MOST_PARAMETERS = 20, 300
 _LOWER_BOUND_NATS = 0.3  # see `Report.kl`
+_NOT_KNOWN = (
+    "Here there is no estimate: rows came since the draws were made by which the posterior changed "
+    "so much that they tell nothing of the error. It may be of any size. Build the coreset anew "
+    "from all rows."
+)
 _RESOLVED = 1e-3  # standard deviations: the root of the Newton decrement in `laplace`
 
 
@@ -137,7 +143,7 @@ def html_report(
         _numbers(report),
         _meaning(report),
     ]
-    if report.kl > 0:
+    if 0 < report.kl < math.inf:
         parts += ["<h2>Error against size</h2>", _figure(*_error_figure(coreset, tol))]
     if comparison is not None:
         parts += ["<h2>The posterior, from the coreset and from all rows</h2>"]
@@ -149,7 +155,8 @@ def html_report(
         parts.append(
             f"<details><summary>{escape(tool)}</summary><pre>{escape(program)}</pre></details>"
         )
-    parts.append("<h2>The curve in numbers</h2>" + _curve(report))
+    if not math.isinf(report.kl):
+        parts.append("<h2>The curve in numbers</h2>" + _curve(report))
     return page(title, "\n".join(parts))
 
 
@@ -158,6 +165,12 @@ def verdict(report: Report) -> str:
     rows = f"{report.num_used:,} weighted rows stand for {report.num_data:,}."
     if report.num_used == report.num_data:
         return f"All {report.num_data:,} rows are kept, with weight 1: there is no error."
+    if math.isinf(report.kl):
+        return (
+            f"{rows} How well is not known, as the draws that it is judged by are worth too few "
+            "since rows were added. Do not use this coreset for conclusions; build it anew from "
+            "all rows."
+        )
     upper = report.kl + 2 * report.kl_standard_error
     if upper > _LOWER_BOUND_NATS:
         return (
@@ -175,11 +188,12 @@ def verdict(report: Report) -> str:
 
 def _numbers(report: Report) -> str:
     lower = " (a lower bound)" if report.kl >= _LOWER_BOUND_NATS else ""
+    kl = f"{report.kl:.2g} ± {report.kl_standard_error:.1g} nats{lower}"
     rows = [
         ("rows kept", f"{report.num_used:,} of {report.num_data:,}", "each has a weight"),
         (
             "estimated KL divergence",
-            f"{report.kl:.2g} ± {report.kl_standard_error:.1g} nats{lower}",
+            "not known" if math.isinf(report.kl) else kl,
             "symmetrised, so both directions added; with one standard error",
         ),
         (
@@ -213,9 +227,10 @@ def _numbers(report: Report) -> str:
 
 
 def _meaning(report: Report) -> str:
-    small = report.kl < _LOWER_BOUND_NATS
-    caution = "" if small else f"<p><strong>{escape(TOO_LARGE)}</strong></p>"
-    return f"{MEANING}{caution}"
+    if report.kl < _LOWER_BOUND_NATS:
+        return MEANING
+    caution = _NOT_KNOWN if math.isinf(report.kl) else TOO_LARGE
+    return f"{MEANING}<p><strong>{escape(caution)}</strong></p>"
 
 
 def _comparison(comparison: Comparison) -> str:

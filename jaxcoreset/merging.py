@@ -58,7 +58,8 @@ def merge(
 
     Returns:
         The coreset. The `kl` of its report is the sum of those of the coresets and of the error of
-        the reduction: errors of separate blocks are taken to be uncorrelated.
+        the reduction: errors of separate blocks are taken to be uncorrelated. It is infinite where
+        that of one of them is, as after an `update` whose error is not known.
 
     Raises:
         ValueError: if there are none, they differ in their model's arguments beyond the rows, or

@@ -9,6 +9,8 @@ draws; so it is told how much the old ones are still worth.
 """
 
 import dataclasses
+import math
+import warnings
 from typing import Any
 
 import jax
@@ -18,13 +20,13 @@ from jaxtyping import Int, PRNGKeyArray
 
 from jaxcoreset.construction import CANDIDATES_PER_ROW, MIN_CANDIDATES, curve_sizes
 from jaxcoreset.coreset import Coreset
-from jaxcoreset.draw_pool import DrawPool, Part
+from jaxcoreset.draw_pool import DrawPool, Part, Use
 from jaxcoreset.embedding import log_likelihood_sum
 from jaxcoreset.float64 import matrix_of_weighted, rounding_of
 from jaxcoreset.host import Clock, host_generator, peak_memory
 from jaxcoreset.laplace import Params
 from jaxcoreset.likelihood import ModelLikelihood, model_likelihood
-from jaxcoreset.report import FEWEST_WORTH, Report
+from jaxcoreset.report import TOO_FEW_WORTH, Report, is_worth_too_few
 from jaxcoreset.solve import default_solver, sweep
 from jaxcoreset.summary import DataSummary, SummaryPart
 from jaxcoreset.tolerance import Choice, Estimate, largest_size, smallest_within
@@ -68,20 +70,29 @@ def updated(coreset: Coreset, key: PRNGKeyArray, args: tuple, kwargs: dict[str, 
             else largest_size(pool, path, sizes)
         )
         worth, weighted = _reweighted(pool, summary, choice)
-    estimate = choice.estimate
-    if weighted.kl > estimate.kl or worth < FEWEST_WORTH:
-        estimate = dataclasses.replace(
-            weighted,
-            kl=max(weighted.kl, estimate.kl),
-            standard_error=max(weighted.standard_error, estimate.standard_error),
-        )
+    held_out = pool.count("confirm") or pool.count("select")
     step = {
         "what": "update",
         "num_rows": likelihood.num_data,
         "efficiency": worth,
+        "num_worth": worth * held_out / summary.inefficiency,
         "kl": choice.estimate.kl,
         "kl_weighted": weighted.kl,
     }
+    estimate = choice.estimate
+    if is_worth_too_few(step):
+        # Most of the new posterior may be where no draw is, and the error there of any size.
+        estimate = dataclasses.replace(estimate, kl=math.inf, standard_error=math.inf)
+        warnings.warn(
+            f"{likelihood.num_data:,} rows came, and with them the {held_out:,} old draws that "
+            f"were held out are worth {step['num_worth']:.1f} draws of the posterior: "
+            f"{TOO_FEW_WORTH}.",
+            stacklevel=3,  # the call of `Coreset.update`
+        )
+    elif weighted.kl > estimate.kl:
+        estimate = dataclasses.replace(
+            weighted, standard_error=max(weighted.standard_error, estimate.standard_error)
+        )
     report = report_after(
         coreset.report,
         pool,
@@ -151,25 +162,25 @@ def _reweighted(pool: DrawPool, summary: DataSummary, choice: Choice) -> tuple[f
     Since the draws were made, the log-posterior has changed by the log-likelihood of the rows that
     came, which is known at each: importance weights.
     """
-    uses = ("confirm", "select") if pool.count("confirm") else ("select",)
+    use: Use = "confirm" if pool.count("confirm") else "select"
     indices = np.asarray(choice.path.indices[choice.at], np.int64)
     weights = np.asarray(choice.path.weights[choice.at], np.float64)
     changes, differences = [], []
-    for use in uses[:1]:
-        before = [part for part in summary.parts if part.use == use]
-        for old, part in zip(before, pool.parts(use), strict=True):
-            total = np.asarray(part.total, np.float64)
-            combined = weights @ np.asarray(part.values, np.float64)[indices]
-            change, difference = total - old.total_then, total - combined
-            changes.append(change - change.mean())
-            differences.append(difference - difference.mean())
+    before = [part for part in summary.parts if part.use == use]
+    for old, part in zip(before, pool.parts(use), strict=True):
+        total = np.asarray(part.total, np.float64)
+        combined = weights @ np.asarray(part.values, np.float64)[indices]
+        difference = total - combined
+        # New rows go through once for all parts, so their sums have one constant, to be kept.
+        changes.append(total - old.total_then)
+        differences.append(difference - difference.mean())
     change, difference = np.concatenate(changes), np.concatenate(differences)
     mass = np.exp(change - change.max())
     mass /= mass.sum()
     worth = float(1 / np.sum(mass**2) / mass.size)
     squares = (difference - mass @ difference) ** 2
     kl = float(mass @ squares)
-    spread = float(np.sqrt(np.sum(mass**2 * (squares - kl) ** 2)))
+    spread = float(np.sqrt(summary.inefficiency * np.sum(mass**2 * (squares - kl) ** 2)))
     return worth, Estimate(kl, spread, choice.estimate.error)
 
 

@@ -1,7 +1,9 @@
 """Saving and loading a coreset, without pickle and whole or not at all."""
 
+import functools
 import json
 import os
+import pickle
 import sys
 import uuid
 from pathlib import Path
@@ -92,6 +94,30 @@ def test_model_without_a_name_must_be_given_on_loading(coreset, tmp_path):
     with pytest.raises(ValueError, match="load"):
         _ = jc.load(path).model
     assert jc.load(path, model=logistic).model is not None
+
+
+def test_pickle_keeps_all_but_the_likelihood_and_needs_a_model_that_it_can_name(coreset, tmp_path):
+    assert coreset.likelihood is not None
+    there = pickle.loads(pickle.dumps(coreset))
+    assert there.likelihood is None
+    assert isinstance(there.kwargs["y"], jax.Array)
+    np.testing.assert_array_equal(there.kwargs["y"], coreset.kwargs["y"])
+    assert str(there.report) == str(coreset.report)
+    assert there.model == coreset.model
+    pd.testing.assert_frame_equal(there.to_frame(), coreset.to_frame())
+    loaded = jc.load(coreset.save(tmp_path / "rows"))  # knows its model by name only
+    assert pickle.loads(pickle.dumps(loaded)).model == coreset.model
+    local = jc.Coreset(
+        lambda x, y: logistic(x, y),
+        coreset.indices,
+        coreset.weights,
+        coreset.args,
+        coreset.kwargs,
+        coreset.report,
+        data_dims={"y": -1},
+    )
+    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+        pickle.dumps(local)
 
 
 def test_the_ending_may_be_left_out(coreset, tmp_path):
@@ -194,6 +220,24 @@ def test_arguments_that_happen_to_be_as_long_as_the_coreset_are_no_columns():
     small = builder.run(jax.random.key(0), x, jnp.ones(3), y=y)
     assert len(small) == 3
     assert list(small.to_frame().columns) == ["row", "weight", "X[0]", "X[1]", "X[2]", "y"]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda model: numpyro.handlers.scale(model, scale=0.1),
+        lambda model: numpyro.handlers.substitute(model, data={"intercept": 0.0}),
+        lambda model: functools.wraps(model)(lambda *args: model(*args)),
+    ],
+)
+def test_a_wrapped_model_is_not_taken_for_the_one_inside(coreset, tmp_path, wrap):
+    wrapped = jc.Coreset(
+        wrap(logistic), coreset.indices, coreset.weights, coreset.args, {}, coreset.report,
+        data_dims={"data": -1},
+    )  # fmt: skip
+    loaded = jc.load(wrapped.save(tmp_path / "wrapped.npz"))
+    with pytest.raises(ValueError, match=r"without the name.*load\(path, model=model\)"):
+        loaded.model  # noqa: B018
 
 
 def test_loaded_coreset_has_the_same_frame_even_without_its_model(coreset, tmp_path):

@@ -1,5 +1,11 @@
 """Coresets without going back to old rows: held to closed-form posteriors of all of them."""
 
+import copy
+import dataclasses
+import math
+import pickle
+import warnings
+
 import jax
 import numpy as np
 import numpyro
@@ -7,6 +13,8 @@ import numpyro.distributions as dist
 import pytest
 
 import jaxcoreset as jc
+from jaxcoreset.html_report import html_report
+from jaxcoreset.report import Report
 
 NUM_ROWS, WIDTH = 4000, 3
 
@@ -98,10 +106,138 @@ def test_updates_follow_each_other(old):
 @pytest.mark.slow
 def test_rows_that_change_everything_are_told():
     few = rows(0, 200)
-    coreset = build(few).update(jax.random.key(1), *rows(1, 4000, slopes=1.5))
+    with pytest.warns(UserWarning, match="too few to tell the error"):
+        coreset = build(few).update(jax.random.key(1), *rows(1, 4000, slopes=1.5))
     step = coreset.report.history[0]
     assert step["efficiency"] < 0.1
     assert "too few to tell the error" in str(coreset.report)
+
+
+@pytest.fixture(scope="module")
+def with_tol():
+    builder = jc.CoresetBuilder(
+        model, tol=0.05, max_size=8, num_draws=100, num_held_out=400, progress_bar=False
+    )
+    return builder.run(jax.random.key(0), *rows(0))
+
+
+OTHER = rows(1, NUM_ROWS, slopes=5.0)
+
+
+@pytest.fixture(scope="module")
+def drifted(with_tol):
+    with pytest.warns(UserWarning, match=r"too few to tell .* build anew from all rows"):
+        return with_tol.update(jax.random.key(1), *OTHER)
+
+
+def test_an_error_that_cannot_be_known_is_infinite_and_within_no_tolerance(drifted):
+    report, step = drifted.report, drifted.report.history[-1]
+    # What the draws say by themselves: nothing is wrong. It is off by far.
+    exact = truth(drifted, rows(0), OTHER)
+    assert step["efficiency"] < 0.1
+    assert exact > 10 * max(step["kl"], step["kl_weighted"])
+    assert math.isfinite(step["kl"])
+    assert math.isfinite(step["kl_weighted"])
+    assert report.kl == report.kl_standard_error == math.inf
+    assert report.is_within_tol is False
+
+
+def test_an_error_that_cannot_be_known_is_shown_so(drifted):
+    text = str(drifted.report)
+    assert "inf" not in text
+    assert "estimated KL    not known\n" in text
+    assert "not known to be met" in text
+    assert repr(drifted).endswith("KL not known>")
+    page = html_report(drifted)
+    assert "How well is not known" in page
+    assert "<td>not known</td>" in page
+    assert "Here there is no estimate" in page
+    assert "inf ±" not in page
+    assert "lower bound)" not in page
+
+
+def test_an_error_that_cannot_be_known_survives(drifted, tmp_path):
+    loaded = jc.load(drifted.save(tmp_path / "drifted"), model)
+    assert loaded.report.kl == loaded.report.kl_standard_error == math.inf
+    assert loaded.report.is_within_tol is False
+    assert str(loaded.report) == str(drifted.report)
+    with pytest.warns(UserWarning, match="too few to tell the error"):
+        again = loaded.update(jax.random.key(2), *rows(2, 100))
+    assert again.report.num_data == 2 * NUM_ROWS + 100
+    assert again.report.kl == math.inf
+    assert again.report.is_within_tol is False
+
+
+def test_an_error_that_cannot_be_known_is_not_known_of_a_merger(drifted, old):
+    merged = jc.merge([old, drifted], 8, jax.random.key(0))
+    assert merged.report.kl == merged.report.kl_standard_error == math.inf
+    assert merged.report.is_within_tol is None
+    assert math.isfinite(merged.report.history[-1]["kl"])
+    assert "at least one's own error is not known" in str(merged.report)
+    assert "inf" not in str(merged.report)
+    assert "How well is not known" in html_report(merged)
+
+
+def test_few_draws_do_not_tell_that_they_are_worth_little():
+    """Eight are worth an eighth at least, by their own weights, however far they are."""
+    builder = jc.CoresetBuilder(
+        model, size=7, num_draws=100, num_held_out=8, rounds=1, progress_bar=False
+    )
+    coreset = builder.run(jax.random.key(0), *rows(0))
+    with pytest.warns(UserWarning, match=r"the 8 old draws .* are worth 1\.\d draws"):
+        coreset = coreset.update(jax.random.key(1), *OTHER)
+    assert coreset.report.history[-1]["efficiency"] > 0.1
+    assert coreset.report.kl == math.inf
+    assert "too few to tell the error" in str(coreset.report)
+
+
+@pytest.mark.parametrize("slopes", [1.0, 1.1, 2.0])
+def test_an_estimate_that_is_given_can_be_relied_on(with_tol, slopes):
+    """Whatever the shift: it is not far below the closed form, or infinite."""
+    new = rows(1, 400, slopes=slopes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        coreset = with_tol.update(jax.random.key(1), *new)
+    assert truth(coreset, rows(0), new) < 2 * coreset.report.kl
+    if slopes == 1.0:
+        assert math.isfinite(coreset.report.kl)
+
+
+def test_reports_of_earlier_versions_are_still_read(drifted):
+    """Their updates do not say how many draws the old ones are worth."""
+    report = drifted.report
+    steps = [{key: value for key, value in report.history[-1].items() if key != "num_worth"}]
+    before = Report.from_dict(dataclasses.replace(report, history=steps).to_dict())
+    assert "too few to tell the error" in str(before)
+
+
+def test_pickled_coreset_is_the_same_and_can_be_updated(old):
+    assert old.likelihood is not None
+    there = pickle.loads(pickle.dumps(old))
+    assert there.likelihood is None
+    np.testing.assert_array_equal(there.indices, old.indices)
+    np.testing.assert_array_equal(there.weights, old.weights)
+    assert there.args[0].dtype == old.args[0].dtype
+    for one, other in zip(there.args, old.args, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert there.kwargs == old.kwargs
+    assert str(there.report) == str(old.report)
+    assert there.full_model is model
+    assert there.model == old.model
+    np.testing.assert_array_equal(there.approximation.mode, old.approximation.mode)
+    new = rows(1, 400)
+    updated, expected = (one.update(jax.random.key(1), *new) for one in (there, old))
+    np.testing.assert_array_equal(updated.indices, expected.indices)
+    np.testing.assert_array_equal(updated.weights, expected.weights)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_copies_in_a_process_keep_the_likelihood(old, copied):
+    other = copied(old)
+    assert other.likelihood.num_data == NUM_ROWS
+    np.testing.assert_array_equal(other.weights, old.weights)
+    assert (other.args[0] is old.args[0]) == (copied is copy.copy)
+    assert other.model == old.model
 
 
 def test_importance_weights_are_worth_what_the_closed_form_says(old):
@@ -198,18 +334,18 @@ def trials(x, m, n, y=None):
 def test_constants_that_happen_to_be_the_size_stay_what_they_are(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.normal(size=2000).astype(np.float32)
-    y = rng.binomial(6, 1 / (1 + np.exp(-0.3 - 0.5 * x)))
+    y = rng.binomial(5, 1 / (1 + np.exp(-0.3 - 0.5 * x)))
     blocks = []
     for half in (slice(0, 1000), slice(1000, 2000)):
-        built = jc.CoresetBuilder(trials, size=6, progress_bar=False, rounds=1).run(
-            jax.random.key(0), x[half], 6, 1000, y[half]
+        built = jc.CoresetBuilder(trials, size=5, progress_bar=False, rounds=1).run(
+            jax.random.key(0), x[half], 5, 1000, y[half]
         )
-        assert built.args[1:3] == (6, len(built)) == (6, 6)
+        assert built.args[1:3] == (5, len(built)) == (5, 5)
         blocks.append(jc.load(built.save(tmp_path / "block"), trials))
-    merged = jc.merge(blocks, 6, jax.random.key(1))
-    assert merged.args[1:3] == (6, len(merged))
+    merged = jc.merge(blocks, 5, jax.random.key(1))
+    assert merged.args[1:3] == (5, len(merged))
     assert merged.report.kl < 0.01
-    more = blocks[0].update(jax.random.key(1), x[1000:], 6, 1000, y[1000:])
-    assert more.args[1:3] == (6, len(more))
-    with pytest.raises(ValueError, match="9 in place of 6"):
+    more = blocks[0].update(jax.random.key(1), x[1000:], 5, 1000, y[1000:])
+    assert more.args[1:3] == (5, len(more))
+    with pytest.raises(ValueError, match="9 in place of 5"):
         blocks[0].update(jax.random.key(1), x[1000:], 9, 1000, y[1000:])

@@ -63,7 +63,8 @@ def plot_error(report: Report, ax: "Axes | None" = None) -> "Axes":
 def plot_kl(report: Report, ax: "Axes | None" = None, tol: float | None = None) -> "Axes":
     """The estimate of the symmetrised KL divergence, in nats, against the number of rows.
 
-    Above 0.3 nats, shaded grey, the estimate is only a lower bound.
+    Above 0.3 nats, shaded grey, the estimate is only a lower bound. Where the coreset's own error
+    is not known, it is not marked: the curve is then one at draws from before its last update.
 
     Args:
         report: of a coreset built with a solver that holds a whole path.
@@ -81,7 +82,7 @@ def plot_kl(report: Report, ax: "Axes | None" = None, tol: float | None = None) 
     ax.fill_between(rows, *band, color=CORESET, alpha=0.25, lw=0, label="± 2 standard errors")
     if tol is not None:
         ax.axhline(tol, color=FULL, ls=DASHES[1], lw=1.3, label=f"tolerance, {tol:g} nats")
-    if report.kl > 0:
+    if 0 < report.kl < np.inf:
         ax.plot(
             [report.num_used],
             [report.kl],
