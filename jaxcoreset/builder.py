@@ -81,6 +81,7 @@ class CoresetBuilder:
             that a row takes if left out. It changes no number.
         pricing_passes: at most so many passes over all rows, where they are not all candidates, for
             rows that would improve the coreset and are none; they join, and the solver runs again.
+            So many for each size that `tol` has tried, and in each round.
             "auto" makes up to four of them where the candidates are what is lacking: where the
             error hardly falls from half the size on, and is above a thousandth of a nat, or half of
             `tol`. So it is with a category that has few rows.
@@ -202,8 +203,10 @@ class CoresetBuilder:
             **kwargs: the model's keyword arguments.
 
         Raises:
-            ValueError: if the model or the data cannot be used, or `tol` cannot be met; the message
-                says what to do.
+            ValueError: if the model or the data cannot be used, or `tol` cannot be met, or the
+                model has other log-likelihoods for the coreset's rows where it is given no others;
+                the message says what to do.
+            RuntimeError: if the compiler has made a wrong program of the model.
         """
         return self.run_rounds(key, *args, **kwargs)[-1]
 
@@ -341,6 +344,8 @@ class CoresetBuilder:
             )
             if choice is None:
                 return [*found, whole_coreset(self.model, likelihood, likelihood.num_data, clock)]
+            with clock.stage("model"):
+                pool.check_alone(_chosen(choice)[0])
             own_pool = None
             outcome = Round.of(name, choice, worth)
             if looks:
@@ -415,11 +420,8 @@ class CoresetBuilder:
     ) -> Coreset:
         """The coreset of the solution at one place of the path."""
         likelihood, clock = construction.likelihood, construction.clock
-        path, at = choice.path, choice.at
-        weights = np.asarray(path.weights[at])
-        chosen = np.asarray(path.indices[at], np.int64)[weights > 0]
+        chosen, weights = _chosen(choice)
         indices = chosen if pool.rows is None else pool.rows[chosen]
-        weights = weights[weights > 0]
         if not weights.size:
             raise ValueError(
                 "the solver chose no rows: no candidate's log-likelihood goes along with the sum "
@@ -433,7 +435,7 @@ class CoresetBuilder:
             is_within = choice.is_within and estimate.lower <= self.tol
         report = Report(
             num_data=likelihood.num_data,
-            size=int(choice.sizes[at]),
+            size=int(choice.sizes[choice.at]),
             **choice.facts(pool, estimate),
             weighting=type(self.weighting).__name__,
             seconds=dict(clock.seconds),
@@ -454,6 +456,13 @@ class CoresetBuilder:
             source.approximation,
             DataSummary.of_pool(pool, chosen),
         )
+
+
+def _chosen(choice: Choice) -> tuple[np.ndarray, np.ndarray]:
+    """The places among the candidates of the rows chosen, and their weights."""
+    weights = np.asarray(choice.path.weights[choice.at])
+    places = np.asarray(choice.path.indices[choice.at], np.int64)
+    return places[weights > 0], weights[weights > 0]
 
 
 def _reported(estimate: Estimate, last: Round) -> Estimate:

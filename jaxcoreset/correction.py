@@ -69,15 +69,17 @@ def correct(
 
     Raises:
         CorrectionError: a ValueError, if k-hat is above min(1 − 1/log10(S), 0.7), where weights are
-            not to be trusted (Vehtari et al. 2024).
+            not to be trusted (Vehtari et al. 2024), and they are not nearly equal either; see
+            `Certificate.can_be_reweighted`.
         ValueError: as of `certify`, or if there is no key where one is needed.
+        RuntimeError: as of `certify`.
         ModuleNotFoundError: if ArviZ is not installed.
     """
     if resample and key is None:
         raise ValueError("key is missing; resample draws at random: pass key=jax.random.key(seed).")
     full = full_likelihood(coreset, args, kwargs, likelihood)
     certificate, samples, places = measure(coreset, mcmc, full, num_draws, batch_size, progress_bar)
-    if not certificate.khat <= certificate.khat_limit:
+    if not certificate.can_be_reweighted:
         raise CorrectionError(
             f"k-hat is {certificate.khat:.2f}; at most {certificate.khat_limit:.2f} is wanted for "
             f"{certificate.num_draws} draws to be reweighted. The coreset posterior is too far "

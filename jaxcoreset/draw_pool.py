@@ -171,7 +171,8 @@ class DrawPool:
         Raises:
             ValueError: if the source has fewer than 8 draws, or a log-likelihood is not finite at
                 one of them.
-            RuntimeError: if the compiled program is wrong, see `ModelLikelihood.check_program`.
+            ModelError, RuntimeError: if a row's log-likelihood depends on other rows, or the
+                compiled program is wrong, see `ModelLikelihood.check_program`.
         """
         missing: dict[Use, int] = {
             use: counts[use] - self.count(use)
@@ -200,6 +201,20 @@ class DrawPool:
             part = Part(jax.tree.map(lambda x, at=at: x[at], draws), total[at], values[:, at])
             self._parts[use].append(part)
             first += count
+
+    def check_alone(self, chosen: Int[np.ndarray, " k"]) -> None:
+        """Hold a coreset's log-likelihoods, where it is alone, to those among all the rows.
+
+        Args:
+            chosen: its places among the candidates.
+
+        Raises:
+            ModelError: if they differ, see `ModelLikelihood.check_alone`.
+        """
+        part = self._parts["solver"][0]
+        numbers = chosen if self.rows is None else self.rows[chosen]
+        data = tuple(leaf[chosen] for leaf in self.candidate_data)
+        self.likelihood.check_alone(part.draws, data, part.values[chosen], numbers)
 
     def move(self, use: Use, to: Use) -> None:
         """Give all the draws of one use to another."""

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpyro.distributions.transforms import biject_to
 from numpyro.handlers import seed
 from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
@@ -31,16 +31,16 @@ from numpyro.primitives import Messenger
 from jaxcoreset.host import host_generator
 from jaxcoreset.model_arguments import Arguments, ModelError
 from jaxcoreset.model_checks import (
+    alike_subsets,
     check_log_likelihood,
     check_log_prior,
     disjoint_subsets,
-    refuse_changed_datum,
-    refuse_changed_prior,
     refuse_other_program,
 )
 from jaxcoreset.model_structure import find_data, find_structure, not_independent
 from jaxcoreset.model_trace import full_precision, is_latent, log_prob, run
 from jaxcoreset.rows import Placement, Rows
+from jaxcoreset.rows_apart import Few, RowsApart
 from jaxcoreset.weighted_model import WeightedModel
 
 # Entries of data in one chunk of the pass over all rows: 64 MB in float32.
@@ -48,6 +48,8 @@ _CHUNK_ENTRIES = 2**24
 _CHUNK_ROWS = 2**16
 # At so many draws a program for many of them is held to one for a single draw.
 _CHECKED_DRAWS = 24
+# At so many draws rows are held to their values among others; one would do, were it not for chance.
+_APART_DRAWS = 3
 # Above so many nats, what rounding adds to the estimated KL is told.
 _NOISE = 1e-3
 # Widths of the draws at which models are told apart.
@@ -80,7 +82,7 @@ class ModelLikelihood:
     init_params: dict[str, Array]
     _arguments: Arguments = field(repr=False)
     two_rows: tuple = field(repr=False)
-    _few: tuple[Callable, int] | None = field(default=None, repr=False)
+    _few: Few | None = field(default=None, repr=False)
 
     @property
     def data(self) -> tuple:
@@ -172,17 +174,22 @@ class ModelLikelihood:
             data: m rows, laid out as `data`.
             values: the log-likelihoods of the rows at the draws, each row up to a constant.
 
+        That rows do not see one another is looked at once more, at draws which fit them: where the
+        checks of the model were, far from the data, float32 may have been too coarse for it.
+
         Warns where float32 is too coarse for the model, as it may be with counts in the thousands.
 
         Raises:
+            ModelError: if a row's value depends on the other rows.
             RuntimeError: if they differ by more than rounding: the compiler has made a wrong one.
         """
-        if self._few is None or not self._few[1]:
+        if self._few is None:
             return
-        evaluate, count = self._few
+        evaluate, count = self._few.evaluate, self._few.count
         rows = np.linspace(0, values.shape[0] - 1, count).round().astype(int)
-        columns = np.unique(np.linspace(0, values.shape[1] - 1, _CHECKED_DRAWS).round().astype(int))
         some = tuple(np.asarray(leaf)[rows] for leaf in data)
+        self.check_alone(draws, some, values[rows])
+        columns = np.unique(np.linspace(0, values.shape[1] - 1, _CHECKED_DRAWS).round().astype(int))
         each = [{name: np.asarray(x)[column] for name, x in draws.items()} for column in columns]
 
         def by(evaluate: Callable) -> np.ndarray:
@@ -197,7 +204,12 @@ class ModelLikelihood:
             return by(lambda *given: in_float64(program, *given))
 
         seen = np.asarray(values)[np.ix_(rows, columns)]
-        noise = self.num_data * refuse_other_program(seen, by(evaluate), exact)
+        try:
+            variance = refuse_other_program(seen, by(evaluate), exact)
+        except RuntimeError:
+            self._refuse_what_float32_hides(each, some)
+            raise
+        noise = self.num_data * variance
         if noise > _NOISE:
             warnings.warn(
                 f"a row's log-likelihood is rounded to {np.sqrt(noise / self.num_data):.1g} nats, "
@@ -207,6 +219,72 @@ class ModelLikelihood:
                 "the environment.",
                 stacklevel=2,
             )
+
+    def check_alone(
+        self,
+        draws: Mapping[str, Array],
+        data: Sequence,
+        values: Float[Array, "m s"],
+        numbers: Int[np.ndarray, " m"] | None = None,
+    ) -> None:
+        """Hold rows' log-likelihoods by themselves, as in a coreset, to those among many others.
+
+        What a model takes from its rows, such as the range of a rating or which groups there are,
+        may be the same in any subset that one would try, and not in the few rows of a coreset.
+
+        Args:
+            draws: s draws of unconstrained parameters, with a leading axis.
+            data: m rows, laid out as `data`: all those that are kept.
+            values: the log-likelihoods of the rows at the draws, each row up to a constant; the
+                draws that fit the rows best are taken, where rounding is least.
+            numbers: the row numbers, different ones, where they are known.
+
+        Raises:
+            ModelError: if a row's value, or the prior, changes.
+        """
+        if self._few is None or not 0 < len(values) < self.num_data:
+            return
+        best = np.argsort(-np.asarray(values).sum(axis=0))[:_APART_DRAWS]
+        points = [{name: np.asarray(x)[at] for name, x in draws.items()} for at in best]
+        with self.rows.placement.processes.together("model"):
+            for chunk, places, kept in self._among_others(data, numbers):
+                for params in points:
+                    whole = RowsApart(self._few, params, chunk)
+                    whole.refuse_change(places, tuple(data), kept)
+
+    def _refuse_what_float32_hides(self, points: Sequence[Mapping], data: Sequence) -> None:
+        """Looks in float64 whether rows see one another by less than float32 can tell."""
+        assert self._few is not None
+        for chunk, places, kept in self._among_others(data, None):
+            for params in points:
+                apart = RowsApart(self._few, params, chunk)
+                apart.refuse_change(places, tuple(data), kept, is_fine=True)
+
+    def _among_others(
+        self, data: Sequence, numbers: Int[np.ndarray, " m"] | None
+    ) -> Iterator[tuple[tuple, np.ndarray, slice]]:
+        """Chunks of rows in which those of `data` are: the chunk, their places, and which they are.
+
+        Chunks are as long as those for which there is a program. They have others in them for at
+        least one half, where they do not have all the rows.
+        """
+        assert self._few is not None
+        size, rows = _chunk_rows(self), self.rows
+        others = self._few.others
+        if others is None:
+            others = rows.take(np.linspace(0, rows.num_rows - 1, size).round().astype(np.int64))
+            if numbers is not None and size == rows.num_rows:
+                yield others, numbers, slice(None)
+                return
+        others = tuple(np.asarray(leaf) for leaf in others)
+        num_kept, most = data[0].shape[0], max(1, size // 2)
+        for start in range(0, num_kept, most):
+            kept = slice(start, min(start + most, num_kept))
+            places = np.linspace(0, size - 1, kept.stop - start).round().astype(int)
+            chunk = tuple(leaf.copy() for leaf in others)
+            for leaf, row in zip(chunk, data, strict=True):
+                leaf[places] = np.asarray(row[kept])
+            yield chunk, places, kept
 
     def log_likelihood_constrained(
         self, params: Mapping[str, Any], data: Sequence
@@ -369,15 +447,16 @@ def model_likelihood(
             raises surfaces unchanged, with a note on how it was called.
     """
     generator = np.random.default_rng(0) if key is None else host_generator(key)
-    arguments = find_data(model, tuple(args), dict(kwargs or {}), data_axes, plate)
-    with _naming_data(arguments, data_axes):
-        structure = find_structure(model, arguments)
+    readings = find_data(model, tuple(args), dict(kwargs or {}), data_axes, plate)
+    with _naming_data(readings[0], data_axes):
+        structure = find_structure(model, readings)
+    arguments = structure.arguments
     likelihood = ModelLikelihood(
         model=model,
         rows=Rows(arguments.data, placement),
         data_dims=structure.data_dims,
         init_params=_draw(structure.latent_shapes, _START_RADII[0], generator),
-        _arguments=structure.arguments,
+        _arguments=arguments,
         two_rows=tuple(leaf[:2] for leaf in arguments.data),
     )
     evaluate = jax.jit(likelihood._by_site)
@@ -386,7 +465,7 @@ def model_likelihood(
     farther = _draw(structure.latent_shapes, 1.0, generator)
     with placement.processes.together("model"), _naming_data(arguments, data_axes):
         few = _check_rows_apart(likelihood, evaluate, (farther, start), generator)
-    return dataclasses.replace(likelihood, init_params=start, _few=(evaluate, few))
+    return dataclasses.replace(likelihood, init_params=start, _few=few)
 
 
 @contextlib.contextmanager
@@ -469,26 +548,30 @@ def _check_rows_apart(
     evaluate: Callable,
     points: Sequence[dict[str, Array]],
     generator: np.random.Generator,
-) -> int:
+) -> Few | None:
     """Evaluates a chunk of rows, drops most of them, and wants the same values for the others.
 
+    Then as if only one of those were left, or two.
+
     Returns:
-        How many are kept, so that there is a compiled program for so many rows; 0 if there is none.
+        What later checks need; None where there is one row, which sees no others.
     """
     rows, size = likelihood.rows, _chunk_rows(likelihood)
     if size == 1:
-        return 0
-    num_kept = 0
-    if rows.is_streamed or not rows.is_local:
+        return None
+    is_far = rows.is_streamed or not rows.is_local
+    if is_far:
         all_rows = rows.head(size)
     else:
         all_rows = rows.take(generator.choice(rows.num_rows, size, replace=False))
-    for params, kept in zip(points, disjoint_subsets(size), strict=True):
-        before, others = evaluate(params, all_rows)
-        after, others_after = evaluate(params, tuple(leaf[kept] for leaf in all_rows))
-        for name, value in others.items():
-            refuse_changed_prior(name, value, others_after[name], size, len(kept))
-        for name, values in before.items():
-            refuse_changed_datum(name, np.asarray(values)[kept], after[name])
-        num_kept = len(kept)
-    return num_kept
+    subsets = list(disjoint_subsets(size))
+    few = Few(evaluate, len(subsets[0]), all_rows if is_far else None)
+    for params, kept in zip(points, subsets, strict=True):
+        apart = RowsApart(few, params, all_rows)
+        some = tuple(leaf[kept] for leaf in all_rows)
+        apart.refuse_change(kept, some)
+        some = tuple(np.asarray(leaf) for leaf in some)
+        for alike in alike_subsets(len(kept)):
+            rest = tuple(leaf[alike] for leaf in some)
+            apart.refuse_change(kept[alike], rest, among=kept)
+    return few

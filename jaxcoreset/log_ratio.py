@@ -8,6 +8,7 @@ anything is added, and float64 on the host adds what float32 on the device canno
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxcoreset.blocks import column_sums
 from jaxcoreset.coreset import Coreset
+from jaxcoreset.embedding import check_single
 from jaxcoreset.features import LogLikelihood, centred_columns
 from jaxcoreset.float64 import in_float64, wants_float64
 from jaxcoreset.likelihood import ModelLikelihood, model_likelihood
@@ -25,6 +27,10 @@ from jaxcoreset.trees import leading
 
 # A sum in float32 that is lower has a log-likelihood of −inf in it.
 _LOWEST = -1e37
+# Rows whose values are added up together in `_in_sums`, as `column_sums` does it.
+_PART_ROWS = 256
+# The numbers of draws for which a likelihood's programs have been held to another one.
+_checked: WeakKeyDictionary[ModelLikelihood, set[int]] = WeakKeyDictionary()
 
 
 def log_likelihood_totals(
@@ -35,6 +41,7 @@ def log_likelihood_totals(
     *,
     batch_size: int | None = None,
     on_rows: Callable[[int], Any] = lambda rows: None,
+    check: bool = False,
 ) -> Float[np.ndarray, " s"]:
     """The weighted sum over all rows of the log-likelihood at each draw, in nats and in float64.
 
@@ -48,9 +55,11 @@ def log_likelihood_totals(
         weights: how often each row counts; once if left out.
         batch_size: rows per chunk; chosen from S if left out.
         on_rows: called with the number of rows done since the last call, for a progress bar.
+        check: whether to hold the first rows' values to another program's, see `check_single`.
 
     Raises:
         ValueError: if a log-likelihood is NaN or +inf; the message names rows.
+        RuntimeError: if the compiled program is found to be wrong.
     """
     num_draws = leading(draws, "draws")
     rows = Rows.of(data, batch_size)
@@ -60,10 +69,17 @@ def log_likelihood_totals(
         means = means.reshape(-1)[:num].astype(np.float64)
         if weights is None:
             parts = np.where(parts < _LOWEST, -np.inf, parts)
+            if check and first == rows.offset:
+                shared = min(_PART_ROWS, *means.shape, rows.block(num_draws))
+                sums = parts[0, :, 0].astype(np.float64) + means[:shared].sum()
+                check_single(log_likelihood, draws, rows.head(shared), sums[None], in_sum=True)
             total = parts.sum(axis=(0, 2), dtype=np.float64) + means.sum()
         else:  # float32 cannot hold the weights' products: n nats, of which a fraction matters
             local = np.asarray(weights, np.float64)[first - rows.offset :][:num]
             by_row = np.moveaxis(parts, 1, 2).reshape(-1, num_draws)[:num].astype(np.float64)
+            if check and first == rows.offset:
+                some = by_row[:_PART_ROWS]
+                check_single(log_likelihood, draws, rows.head(len(some)), some)
             total = local @ by_row + local @ means
         return {"total": state["total"] + total}
 
@@ -134,16 +150,24 @@ def log_ratios(
     batch_size: int | None = None,
     on_rows: Callable[[int], Any] = lambda rows: None,
 ) -> Float[np.ndarray, " s"]:
-    """L(θ) − L_w(θ) in nats at constrained draws with one leading axis, constant included."""
+    """L(θ) − L_w(θ) in nats at constrained draws with one leading axis, constant included.
+
+    Raises:
+        ValueError: if the coreset's own likelihood is zero at a draw, or one is NaN or +inf.
+        RuntimeError: if a compiled program is found to be wrong, see `check_single`.
+    """
+    # Programs for so many draws are held to another one once; another number has other programs.
+    checked = _checked.setdefault(likelihood, set())
+    check = len(next(iter(draws.values()))) not in checked
     evaluate = likelihood.log_likelihood_constrained
     at = {name: jnp.asarray(values) for name, values in draws.items()}
     full = log_likelihood_totals(
-        evaluate, at, likelihood.rows, batch_size=batch_size, on_rows=on_rows
+        evaluate, at, likelihood.rows, batch_size=batch_size, on_rows=on_rows, check=check
     )
     kept = likelihood.take(coreset.indices)
 
     def weigh(draws: PyTree, kept: tuple) -> Float[np.ndarray, " s"]:
-        return log_likelihood_totals(evaluate, draws, kept, coreset.weights)
+        return log_likelihood_totals(evaluate, draws, kept, coreset.weights, check=check)
 
     weighted = (
         in_float64(weigh, at, kept)
@@ -156,6 +180,7 @@ def log_ratios(
             f"{np.count_nonzero(~np.isfinite(weighted))} of the {weighted.size} draws, so they "
             "are not from its posterior; wanted samples of NUTS on coreset.model."
         )
+    checked.add(full.size)
     return full - weighted
 
 
@@ -183,8 +208,9 @@ def full_likelihood(
         likelihood = coreset.likelihood
     if likelihood is None:
         raise ValueError(
-            "the coreset was loaded, so the data that it was built from are not at hand; wanted "
-            "the model's arguments with all rows, as CoresetBuilder.run had them: for instance "
+            "the data that the coreset stands for are not at hand, as it was loaded, updated, "
+            "merged or made by hand; wanted the model's arguments with all rows, in the order in "
+            "which they came (after an update the old ones, then the new ones): for instance "
             "correct(coreset, mcmc, X, y)."
         )
     _check_contains(coreset, likelihood)

@@ -19,6 +19,11 @@ _KEPT_ROWS = 61
 _ROUNDED_ALIKE = 10
 # In float64 there are errors of other kinds.
 _LEAST_EPS = 1e-12
+# Where rows are dropped these are larger, as a density's own approximations are rounded otherwise
+# in programs for other numbers of rows.
+_LEAST_EPS_APART = 1e-11
+# So many rows of a subset, and so many pairs of them, are looked at as if there were no others.
+_ALIKE_SUBSETS = 6
 
 
 def check_log_likelihood(
@@ -93,12 +98,46 @@ def disjoint_subsets(num_rows: int) -> Iterator[np.ndarray]:
     yield 2 * np.arange(size) + 1
 
 
+def alike_subsets(num_rows: int) -> Iterator[np.ndarray]:
+    """Positions among `num_rows` rows, as many, that are all of one row or of a pair.
+
+    The rows of many are much the same as those of all in what a model may take from them: the least
+    rating is a 1 and the largest a 5. Of one or two they are not. That they are repeated does
+    nothing to rows which do not see one another, and the program for so many is there already; a
+    model that does not run with a single row does so with these.
+    """
+    first = np.unique(np.linspace(0, num_rows - 1, _ALIKE_SUBSETS).round().astype(int))
+    half = num_rows // 2
+    for row in first:
+        yield np.full(num_rows, row)
+        if half:
+            yield np.where(np.arange(num_rows) < half, row, (row + half) % num_rows)
+
+
 def refuse_changed_prior(
-    name: str, before: ArrayLike, after: ArrayLike, num_before: int, num_after: int
+    name: str,
+    before: ArrayLike,
+    after: ArrayLike,
+    num_before: int,
+    num_after: int,
+    eps: float | None = None,
 ) -> None:
-    """Raises an error if the log-probability of a site that is not data depends on the rows."""
+    """Raises an error if the log-probability of a site that is not data depends on the rows.
+
+    Args:
+        name: the site.
+        before: its log-probability with more rows.
+        after: with fewer of them.
+        num_before: how many they were.
+        num_after: how many are left.
+        eps: the unit of rounding; that of the values if left out, and in float64 a larger one.
+
+    Raises:
+        ModelError: they differ by more than rounding.
+    """
     before, after = np.asarray(before), np.asarray(after)
-    tolerance = 100 * np.finfo(before.dtype).eps
+    eps = max(float(np.finfo(before.dtype).eps), _LEAST_EPS) if eps is None else eps
+    tolerance = 100 * eps
     if np.isfinite(before) and not abs(before - after) <= tolerance * (1 + abs(before)):
         raise ModelError(
             f"the log-probability of site {name!r}, which is outside the data axis, changes when "
@@ -109,17 +148,41 @@ def refuse_changed_prior(
         )
 
 
-def refuse_changed_datum(name: str, before: ArrayLike, after: ArrayLike) -> None:
-    """Raises an error if the log-likelihood of a datum depends on the other rows."""
+def refuse_changed_datum(
+    name: str,
+    before: ArrayLike,
+    after: ArrayLike,
+    largest: float | None = None,
+    eps: float | None = None,
+) -> None:
+    """Raises an error if the log-likelihood of a datum depends on the other rows.
+
+    What was not finite before is not looked at. What was and is no more has changed: a scale of 0/0
+    where a row is alone is taken from the others where it is not.
+
+    Args:
+        name: the site.
+        before: the log-likelihoods of some data among others.
+        after: the same without the others.
+        largest: the largest log-likelihood that counts for the rounding, without its sign; that of
+            these data if left out.
+        eps: the unit of rounding; that of the values if left out, and in float64 a larger one.
+
+    Raises:
+        ModelError: they differ by more than rounding.
+    """
     before, after = np.asarray(before), np.asarray(after)
-    finite = np.isfinite(before) & np.isfinite(after)
-    before, after = before[finite], after[finite]
+    if eps is None:
+        eps = max(float(np.finfo(before.dtype).eps), _LEAST_EPS_APART)
+    was_finite = np.isfinite(before)
+    before, after = before[was_finite], after[was_finite]
     if before.size == 0:
         return
+    largest = float(abs(before).max()) if largest is None else largest
     # Sums in another order differ by a few rounding errors of the largest terms; data that see one
     # another differ by far more than a thousand of them.
-    tolerance = 1e3 * float(np.finfo(before.dtype).eps)
-    excess = abs(before - after) - tolerance * (1 + abs(before) + 0.1 * abs(before).max())
+    excess = abs(before - after) - 1e3 * eps * (1 + abs(before) + 0.1 * largest)
+    excess[~np.isfinite(after)] = np.inf
     worst = np.argmax(excess)
     if excess[worst] > 0:
         raise ModelError(
@@ -150,6 +213,7 @@ def refuse_other_program(
         RuntimeError: they differ.
     """
     again = np.asarray(again)
+    is_float64 = again.dtype == np.float64
     eps = max(float(np.finfo(again.dtype).eps), _LEAST_EPS)
     values, again = np.asarray(values, np.float64), again.astype(np.float64)
     # A row's constant may be far larger than these values are, where it is the mean over draws some
@@ -164,11 +228,19 @@ def refuse_other_program(
     excess = _excess(values, again, rounding)
     if not excess.max() <= 0:
         row, draw = np.unravel_index(np.argmax(excess), excess.shape)
+        way_out = "Install"
+        if not is_float64:
+            way_out = (
+                "Build in float64, where these come out right: under jax.enable_x64(True), or with "
+                "JAX_ENABLE_X64=1 in the environment. Or install"
+            )
         raise RuntimeError(
             "the compiled program for many draws gives other log-likelihoods than that for one: "
             f"{values[row, draw]:.6g} and {again[row, draw]:.6g} nats from the row's median. The "
             "compiler has made a wrong program: jaxlib 0.10.2 is known to, on CPUs, for sums over "
-            "short axes. Install another jaxlib (0.10.1, or 0.11), or write the model without them."
+            "short axes, as there are in dist.Beta and dist.BetaProportion, which have two "
+            f"coordinates inside. {way_out} another jaxlib (0.10.1, or 0.11), or "
+            "write the model without them."
         )
     return variance
 

@@ -6,9 +6,13 @@ one too. It is found by tracing the model abstractly with two numbers of rows an
 dimension followed; so nothing is guessed from names.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import jax
+import numpy as np
 
 from jaxcoreset.model_arguments import (
     Arguments,
@@ -41,8 +45,12 @@ class Structure:
 
 def find_data(
     model: Callable, args: tuple, kwargs: dict, data_axes: Any, plate: str | None
-) -> Arguments:
+) -> list[Arguments]:
     """The arguments with their data leaves, given by `data_axes`, or found if that is None.
+
+    Returns:
+        The ways to read them, the likeliest first: with `data_axes` or `plate` one, and else one
+        for each plate of the observed site with the longest that arguments match.
 
     Raises:
         ModelError: there are none, or the model as its user calls it cannot be used.
@@ -51,14 +59,45 @@ def find_data(
     if data_axes is not None:
         arguments = mark_axes(arguments, args, kwargs, data_axes)
         sites_with_all_rows(model, arguments)
-        return arguments
+        return [arguments]
+    if not arguments.arrays:
+        _refuse_no_arrays(arguments, args, kwargs)
     sites = sites_with_all_rows(model, mark_arrays(arguments))
     observed = [site for site in sites if site.observed]
-    return mark_length(arguments, _find_num_data(observed, arguments, plate))
+    return [mark_length(arguments, num) for num in _find_num_data(observed, arguments, plate)]
 
 
-def _find_num_data(observed: list[Site], arguments: Arguments, plate: str | None) -> int:
-    """The number of data: the largest size along an observed site that an argument has too."""
+def _refuse_no_arrays(arguments: Arguments, args: tuple, kwargs: dict) -> None:
+    """Raises an error that names lists and structured arrays, where there is nothing else."""
+
+    def is_list(part: Any) -> bool:
+        leaves = jax.tree.leaves(part) if isinstance(part, list | tuple) else []
+        return bool(leaves) and all(isinstance(leaf, float | int | np.generic) for leaf in leaves)
+
+    found, advice = [], ""
+    for argument, value in [*zip(arguments.positional, args, strict=True), *kwargs.items()]:
+        for path, part in jax.tree_util.tree_flatten_with_path(value, is_leaf=is_list)[0]:
+            name = argument + jax.tree_util.keystr(path)
+            if is_list(part):
+                found.append(f"argument {name} is a {type(part).__name__}")
+                advice = f"numpy.asarray({name})"
+            elif isinstance(part, np.ndarray) and part.dtype.names:
+                found.append(f"argument {name} is a structured array")
+                columns = ", ".join(f"{field!r}: {name}[{field!r}]" for field in part.dtype.names)
+                advice = f"a dictionary of its columns, {{{columns}}}"
+    if found:
+        raise ModelError(
+            f"{' and '.join(found)}, and no argument is an array of numbers; arrays with one row "
+            f"per datum are wanted: pass {advice}."
+        )
+
+
+def _find_num_data(observed: list[Site], arguments: Arguments, plate: str | None) -> list[int]:
+    """The number of data: the largest size along an observed site that an argument has too.
+
+    After it the smaller ones of the same site: where items are more than persons, and each item
+    has a covariate, the model may not run with fewer items, and does with fewer persons.
+    """
     if plate is None:
         sizes = {size for site in observed for size in _sizes(site)}
     else:
@@ -78,7 +117,10 @@ def _find_num_data(observed: list[Site], arguments: Arguments, plate: str | None
             f"{sorted(sizes)}; arguments: {arguments}): pass the data with one row per datum, as "
             "arguments of the model."
         )
-    return max(sizes & lengths)
+    longest = max(sizes & lengths)
+    alike = [set(site.plates.values()) for site in observed if longest in _sizes(site)]
+    others = set.intersection(*alike) & sizes & lengths
+    return sorted(others | {longest}, reverse=True)
 
 
 def _sizes(site: Site) -> set[int]:
@@ -87,13 +129,36 @@ def _sizes(site: Site) -> set[int]:
     return set(site.shape[:1]) & set(site.log_prob_shape) or set(site.log_prob_shape)
 
 
-def find_structure(model: Callable, arguments: Arguments) -> Structure:
+def find_structure(model: Callable, readings: list[Arguments]) -> Structure:
     """Finds the data axes; an integer argument equal to n counts rows if the model needs that.
+
+    Args:
+        model: the model.
+        readings: its arguments, with what may be the data; the first that will do is taken.
 
     Raises:
         ModelError: a latent site grows with the rows, or an observed one does in another way than
             by one entry for each.
     """
+    try:
+        return _structure_of(model, readings[0])
+    except FixedSizeError as error:
+        for arguments in readings[1:]:
+            with contextlib.suppress(ModelError):
+                return _structure_of(model, arguments)
+        if len(readings) == 1:
+            raise
+        arguments = readings[0]
+        names = ", ".join(arguments.names[i] for i in arguments.data_at)
+        lengths = " and ".join(str(other.num_data) for other in readings)
+        raise FixedSizeError(
+            f"the data were taken to be {names}, with {arguments.num_data} rows, as an observed "
+            f"site's longest axis has (it has axes of {lengths}); if they are not, name those that "
+            f"are by data_axes, or their plate by plate. If they are: {error}"
+        ) from error
+
+
+def _structure_of(model: Callable, arguments: Arguments) -> Structure:
     try:
         return _structure(model, arguments)
     except FixedSizeError:

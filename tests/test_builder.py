@@ -255,3 +255,82 @@ def test_constraint_on_all_rows_can_be_given(data, draws):
 def test_constraint_that_does_not_fit_is_refused(data, settings, error, message):
     with pytest.raises(error, match=message):
         jc.CoresetBuilder(logistic, size=5, **settings).run(jax.random.key(0), *data)
+
+
+def ratings(num_data=3000):
+    random = np.random.default_rng(0)
+    rating = random.choice(5, p=[0.05, 0.2, 0.5, 0.2, 0.05], size=num_data) + 1.0
+    return rating, 1 + 0.1 * rating + random.normal(size=num_data)
+
+
+def by_range(rating, y):
+    """Ratings are scaled by the range of those that are there."""
+    a = numpyro.sample("a", dist.Normal(0, 2))
+    b = numpyro.sample("b", dist.Normal(0, 2))
+    scaled = (rating - rating.min()) / (rating.max() - rating.min())
+    with numpyro.plate("rows", rating.shape[0]):
+        numpyro.sample("y", dist.Normal(a + b * scaled, 1), obs=y)
+
+
+def by_number(rating, y):
+    """What the model is depends on how many rows there are."""
+    a = numpyro.sample("a", dist.Normal(0, 2))
+    with numpyro.plate("rows", rating.shape[0]):
+        numpyro.sample("y", dist.Normal(a, 1 if rating.shape[0] > 25 else 2), obs=y)
+
+
+def with_prior(rating, y):
+    """The prior knows the largest rating."""
+    a = numpyro.sample("a", dist.Normal(rating.max(), 5))
+    with numpyro.plate("rows", rating.shape[0]):
+        numpyro.sample("y", dist.Normal(a, 1), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        (by_range, {"size": 2}, "of a datum at site 'y' changes when other rows are dropped"),
+        (by_number, {"tol": 0.01, "rounds": 2}, "of a datum at site 'y' changes when other rows"),
+        (by_number, {"size": 9, "num_candidates": 500}, "of a datum at site 'y' changes when"),
+        (with_prior, {"size": 1}, "site 'a', which is outside the data axis, changes when rows"),
+    ],
+)
+def test_coreset_whose_rows_are_worth_something_else_alone_is_refused(
+    monkeypatch, model, settings, message
+):
+    # What is looked at before the build does not show it.
+    monkeypatch.setattr("jaxcoreset.likelihood.alike_subsets", lambda num_rows: iter(()))
+    builder = jc.CoresetBuilder(model, num_draws=100, num_held_out=100, **settings)
+    with pytest.raises(ValueError, match=message):
+        builder.run(jax.random.key(0), *ratings())
+
+
+def test_coreset_of_read_rows_is_looked_at_too(monkeypatch, tmp_path):
+    monkeypatch.setattr("jaxcoreset.likelihood._CHUNK_ROWS", 1000)
+    files = [tmp_path / f"{name}.npy" for name in ("rating", "y")]
+    for file, column in zip(files, ratings(), strict=True):
+        np.save(file, column)
+    data = tuple(np.load(file, mmap_mode="r") for file in files)
+    builder = jc.CoresetBuilder(by_number, size=9, num_draws=100, num_held_out=100)
+    with pytest.raises(ValueError, match="of a datum at site 'y' changes when other rows"):
+        builder.run(jax.random.key(0), *data)
+
+
+def test_standardisation_that_large_values_hide_is_refused_as_such(monkeypatch):
+    """Prices: at a start near zero float32 rounds a log-likelihood of −10⁸ nats."""
+    monkeypatch.setattr("jaxcoreset.likelihood.alike_subsets", lambda num_rows: iter(()))
+    random = np.random.default_rng(0)
+    x = random.normal(40, 10, size=3000)
+    y = 20_000 + 300 * (x - 40) + 5000 * random.normal(size=3000)
+
+    def model(x, y):
+        a = numpyro.sample("a", dist.Normal(20_000, 10_000))
+        b = numpyro.sample("b", dist.Normal(0, 5000))
+        s = numpyro.sample("s", dist.HalfNormal(10_000))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(a + b * (x - x.mean()) / x.std(), s), obs=y)
+
+    jc.model_likelihood(model, (x, y))  # not seen here
+    builder = jc.CoresetBuilder(model, size=9, num_draws=100, num_held_out=100)
+    with pytest.raises(ValueError, match="of a datum at site 'y' changes when other rows"):
+        builder.run(jax.random.key(0), x, y)

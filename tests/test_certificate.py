@@ -1,6 +1,7 @@
 """Certificates against a linear model whose posteriors and evidences are closed forms."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -16,6 +17,7 @@ from numpyro.infer import MCMC, NUTS
 import jaxcoreset as jc
 from jaxcoreset.arviz_adapter import pareto_smooth
 from jaxcoreset.certificate import certificate_of, khat_limit
+from jaxcoreset.diagnostics import gaussian_kl
 from jaxcoreset.log_ratio import log_likelihood_totals
 from tests.gaussian_coreset import case, coreset_of, kl, regression
 
@@ -194,10 +196,121 @@ def test_verdicts_follow_their_thresholds():
     assert found.num_draws == 1000
     assert dataclasses.replace(found, kl=0.03).verdict == "usable with correction"
     assert dataclasses.replace(found, kl_standard_error=0.01).verdict == "usable with correction"
-    assert dataclasses.replace(found, khat=0.68).verdict == "don't use"  # limit 0.667
+    spread = dataclasses.replace(found, log_ratios=np.linspace(0, 1, 1000).reshape(4, -1))
+    assert dataclasses.replace(spread, khat=0.66).verdict == "good"
+    assert dataclasses.replace(spread, khat=0.68).verdict == "don't use"  # limit 0.667
     assert dataclasses.replace(found, rhat=1.2).verdict == "don't use"
     far = case(mismatch=0.8)
     assert jc.certify(coreset_of(far), far.samples, progress_bar=False).verdict == "don't use"
+
+
+def rare_level(seed, separated=10, away=0.02, num_draws=1000):
+    """Log-ratios of a level whose few responses are all zero, and the KL, by quadrature.
+
+    The prior is N(0, 10²), and the coreset's one row for them has a weight that is a little wrong.
+    """
+    grid = np.linspace(-60, 30, 200_001)
+    parts = [
+        -0.5 * (grid / 10) ** 2 - weight * np.logaddexp(0, grid)
+        for weight in (separated, separated * (1 - away))
+    ]
+    full, small = (part - scipy.special.logsumexp(part) for part in parts)
+    truth = float(np.sum((np.exp(full) - np.exp(small)) * (full - small)))
+    uniform = np.random.default_rng(seed).uniform(size=(4, num_draws // 4))
+    return np.interp(np.interp(uniform, np.cumsum(np.exp(small)), grid), grid, full - small), truth
+
+
+def heavy(seed, scale):
+    """Weights 1 + scale (t^−0.85 − 1), t uniform: k-hat is 0.85, however small the scale is."""
+    t = np.random.default_rng(seed).uniform(size=(4, 250))
+    return np.log1p(scale * (t**-0.85 - 1))
+
+
+def test_khat_does_not_decide_where_all_weights_are_nearly_equal():
+    """k-hat has no scale: of ratios within a per cent it finds a tail as heavy as of any."""
+    found = [certificate_of(heavy(seed, 1e-5), num_data=10, num_rows=2) for seed in range(40)]
+    above = [one for one in found if one.khat_limit < one.khat < 1]
+    assert len(above) > 15
+    for one in above:
+        assert one.weight_ess > 990
+        # With a k-hat near one, what lies beyond the largest weight is not known well enough.
+        if one.log_ratios.max() - one.log_ratios.min() > 0.1:
+            continue
+        assert one.verdict == "good" if one.khat < 0.8 else one.verdict != "don't use"
+        assert "a few draws" not in one.reason
+        assert "of one another" in one.reason
+        assert "at least" not in str(one)
+    assert sum(one.verdict == "good" for one in above) > 5
+    one = above[0]
+    wide = [certificate_of(heavy(seed, 0.01), num_data=10, num_rows=2) for seed in range(40)]
+    assert all(w.verdict == "don't use" for w in wide if w.khat > w.khat_limit)
+    assert dataclasses.replace(one, khat=1.2).verdict == "don't use"
+    assert dataclasses.replace(one, khat=np.inf).verdict == "don't use"
+    assert dataclasses.replace(one, ess=80.0).verdict == "don't use"
+    impossible = one.log_ratios.copy()
+    impossible[0, 0] = -np.inf
+    assert dataclasses.replace(one, log_ratios=impossible).verdict == "don't use"
+
+
+@pytest.mark.parametrize("away", [1e-3, 0.02, 0.1])
+def test_good_is_right_of_a_rare_level(away):
+    for seed in range(20):
+        ratios, truth = rare_level(seed, away=away)
+        found = certificate_of(ratios, num_data=1000, num_rows=5)
+        assert truth < 0.02 or found.verdict != "good"
+        assert found.kl - 4 * found.kl_standard_error < truth
+
+
+def test_errors_count_what_the_tail_has_beyond_the_largest_weight():
+    """A posterior whose sd is 0.7 of the full one's: the true shape is 0.51, mean k-hat 0.56."""
+    rng = np.random.default_rng(3)
+    wide, narrow = np.eye(3), 0.49 * np.eye(3)
+    forward = gaussian_kl(np.zeros(3), wide, np.full(3, 0.17), narrow)
+    inside = []
+    for _ in range(200):
+        b = 0.17 + 0.7 * rng.normal(size=(4, 250, 3))
+        ratios = scipy.stats.norm.logpdf(b) - scipy.stats.norm.logpdf(b, 0.17, 0.7)
+        found = certificate_of(ratios.sum(-1), num_data=10, num_rows=2)
+        inside.append(abs(found.kl_forward - forward) < 2 * found.kl_forward_standard_error)
+    assert np.mean(inside) > 0.8  # 0.6 without it
+
+
+def test_few_effective_draws_are_told_of_a_good_coreset_too():
+    ratios = 1e-3 * np.random.default_rng(0).normal(size=(4, 250))
+    facts = {"num_data": 10, "num_rows": 2}
+    few = certificate_of(ratios, 0.05, rhat=1.03, **facts)
+    assert few.verdict == "good"
+    assert "Only 50 effective draws are left (R-hat 1.03): run NUTS for longer" in few.reason
+    assert "R-hat" not in certificate_of(ratios, 0.05, rhat=1.005, **facts).reason
+    assert "effective" not in certificate_of(ratios, 0.5, rhat=1.03, **facts).reason
+
+
+def test_wrong_program_is_refused_once_it_is_compiled(poor, monkeypatch):
+    """Of a loaded coreset, no build has looked at the programs that make its certificate."""
+    import jaxcoreset.log_ratio as module
+
+    coreset = coreset_of(poor, likelihood=None)
+    certify = functools.partial(jc.certify, coreset, poor.samples, num_draws=200)
+    likelihood = jc.model_likelihood(regression, (poor.x, poor.y))
+    looked = []
+    right = module.check_single
+    monkeypatch.setattr(module, "check_single", lambda *a, **k: (looked.append(1), right(*a, **k)))
+    certify(likelihood=likelihood)
+    assert len(looked) == 2  # the sum over all rows, and that of the coreset
+    certify(likelihood=likelihood)
+    assert len(looked) == 2  # of as many draws, they are the same programs
+    for name in ("_in_sums", "_by_row"):
+        right_sums = getattr(module, name)
+
+        def wrong(args, rows, counted, of=right_sums):
+            values, means = of(args, rows, counted)
+            bad = (jnp.arange(values.shape[0]) % 64 < 16).astype(values.dtype)
+            return values + 5 * bad.reshape(-1, *[1] * (values.ndim - 1)), means
+
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, wrong)
+            with pytest.raises(RuntimeError, match="The compiler has made a wrong program"):
+                certify(poor.x, poor.y)
 
 
 def test_limit_of_khat_is_that_of_the_paper():

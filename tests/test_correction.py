@@ -76,6 +76,32 @@ def test_correction_refuses_where_khat_is_too_large():
     assert isinstance(caught.value, ValueError)
 
 
+def test_correction_is_made_where_all_weights_are_nearly_equal(poor, monkeypatch):
+    """A rare level's log-ratios are tiny, and have a heavy tail all the same."""
+    import jaxcoreset.certificate as module
+
+    t = np.random.default_rng(0).uniform(size=4000)
+    monkeypatch.setattr(module, "log_ratios", lambda *_, **__: np.log1p(1e-6 * (t**-0.85 - 1)))
+    samples = {"b": poor.samples["b"].reshape(4, -1, 3)[:, :1000]}
+    data = jc.correct(coreset_of(poor), samples, progress_bar=False)
+    assert 0.7 < data.attrs["khat"] < 1
+    assert data.attrs["verdict"] == "good"
+    np.testing.assert_allclose(np.exp(data["sample_stats"]["log_weight"]) * 4000, 1, atol=0.05)
+
+
+def test_coreset_that_was_updated_is_not_said_to_be_loaded():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(400, 2)), rng.normal(size=400)
+    builder = jc.CoresetBuilder(regression, size=6, num_draws=100, rounds=1, progress_bar=False)
+    updated = builder.run(jax.random.key(0), x[:300], y[:300]).update(
+        jax.random.key(1), x[300:], y[300:]
+    )
+    draws = {"b": 0.1 * rng.normal(size=(100, 2))}
+    with pytest.raises(ValueError, match=r"updated.* the old ones, then the new ones"):
+        jc.certify(updated, draws)
+    assert jc.certify(updated, draws, x, y, progress_bar=False).num_data == 400
+
+
 def test_saved_coreset_is_corrected_with_the_data_given_again(poor, tmp_path):
     coreset = coreset_of(poor)
     loaded = jc.load(coreset.save(tmp_path / "rows"))

@@ -81,9 +81,10 @@ def test_python_of_a_page_runs(page, ran):
 
 def test_models_that_the_page_calls_refused_are_refused(capsys):
     run_page("docs/how-to/when-not-to.md", {})
-    first, second = capsys.readouterr().out.splitlines()
+    first, second, third = capsys.readouterr().out.splitlines()
     assert "'effect' grows with the rows" in first
     assert "conditionally independent" in second
+    assert "changes when other rows are dropped" in third
 
 
 def test_blocks_that_do_not_run_are_known():

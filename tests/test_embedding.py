@@ -3,11 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 import scipy.stats
 
 import jaxcoreset as jc
-from jaxcoreset.embedding import log_likelihood_sum
+from jaxcoreset import embedding
+from jaxcoreset.embedding import log_likelihood_matrix, log_likelihood_sum
 from jaxcoreset.fisher import fisher_features, fisher_matrix, fisher_sum
 from jaxcoreset.log_densities import bernoulli_log_prob
 
@@ -39,6 +42,33 @@ def test_atoms_are_centred_log_likelihoods_whatever_the_chunks(problem_data, bat
     np.testing.assert_allclose(problem.atoms, expected, atol=2e-6)
     np.testing.assert_allclose(problem.target, expected.sum(0), atol=2e-4)
     np.testing.assert_allclose(problem.atoms.sum(1), 0, atol=1e-5)
+
+
+def wrong_matrix(*args, **kwargs):
+    values = log_likelihood_matrix(*args, **kwargs)
+    return values + jnp.where(jnp.arange(values.shape[1]) % 64 < 16, 0.5, 0)
+
+
+def test_wrong_program_is_refused_whatever_the_function(problem_data, monkeypatch):
+    draws, data = problem_data
+    draws = jnp.asarray(np.tile(draws, (5, 1)), jnp.float32)
+
+    def model(x, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]).to_event(1))
+        numpyro.sample("y", dist.Normal(x @ b, 1), obs=y)
+
+    likelihood = jc.model_likelihood(model, data)
+    functions = (
+        (gaussian, draws, data),
+        (likelihood.log_likelihood, {"b": draws}, likelihood.data),
+        (likelihood.log_likelihood_constrained, {"b": draws}, likelihood.data),
+    )
+    for function, at, rows in functions:
+        jc.embed(function, at, rows)
+    monkeypatch.setattr(embedding, "log_likelihood_matrix", wrong_matrix)
+    for function, at, rows in functions:
+        with pytest.raises(RuntimeError, match="The compiler has made a wrong program"):
+            jc.embed(function, at, rows)
 
 
 def test_last_group_is_not_compiled_again(problem_data):

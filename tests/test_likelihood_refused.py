@@ -9,7 +9,12 @@ import pytest
 from numpyro.contrib.control_flow import scan
 
 from jaxcoreset.likelihood import ModelError, model_likelihood
-from jaxcoreset.model_checks import check_log_likelihood, disjoint_subsets
+from jaxcoreset.model_checks import (
+    alike_subsets,
+    check_log_likelihood,
+    disjoint_subsets,
+    refuse_changed_datum,
+)
 
 from . import models
 from .models import normal_data, normal_model
@@ -146,6 +151,87 @@ def test_rows_that_see_the_one_before_are_refused_though_it_is_mostly_zero(key):
     refused(model, (rain,), message, key=jax.random.key(key))
 
 
+RATINGS = np.random.default_rng(0).choice(5, p=[0.05, 0.2, 0.5, 0.2, 0.05], size=5000) + 1.0
+
+
+@pytest.mark.parametrize("kind", ["range", "maximum", "clip", "unique", "prior"])
+@pytest.mark.parametrize("key", range(3))
+def test_what_is_alike_in_most_subsets_and_not_in_all_is_refused(kind, key):
+    """Of 61 ratings one is a 1 and one a 5; of few that need not be so."""
+
+    def model(rating, y):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([5]).to_event(1))
+        high, low = rating.max(), rating.min()
+        mean = {
+            "range": b[0] * (rating - low) / (high - low),
+            "maximum": b[0] * rating / high,
+            "clip": b[0] * jnp.clip(rating, low + 1.0, high),
+            "unique": b[jnp.unique(rating, return_inverse=True, size=5)[1]],
+            "prior": b[0] * rating,
+        }[kind]
+        if kind == "prior":
+            numpyro.sample("c", dist.Normal(0.0, high))
+        with numpyro.plate("data", rating.shape[0]):
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    message = "site 'c', which is outside" if kind == "prior" else "of a datum at site 'y' changes"
+    refused(model, (RATINGS, RATINGS), message, key=jax.random.key(key))
+
+
+def test_rows_alike_are_no_reason_to_refuse():
+    """A model that does not run with one row, and one with masked entries, run with 61 alike."""
+
+    def model(x, y):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        seen = ~jnp.isnan(y)
+        filled = jnp.where(seen, y, jnp.nanmean(y))
+        mean = b * jnp.squeeze(x)
+        assert mean.ndim == 1
+        # A summary that the data do not depend on.
+        numpyro.deterministic("r", jnp.linalg.solve(x.T @ x, x.T @ filled))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(mean, 1.0).mask(seen), obs=filled)
+
+    X, y = normal_data(400)
+    y = np.where(np.arange(400) % 7, y, np.nan)
+    likelihood = model_likelihood(model, (X[:, None], y))
+    values = likelihood.log_likelihood(likelihood.init_params, likelihood.data)
+    assert (np.asarray(values)[::7] == 0).all()
+
+
+def test_rounding_of_large_counts_is_no_reason_to_refuse():
+    """A log-likelihood of some nats that is a difference of a hundred thousand of them."""
+    random = np.random.default_rng(0)
+    y = random.poisson(20_000, size=3000)
+
+    def model(y):
+        b = numpyro.sample("b", dist.Normal(9.9, 1e-3))
+        with numpyro.plate("data", y.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(b)), obs=y)
+
+    likelihood = model_likelihood(model, (y,))
+    draws = {"b": jnp.asarray(np.log(20_000) + 1e-4 * random.normal(size=50), float)}
+    kept = likelihood.take(np.arange(0, 3000, 77))
+    values = jnp.stack([likelihood.log_likelihood({"b": b}, kept) for b in draws["b"]], axis=1)
+    likelihood.check_alone(draws, kept, values)
+
+
+def test_subsets_of_rows_alike_have_one_row_or_two():
+    for num_rows in (1, 2, 3, 61):
+        subsets = list(alike_subsets(num_rows))
+        assert all(subset.shape == (num_rows,) for subset in subsets)
+        assert all(subset.min() >= 0 and subset.max() < num_rows for subset in subsets)
+        assert {np.unique(subset).size for subset in subsets} <= {1, 2}
+        assert any(np.unique(subset).size == 1 for subset in subsets)
+
+
+def test_value_that_is_no_number_without_the_others_has_changed():
+    before = np.array([-1.0, -np.inf, -2.0])
+    refuse_changed_datum("y", before, np.array([-1.0, np.nan, -2.0]))
+    with pytest.raises(ModelError, match=r"\(-2 before, nan after"):
+        refuse_changed_datum("y", before, np.array([-1.0, -np.inf, np.nan]))
+
+
 def test_time_series_is_refused():
     def model(y):
         b = numpyro.sample("b", dist.Normal(0.0, 1.0))
@@ -203,6 +289,47 @@ def test_no_rows_are_refused(data_axes):
 
 def test_model_without_data_arguments_is_refused():
     refused(lambda: normal_model(*normal_data()), (), "no argument of the model is an array")
+
+
+def test_lists_and_structured_arrays_are_named():
+    def model(x, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(b * jnp.asarray(x["x"]), 1.0), obs=jnp.asarray(x["y"]))
+
+    X, y = normal_data()
+    table = np.zeros(40, [("x", float), ("y", float)])
+    table["x"], table["y"] = X, y
+    lists = {"x": X.tolist(), "y": y.tolist()}
+    message = r"argument x\['x'\] is a list and argument x\['y'\] is a list, and no argument is an"
+    refused(model, (lists,), message)
+    message = r"x is a structured array, .* columns, {'x': x\['x'\], 'y': x\['y'\]}"
+    refused(model, (table,), message)
+    model_likelihood(model, ({name: table[name] for name in ("x", "y")},))
+
+
+def test_shorter_plate_is_the_data_where_the_longest_cannot_be():
+    """More items than persons, and a covariate of the items."""
+
+    def model(easiness, answers):
+        skill = numpyro.sample("skill", dist.Normal(0.0, 1.0))
+        num_persons, num_items = answers.shape
+        with numpyro.plate("persons", num_persons, dim=-2), numpyro.plate("items", num_items):
+            numpyro.sample("y", dist.Normal(skill + easiness, 1.0), obs=answers)
+
+    likelihood = model_likelihood(model, (np.zeros(100), np.zeros((20, 100))))
+    assert (likelihood.num_data, likelihood.data_dims) == (20, {"y": -2})
+    assert list(likelihood.data_names) == ["answers"]
+
+
+def test_taken_for_the_data_is_said_where_an_observed_site_has_several_plates():
+    def model(easiness, answers):
+        skill = numpyro.sample("skill", dist.Normal(0.0, 1.0))
+        with numpyro.plate("persons", 20, dim=-2), numpyro.plate("items", 100, dim=-1):
+            numpyro.sample("y", dist.Normal(skill + easiness, 1.0), obs=answers)
+
+    message = "taken to be easiness, with 100 rows, .*axes of 100 and 20.* by data_axes, or"
+    error = refused(model, (np.zeros(100), np.zeros((20, 100))), message)
+    assert error.__cause__ is not None
 
 
 def test_data_with_rows_along_another_axis_are_refused():

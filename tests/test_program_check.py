@@ -78,6 +78,33 @@ def test_wrong_values_at_some_of_the_draws_are_refused(data, monkeypatch):
         builder.run(jax.random.key(0), *data)
 
 
+def test_rows_that_see_one_another_are_not_laid_to_the_compiler(data):
+    """Not even where it takes float64 to tell: other programs, other groups of rows."""
+
+    def centred(x, y=None):
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(slope * x + 1e-4 * jnp.mean(x), 1), obs=y)
+
+    likelihood = jc.model_likelihood(centred, data)
+    draws = {"slope": jnp.linspace(-1, 1, 30)}
+    values = jnp.stack(
+        [likelihood.log_likelihood({"slope": slope}, data) for slope in draws["slope"]], axis=1
+    )
+    likelihood.check_program(draws, data, values)
+    with pytest.raises(ValueError, match="changes when other rows are dropped"):
+        likelihood.check_program(draws, data, values + 0.1 * (jnp.arange(30) == 3))
+
+
+def test_way_out_is_told_where_there_is_one():
+    again = np.random.default_rng(0).normal(size=(20, 10)).astype(np.float32)
+    wrong = again + (np.arange(10) == 3)
+    with pytest.raises(RuntimeError, match=r"dist.BetaProportion.*float64.*JAX_ENABLE_X64=1"):
+        refuse_other_program(wrong, again)
+    with pytest.raises(RuntimeError, match=r"Install another jaxlib"):
+        refuse_other_program(wrong.astype(float), again.astype(float))
+
+
 def test_rounding_is_allowed_and_nothing_else():
     again = np.random.default_rng(0).normal(size=(20, 10)).astype(np.float32) - 100
     shifted = again.astype(np.float64) + np.arange(20)[:, None]
