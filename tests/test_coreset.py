@@ -80,9 +80,10 @@ def test_a_coreset_of_all_rows_says_why_it_has_no_summary():
         whole.update(jax.random.key(1), x, y=y)
 
 
-def test_model_without_a_name_must_be_given_on_loading(coreset, tmp_path):
-    local = jc.Coreset(
-        lambda x, y: logistic(x, y),
+def of_model(model, coreset):
+    """The same rows and weights, of another model."""
+    return jc.Coreset(
+        model,
         coreset.indices,
         coreset.weights,
         coreset.args,
@@ -90,6 +91,10 @@ def test_model_without_a_name_must_be_given_on_loading(coreset, tmp_path):
         coreset.report,
         data_dims={"y": -1},
     )
+
+
+def test_model_without_a_name_must_be_given_on_loading(coreset, tmp_path):
+    local = of_model(lambda x, y: logistic(x, y), coreset)
     path = local.save(tmp_path / "local.npz")
     with pytest.raises(ValueError, match="load"):
         _ = jc.load(path).model
@@ -107,15 +112,7 @@ def test_pickle_keeps_all_but_the_likelihood_and_needs_a_model_that_it_can_name(
     pd.testing.assert_frame_equal(there.to_frame(), coreset.to_frame())
     loaded = jc.load(coreset.save(tmp_path / "rows"))  # knows its model by name only
     assert pickle.loads(pickle.dumps(loaded)).model == coreset.model
-    local = jc.Coreset(
-        lambda x, y: logistic(x, y),
-        coreset.indices,
-        coreset.weights,
-        coreset.args,
-        coreset.kwargs,
-        coreset.report,
-        data_dims={"y": -1},
-    )
+    local = of_model(lambda x, y: logistic(x, y), coreset)
     with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
         pickle.dumps(local)
 
@@ -231,10 +228,7 @@ def test_arguments_that_happen_to_be_as_long_as_the_coreset_are_no_columns():
     ],
 )
 def test_a_wrapped_model_is_not_taken_for_the_one_inside(coreset, tmp_path, wrap):
-    wrapped = jc.Coreset(
-        wrap(logistic), coreset.indices, coreset.weights, coreset.args, {}, coreset.report,
-        data_dims={"data": -1},
-    )  # fmt: skip
+    wrapped = of_model(wrap(logistic), coreset)
     loaded = jc.load(wrapped.save(tmp_path / "wrapped.npz"))
     with pytest.raises(ValueError, match=r"without the name.*load\(path, model=model\)"):
         loaded.model  # noqa: B018
