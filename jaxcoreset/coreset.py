@@ -187,6 +187,8 @@ class Coreset:
         Raises:
             ValueError: if the coreset has no `summary`, or the arguments are not those before but
                 for the rows.
+            ModelError, RuntimeError: if a row's log-likelihood depends on other rows, or the
+                compiled program is wrong, see `ModelLikelihood.check_program`.
         """
         from jaxcoreset.streaming import updated
 

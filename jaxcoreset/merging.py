@@ -64,6 +64,8 @@ def merge(
     Raises:
         ValueError: if there are none, they differ in their model's arguments beyond the rows, or
             the posterior has no mode.
+        ModelError, RuntimeError: if a row's log-likelihood depends on other rows, or the compiled
+            program is wrong, see `ModelLikelihood.check_program`.
     """
     size = at_least("size", size, 1)
     num_held_out = at_least("num_held_out", num_held_out, 8)
@@ -92,6 +94,7 @@ def merge(
     with clock.stage("embedding"):
         draws = approximation.draws(key, wanted + num_held_out)
         values = matrix_of_weighted(likelihood, draws, leaves, weights.sum())
+        likelihood.check_program(draws, leaves, values)
         total = jnp.asarray(weights @ np.asarray(values, np.float64), values.dtype)
         shares: dict[Use, slice] = {"solver": slice(wanted), "select": slice(wanted, None)}
         for use, at in shares.items():

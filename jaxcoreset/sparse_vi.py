@@ -152,6 +152,8 @@ class SparseVI:
         Raises:
             ValueError: if the model or the data cannot be used, there are not two draws at which
                 every log-likelihood is finite, or no row has a weight in the end.
+            ModelError, RuntimeError: if a row's log-likelihood depends on other rows, or the
+                compiled program is wrong, see `ModelLikelihood.check_program`.
         """
         path = self.run_path(key, *args, **kwargs)
         if self.size not in path:
@@ -244,7 +246,11 @@ class SparseVI:
             source = self.weighting.fit(likelihood, weighting_key, show_progress=self.progress_bar)
             _, draws = source.split(key, 2, self.num_held_out)
         evaluate = likelihood.log_likelihood
-        atoms = centre(log_likelihood_matrix(evaluate, draws, likelihood.take(path.indices)))
+        chosen = likelihood.take(path.indices)
+        values = log_likelihood_matrix(evaluate, draws, chosen)
+        likelihood.check_program(draws, chosen, values)
+        likelihood.check_alone(draws, chosen, values)
+        atoms = centre(values)
         target = np.asarray(centre(log_likelihood_sum(evaluate, draws, likelihood.data)))
         residuals = target - path.weights @ np.asarray(atoms)
         # Entries are over √S: times S, their squares are draws of the squared difference.

@@ -145,6 +145,7 @@ def _joined_pool(
         for old, leaf in zip(summary.candidates, likelihood.take(chosen), strict=True)
     )
     values = matrix_of_weighted(likelihood, draws, leaves, num_old + likelihood.num_data)
+    likelihood.check_program(draws, leaves, values)
     pool = DrawPool(likelihood, NoMoreDraws(summary.inefficiency), key)
     pool.rows = np.arange(len(leaves[0]))  # places among the candidates
     first = 0
@@ -226,8 +227,10 @@ def coreset_after(
     order = np.argsort(numbers[places])
     places, weights = places[order], weights[order]
     kept = tuple(leaf[places] for leaf in leaves)
+    part = pool.parts("solver")[0]
+    likelihood.check_alone(part.draws, kept, part.values[places])
     args, kwargs = likelihood.assemble(kept)
-    some_draw = jax.tree.map(lambda x: x[0], pool.parts("solver")[0].draws)
+    some_draw = jax.tree.map(lambda x: x[0], part.draws)
     rounding = rounding_of(likelihood, some_draw, kept, weights)
     report = dataclasses.replace(report, rounding=rounding)
     if summary is not None:

@@ -392,3 +392,16 @@ def test_arguments_of_the_wrong_kind_are_refused_by_name(arguments):
     (name,) = arguments
     with pytest.raises((TypeError, ValueError), match=name):
         SparseVI(logistic, **{"size": 5, **arguments})
+
+
+def test_rows_that_are_worth_something_else_alone_are_refused(monkeypatch):
+    monkeypatch.setattr("jaxcoreset.likelihood.alike_subsets", lambda num_rows: iter(()))
+
+    def by_number(y):
+        theta = numpyro.sample("theta", dist.Normal(0, 2))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(theta, 1 if y.shape[0] > 5 else 2), obs=y)
+
+    sparse_vi = SparseVI(by_number, 3, num_draws=50, num_iters=3, num_held_out=100)
+    with pytest.raises(ValueError, match="of a datum at site 'y' changes when other rows"):
+        sparse_vi.run(jax.random.key(0), np.random.default_rng(0).normal(size=200))
