@@ -2,7 +2,7 @@
 
 Each function returns (model, args, kwargs), as a user would call the model. Data are NumPy arrays
 in float64, which is what users have. `normal_model` and `normal_data` are the same in two parts,
-for tests that change one of them.
+for tests that change one of them; `by_number` makes a model alone.
 """
 
 import jax
@@ -189,6 +189,17 @@ def normal_model(X, y=None):
     b = numpyro.sample("b", dist.Normal(0.0, 1.0))
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", dist.Normal(b * X, 1.0), obs=y)
+
+
+def by_number(few):
+    """A model that is another one where there are few rows or fewer: not fit for coresets."""
+
+    def model(y):
+        a = numpyro.sample("a", dist.Normal(0, 2))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(a, 1 if y.shape[0] > few else 2), obs=y)
+
+    return model
 
 
 def normal_data(num_data=40):

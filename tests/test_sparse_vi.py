@@ -10,8 +10,10 @@ import pytest
 from numpyro.infer.util import log_density
 
 import jaxcoreset as jc
+from jaxcoreset.embedding import log_likelihood_matrix
 from jaxcoreset.laplace import laplace_approximation
 from jaxcoreset.sparse_vi import LaplaceSampler, SparseVI
+from tests.models import by_number
 from tests.reference import sparse_vi as reference
 
 D = 3
@@ -396,12 +398,17 @@ def test_arguments_of_the_wrong_kind_are_refused_by_name(arguments):
 
 def test_rows_that_are_worth_something_else_alone_are_refused(monkeypatch):
     monkeypatch.setattr("jaxcoreset.likelihood.alike_subsets", lambda num_rows: iter(()))
-
-    def by_number(y):
-        theta = numpyro.sample("theta", dist.Normal(0, 2))
-        with numpyro.plate("rows", y.shape[0]):
-            numpyro.sample("y", dist.Normal(theta, 1 if y.shape[0] > 5 else 2), obs=y)
-
-    sparse_vi = SparseVI(by_number, 3, num_draws=50, num_iters=3, num_held_out=100)
+    sparse_vi = SparseVI(by_number(5), 3, num_draws=50, num_iters=3, num_held_out=100)
     with pytest.raises(ValueError, match="of a datum at site 'y' changes when other rows"):
         sparse_vi.run(jax.random.key(0), np.random.default_rng(0).normal(size=200))
+
+
+def test_program_that_is_wrong_is_noticed(monkeypatch):
+    def wrong(*given):
+        values = log_likelihood_matrix(*given)
+        return values + 0.1 * jax.random.normal(jax.random.key(0), values.shape, values.dtype)
+
+    monkeypatch.setattr("jaxcoreset.sparse_vi.log_likelihood_matrix", wrong)
+    sparse_vi = SparseVI(gaussian, 3, num_draws=50, num_iters=3, num_held_out=100)
+    with pytest.raises(RuntimeError, match="wrong"):
+        sparse_vi.run(jax.random.key(0), gaussian_data(200))

@@ -13,8 +13,10 @@ import numpyro.distributions as dist
 import pytest
 
 import jaxcoreset as jc
+from jaxcoreset.float64 import matrix_of_weighted
 from jaxcoreset.html_report import html_report
 from jaxcoreset.report import Report
+from tests.models import by_number
 
 NUM_ROWS, WIDTH = 4000, 3
 
@@ -45,9 +47,14 @@ def symmetrised_kl(one, two):
     return 0.5 * (traces - 2 * WIDTH + shift @ (one[1] + two[1]) @ shift)
 
 
-def truth(coreset, *parts):
+def posteriors(coreset, *parts):
+    """That of all rows, and the coreset's."""
     everything = [np.concatenate(leaf) for leaf in zip(*parts, strict=True)]
-    return symmetrised_kl(posterior(*everything), posterior(*coreset.args[:2], coreset.weights))
+    return posterior(*everything), posterior(*coreset.args[:2], coreset.weights)
+
+
+def truth(coreset, *parts):
+    return symmetrised_kl(*posteriors(coreset, *parts))
 
 
 def variance(coreset, *parts):
@@ -55,9 +62,7 @@ def variance(coreset, *parts):
 
     That is the symmetrised KL where both are small; with three rows for three slopes they are not.
     """
-    everything = [np.concatenate(leaf) for leaf in zip(*parts, strict=True)]
-    mean, precision = posterior(*everything)
-    own_mean, own_precision = posterior(*coreset.args[:2], coreset.weights)
+    (mean, precision), (own_mean, own_precision) = posteriors(coreset, *parts)
     covariance = np.linalg.inv(precision)
     gradient = own_precision @ (own_mean - mean)
     curved = (precision - own_precision) @ covariance
@@ -213,6 +218,8 @@ def test_an_estimate_that_is_given_can_be_relied_on(with_tol, slopes):
         warnings.simplefilter("ignore")
         coreset = with_tol.update(jax.random.key(1), *new)
     assert variance(coreset, rows(0), new) < 2 * coreset.report.kl
+    if "at least" not in str(coreset.report):
+        assert truth(coreset, rows(0), new) < 2 * coreset.report.kl
     if slopes == 1.0:
         assert math.isfinite(coreset.report.kl)
 
@@ -327,28 +334,38 @@ def test_a_coreset_merged_alone_with_room_for_all_is_itself(blocks):
     np.testing.assert_allclose(merged.weights, one.weights, rtol=0.02)
 
 
-def by_number(y):
-    """What the model is depends on how many rows there are."""
-    a = numpyro.sample("a", dist.Normal(0, 2))
-    with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("y", dist.Normal(a, 1 if y.shape[0] > 25 else 2), obs=y)
-
-
-@pytest.mark.parametrize("by", ["update", "merge"])
-def test_rows_that_are_worth_something_else_alone_are_refused(monkeypatch, by):
+@pytest.mark.parametrize(
+    ("size", "again"),
+    [
+        (3, lambda one, new: one.update(jax.random.key(1), new)),
+        (40, lambda one, new: jc.merge([one, one], 3, jax.random.key(1))),
+    ],
+    ids=["update", "merge"],
+)
+def test_rows_that_are_worth_something_else_alone_are_refused(monkeypatch, size, again):
     """As the builder refuses them."""
     monkeypatch.setattr("jaxcoreset.likelihood.alike_subsets", lambda num_rows: iter(()))
     monkeypatch.setattr("jaxcoreset.draw_pool.DrawPool.check_alone", lambda pool, chosen: None)
-    first, second = (np.random.default_rng(seed).normal(size=2000) for seed in (0, 1))
-    builder = jc.CoresetBuilder(
-        by_number, size=40 if by == "merge" else 9, num_draws=100, num_held_out=100
-    )
-    coreset = builder.run(jax.random.key(0), first)
-    again = {
-        "update": lambda: coreset.update(jax.random.key(1), second),
-        "merge": lambda: jc.merge([coreset, coreset], 9, jax.random.key(1)),
-    }[by]
+    monkeypatch.setattr("jaxcoreset.ModelLikelihood.check_program", lambda *given: None)
+    old, new = (np.random.default_rng(seed).normal(size=2000) for seed in (0, 1))
+    builder = jc.CoresetBuilder(by_number(5), size=size, num_draws=100, num_held_out=100)
+    coreset = builder.run(jax.random.key(0), old)
     with pytest.raises(ValueError, match="of a datum at site 'y' changes when other rows"):
+        again(coreset, new)
+
+
+@pytest.mark.parametrize("where", ["streaming", "merging"])
+def test_program_that_is_wrong_is_noticed(monkeypatch, blocks, where):
+    def wrong(*given):
+        values = matrix_of_weighted(*given)
+        return values + 0.1 * jax.random.normal(jax.random.key(0), values.shape, values.dtype)
+
+    monkeypatch.setattr(f"jaxcoreset.{where}.matrix_of_weighted", wrong)
+    again = {
+        "streaming": lambda: blocks[0].update(jax.random.key(0), *rows(1, 400)),
+        "merging": lambda: jc.merge(blocks, 8, jax.random.key(0)),
+    }[where]
+    with pytest.raises(RuntimeError, match="wrong"):
         again()
 
 
