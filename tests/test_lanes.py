@@ -46,7 +46,16 @@ def lengths(function, *args):
 
 @pytest.mark.parametrize(
     ("size", "at_once", "wanted"),
-    [(6, 6, []), (6, 3, [2]), (7, 3, [4]), (10, 4, [5]), (7, 1, [7]), (5, 100, [])],
+    [
+        (6, 6, []),
+        (12, 6, [2]),
+        (13, 4, [4]),
+        (10, 6, [2]),
+        (7, 3, [7]),
+        (7, 1, [7]),
+        (2, 2, []),
+        (1, 1, [1]),
+    ],
 )
 def test_so_many_lanes_at_a_time_as_were_said(monkeypatch, size, at_once, wanted):
     monkeypatch.setattr(lanes, "_CACHE", 10 * at_once)

@@ -2,8 +2,8 @@
 
 A pursuit passes over all that it carries in every move. As long as that stays in the cache this is
 fast, and as soon as the lanes of a batch together do not fit, every move waits for the memory; and
-lanes side by side wait for the slowest of them besides. So large lanes take turns, a few at a time.
-A GPU wants them all at once.
+lanes side by side wait for the slowest of them besides. So large lanes take turns, a few at a time,
+or one after the other, which is compiled as the program for one. A GPU wants them all at once.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,9 @@ from jaxtyping import Array, PyTree
 
 # Bytes that lanes side by side may carry between them; with twice and half as many it was slower.
 _CACHE = 4_000_000
+# Two or three side by side are no faster than one after the other (3 per cent either way), and a
+# program for lanes takes a quarter longer to compile than one without.
+_FEWEST = 4
 
 
 def few_at_a_time(function: Callable[..., PyTree], num_bytes: int) -> Callable[..., PyTree]:
@@ -45,10 +48,15 @@ def few_at_a_time(function: Callable[..., PyTree], num_bytes: int) -> Callable[.
 
         side_by_side = jax.vmap(one_lane, in_axes=(0, None))
         lanes = _lanes(axis_size, max(1, _CACHE // num_bytes))
-        if lanes == axis_size or jax.default_backend() != "cpu":
+        if jax.default_backend() != "cpu":
+            found = side_by_side(ours, shared)
+        elif lanes == 1:
+            # Under a vmap around this one, lanes of both take turns; whole batches, further down.
+            alone = few_at_a_time(one_lane, num_bytes)
+            found = jax.lax.map(lambda own: alone(own, shared), ours)
+        elif lanes == axis_size:
             found = side_by_side(ours, shared)
         else:
-            # Under a vmap around this one, whole batches take turns.
             batch = few_at_a_time(side_by_side, lanes * num_bytes)
             found = jax.lax.map(lambda some: batch(some, shared), _in_batches(ours, lanes))
             found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:axis_size], found)
@@ -58,10 +66,16 @@ def few_at_a_time(function: Callable[..., PyTree], num_bytes: int) -> Callable[.
 
 
 def _lanes(num: int, most: int) -> int:
-    """How many lanes of `num` go at a time: of `most` to half of them, what fills batches best."""
+    """How many lanes of `num` go at a time: of `most` to half of them, what fills batches best.
+
+    One, where `most` is too few for it to pay.
+    """
     if num <= most:
         return num
-    return min(range(most, (most - 1) // 2, -1), key=lambda lanes: -(-num // lanes) * lanes)
+    if most < _FEWEST:
+        return 1
+    least = max((most + 1) // 2, _FEWEST)
+    return min(range(most, least - 1, -1), key=lambda lanes: -(-num // lanes) * lanes)
 
 
 def _in_batches(arrays: list[Array], lanes: int) -> list[Array]:
