@@ -362,8 +362,7 @@ class ExchangePursuit(PathSolver):
         path = state.path.record(support, solved, objective, feasible & (size <= plan.most))
         refused = candidates.refused & ~progress
 
-        # What could be done.
-        few = leaving(support, candidates, solved, first, blocks)
+        # What could be done: one atom in,
         floor, _ = rounding(jnp.sqrt(objective), plan.target.shape[0])
         correlations = candidates.correlations
         eligible = candidates.usable & ~candidates.used & ~refused
@@ -371,8 +370,26 @@ class ExchangePursuit(PathSolver):
         # The first of the other starts has the first one's atom: it is matching pursuit.
         eligible = eligible & ~(tried & (size == 0) & (state.start != 1))
         rest = jnp.maximum(candidates.rest, small)
-        least = self.min_gain * objective
+        # Every second start takes the largest correlation, as matching pursuit does.
+        shares = jnp.where(state.start % 2 == 1, 1, rest)
+        gains = jnp.where(eligible & (correlations > floor), correlations**2 / shares, 0)
+        largest = jnp.max(gains)
+        added = jnp.argmax(gains >= (1 - small) * largest).astype(jnp.int32)
+        top = jnp.where(
+            state.start > 0, jnp.minimum(plan.most + 2 * (state.start % 4), _SHORT), plan.top
+        )
+        useless = feasible & ~progress & ~state.exchanged & ~state.falling & (size > 0)
+        in_vain = jnp.where(useless, state.in_vain + 1, jnp.where(progress, 0, state.in_vain))
+        falls = feasible & (objective < (1 - self.min_gain) * state.lowest)
+        idle = jnp.where(falls, 0, state.idle + 1)
         precise = objective <= small**2
+        goes_up = feasible & ~state.falling & (size < top) & ~precise
+        goes_up = goes_up & (idle <= _MAX_IDLE + size)
+        rises = goes_up & (largest > 0) & (in_vain <= _MAX_IN_VAIN)
+
+        # or one of each.
+        few = leaving(support, candidates, solved, first, blocks, ~rises & ~stopped)
+        least = self.min_gain * objective
         missed = state.exchanged & (objective > (1 - self.min_gain / 2) * state.objective)
         may_exchange = feasible & state.falling & (state.exchanges < self.exchanges_down)
         may_exchange = may_exchange & ~missed & ~precise
@@ -382,24 +399,9 @@ class ExchangePursuit(PathSolver):
             lambda: best_exchange(support, candidates, solved, few, eligible, rest, floor, least),
             lambda: Choice(nothing, nothing, no),
         )
-        # Every second start takes the largest correlation, as matching pursuit does.
-        shares = jnp.where(state.start % 2 == 1, 1, rest)
-        gains = jnp.where(eligible & (correlations > floor), correlations**2 / shares, 0)
-        largest = jnp.max(gains)
-        added = jnp.argmax(gains >= (1 - small) * largest).astype(jnp.int32)
 
         # What is done.
         exchanges = may_exchange & exchange.worth
-        top = jnp.where(
-            state.start > 0, jnp.minimum(plan.most + 2 * (state.start % 4), _SHORT), plan.top
-        )
-        useless = feasible & ~progress & ~state.exchanged & ~state.falling & (size > 0)
-        in_vain = jnp.where(useless, state.in_vain + 1, jnp.where(progress, 0, state.in_vain))
-        falls = feasible & (objective < (1 - self.min_gain) * state.lowest)
-        idle = jnp.where(falls, 0, state.idle + 1)
-        goes_up = feasible & ~exchanges & ~state.falling & (size < top) & ~precise
-        goes_up = goes_up & (idle <= _MAX_IDLE + size)
-        rises = goes_up & (largest > 0) & (in_vain <= _MAX_IN_VAIN)
         # Where these candidates have no more to give, others may.
         renews = goes_up & ~rises & (state.changes > 0) & (not everything)
         renews = renews & (objective < (1 - self.min_gain) * state.renewed)

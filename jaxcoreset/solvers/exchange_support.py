@@ -170,6 +170,7 @@ def leaving(
     solved: Float[Array, " p"],
     first: Array,
     is_set: Array,
+    may_leave: Array,
 ) -> Leaving:
     """The few atoms whose leaving would raise the objective least.
 
@@ -179,17 +180,25 @@ def leaving(
         solved: shape (p,), the least-squares weights.
         first: a slot that is to be the first of them, if `is_set`.
         is_set: whether there is such a slot.
+        may_leave: whether any will; `along` is zero where none may in any lane, as it takes a pass.
     """
     squares, slots, losses = least_losses(support, solved)
     # Not by an index: where the result of `top_k` is sliced, the compiler sorts all in its place.
     set_here = is_set & (jnp.arange(slots.shape[0]) == 0)
     slots = jnp.where(set_here, first.astype(slots.dtype), slots)
     columns = jnp.take(support.coefficients, slots, axis=1)
-    along = over_blocks(
-        lambda sums, block: sums + product(block.of(columns).T, block.of(candidates.coordinates)),
-        jnp.zeros((slots.shape[0], candidates.rest.shape[0]), columns.dtype),
-        support.active,
-        candidates.rest.shape[0],
+    nothing = jnp.zeros((slots.shape[0], candidates.rest.shape[0]), columns.dtype)
+    along = jax.lax.cond(
+        any_lane(may_leave),
+        lambda: over_blocks(
+            lambda sums, block: (
+                sums + product(block.of(columns).T, block.of(candidates.coordinates))
+            ),
+            nothing,
+            support.active,
+            candidates.rest.shape[0],
+        ),
+        lambda: nothing,
     )
     return Leaving(slots, losses, squares[slots], columns.T, along)
 
@@ -299,7 +308,11 @@ def change(
     keep = ~out & ~resets
     new = into & enters_really
 
-    along = product(candidates.atoms, direction)
+    along = jax.lax.cond(
+        any_lane(enters_really),
+        lambda: product(candidates.atoms, direction),
+        lambda: jnp.zeros_like(candidates.rest),
+    )
     turned = product(jnp.stack([lost, first + second]), support.coefficients)
     row = scale * (into - turned[1])
     aim = settled.weights - freed * turned[0] + ahead * row
