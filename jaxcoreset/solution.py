@@ -78,7 +78,7 @@ def make_solution(
         length: of the solution, where there are slots beyond it that are not needed.
     """
     used = weights > 0
-    order = jnp.argsort(jnp.where(used, indices, problem.num_data), stable=True)[:length]
+    order = _ascending(jnp.where(used, indices, problem.num_data), problem.num_data)[:length]
     target_norm = jnp.linalg.norm(problem.target)
     error = jnp.sqrt(objective)
     return Solution(
@@ -93,3 +93,17 @@ def make_solution(
         history=history,
         solver=solver,
     )
+
+
+def _ascending(rows: Int[Array, " p"], largest: int) -> Int[Array, " p"]:
+    """The order of rows from 0 to `largest`, of equal ones the first one first.
+
+    Row and place are sorted as one number, where there is one that holds both: of numbers alone
+    XLA's sort on a CPU is six times as fast.
+    """
+    num_places = rows.shape[0]
+    if (largest + 1) * num_places > 2**32:
+        return jnp.argsort(rows, stable=True)
+    places = jnp.arange(num_places, dtype=jnp.uint32)
+    both = rows.astype(jnp.uint32) * jnp.uint32(num_places) + places
+    return (jnp.sort(both) % jnp.uint32(num_places)).astype(jnp.int32)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxcoreset as jc
+from jaxcoreset.solution import _ascending
 from jaxcoreset.solve import _sweep
 from tests.problems import correlated_atoms
 
@@ -62,6 +63,13 @@ def test_solution_is_canonical(problem, solver, k, max_k):
     assert dense.shape == (120,)
     np.testing.assert_array_equal(dense[indices[used]], weights[used])
     assert solution.solver == type(solver).__name__
+
+
+@pytest.mark.parametrize("largest", [9, 2**29 - 1, 2**29, 2**31 - 1])
+def test_rows_are_put_in_order_whether_row_and_place_fit_one_number_or_not(largest):
+    rows = np.array([largest, 3, largest, 0, 3, largest - 1, 1, largest])
+    order = _ascending(jnp.asarray(rows, jnp.int32), largest)
+    np.testing.assert_array_equal(order, np.argsort(rows, kind="stable"))
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
