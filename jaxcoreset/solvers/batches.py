@@ -64,8 +64,9 @@ def draw_batch(key: PRNGKeyArray, n: int, size: int) -> Batch:
         n: the number of rows.
         size: how many are drawn, between 1 and n.
     """
-    lots = jax.random.bits(key, (n,), jnp.uint32)
-    rows = jax.lax.top_k(lots, size)[1].astype(jnp.int32)
+    # The lowest lots win. As floats, which top_k is made for, small ones keep all their digits.
+    lots = jax.random.bits(key, (n,), jnp.uint32).astype(jnp.float32)
+    rows = jax.lax.top_k(-lots, size)[1].astype(jnp.int32)
     return Batch(rows, jnp.ones(size, bool))
 
 

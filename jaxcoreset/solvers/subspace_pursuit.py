@@ -191,6 +191,7 @@ def _largest(
     Scores within `slack` of the k-th are equal to it but for rounding: the lower indices.
     """
     smallest = jax.lax.top_k(scores, max_k)[0][k - 1]
-    rank = (scores >= smallest - slack).astype(jnp.int32) + (scores > smallest + slack)
+    # As floats, since of integers top_k on a CPU sorts all.
+    rank = (scores >= smallest - slack).astype(jnp.float32) + (scores > smallest + slack)
     ranks, indices = jax.lax.top_k(rank, max_k)
     return indices.astype(jnp.int32), (jnp.arange(max_k) < k) & (ranks > 0)
