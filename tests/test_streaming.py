@@ -390,18 +390,18 @@ def trials(x, m, n, y=None):
 def test_constants_that_happen_to_be_the_size_stay_what_they_are(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.normal(size=2000).astype(np.float32)
-    y = rng.binomial(5, 1 / (1 + np.exp(-0.3 - 0.5 * x)))
+    y = rng.binomial(3, 1 / (1 + np.exp(-0.3 - 0.5 * x)))
     blocks = []
     for half in (slice(0, 1000), slice(1000, 2000)):
-        built = jc.CoresetBuilder(trials, size=5, progress_bar=False, rounds=1).run(
-            jax.random.key(0), x[half], 5, 1000, y[half]
+        built = jc.CoresetBuilder(trials, size=3, progress_bar=False, rounds=1).run(
+            jax.random.key(0), x[half], 3, 1000, y[half]
         )
-        assert built.args[1:3] == (5, len(built)) == (5, 5)
+        assert built.args[1:3] == (3, len(built)) == (3, 3)
         blocks.append(jc.load(built.save(tmp_path / "block"), trials))
-    merged = jc.merge(blocks, 5, jax.random.key(1))
-    assert merged.args[1:3] == (5, len(merged))
+    merged = jc.merge(blocks, 3, jax.random.key(1))
+    assert merged.args[1:3] == (3, len(merged))
     assert merged.report.kl < 0.01
-    more = blocks[0].update(jax.random.key(1), x[1000:], 5, 1000, y[1000:])
-    assert more.args[1:3] == (5, len(more))
-    with pytest.raises(ValueError, match="9 in place of 5"):
+    more = blocks[0].update(jax.random.key(1), x[1000:], 3, 1000, y[1000:])
+    assert more.args[1:3] == (3, len(more))
+    with pytest.raises(ValueError, match="9 in place of 3"):
         blocks[0].update(jax.random.key(1), x[1000:], 9, 1000, y[1000:])
