@@ -13,7 +13,7 @@ import scipy.optimize
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solution import Solution
 from jaxcoreset.solve import solve, sweep
-from jaxcoreset.solvers import exchange_candidates, slot_blocks
+from jaxcoreset.solvers import exchange_candidates, slot_matrix
 from jaxcoreset.solvers.exchange_candidates import num_candidates_at_a_time
 from jaxcoreset.solvers.exchange_pursuit import ExchangePursuit
 from jaxcoreset.solvers.matching_pursuit import MatchingPursuit
@@ -314,7 +314,7 @@ def test_all_atoms_are_candidates_unless_they_are_too_many(
 
 
 @pytest.mark.parametrize("working_set", [None, 100])
-def test_slots_in_blocks_change_nothing(monkeypatch, working_set):
+def test_slots_in_parts_change_nothing(monkeypatch, working_set):
     vectors, ks = np.random.default_rng(3).normal(size=(2, 400, 60)), np.array([3, 20, 40])
     solver = ExchangePursuit(working_set=working_set)
 
@@ -323,15 +323,16 @@ def test_slots_in_blocks_change_nothing(monkeypatch, working_set):
 
     with jax.enable_x64(True):
         batch = jax.tree.map(lambda *x: jnp.stack(x), *map(_problem, vectors))
+        monkeypatch.setattr(slot_matrix, "_FEW", np.inf)
         at_once = found(batch)
-        # Thirteen blocks or more, with free slots in all of them on the way down.
-        monkeypatch.setattr(slot_blocks, "_BLOCK", 4)
-        monkeypatch.setattr(slot_blocks, "_FEW", 0)
-        in_blocks = found(batch)
+        # Four of them, free ones among them on the way up and down.
+        monkeypatch.setattr(slot_matrix, "_FEW", 0)
+        monkeypatch.setattr(slot_matrix, "_ENDS", (0.1, 0.3, 0.6, 1))
+        in_parts = found(batch)
         alone = found(jax.tree.map(lambda x: x[1:], batch))
-    np.testing.assert_array_equal(in_blocks.indices, at_once.indices)
-    np.testing.assert_allclose(in_blocks.weights, at_once.weights, rtol=1e-9)
-    np.testing.assert_array_equal(in_blocks.num_iters, at_once.num_iters)
+    np.testing.assert_array_equal(in_parts.indices, at_once.indices)
+    np.testing.assert_allclose(in_parts.weights, at_once.weights, rtol=1e-9)
+    np.testing.assert_array_equal(in_parts.num_iters, at_once.num_iters)
     np.testing.assert_array_equal(alone.indices[0], at_once.indices[1])
 
 
@@ -415,12 +416,12 @@ def test_a_long_sweep_of_large_k_has_no_run_for_small_ones(monkeypatch):
     np.testing.assert_array_equal(found.num_iters, alone.num_iters)
 
 
-def test_a_run_for_small_k_may_have_more_slots(monkeypatch):
+def test_a_run_for_small_k_may_have_its_slots_in_parts(monkeypatch):
     problem, ks = _problem(_two_with_many_atoms(num_data=300)[0]), np.array([5, 50, 56])
     monkeypatch.setattr(exchange_candidates, "_WORKING_SET", 32)
     monkeypatch.setattr(exchange_candidates, "_MOST_COORDINATES", 65 * 300)
-    # So that slots come in blocks of 64 where all atoms are candidates, and only there.
-    monkeypatch.setattr(slot_blocks, "_FEW", 72 * 32)
+    # So that slots come in parts where all atoms are candidates, and only there.
+    monkeypatch.setattr(slot_matrix, "_FEW", 72 * 72 + 1)
     found = sweep(problem, ks)
     short = sweep(problem, ks[:-1], max_k=50)
     np.testing.assert_allclose(found.objective[:-1], short.objective, rtol=0.1)

@@ -17,10 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from jaxcoreset.nnls import product
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solvers.exchange_support import Candidates, Support, least_losses, settle
-from jaxcoreset.solvers.slot_blocks import over_blocks
+from jaxcoreset.solvers.slot_matrix import SlotMatrix
 
 # So many candidates at a time, where all atoms would be too many: where their coordinates in the
 # span of those in use had more entries than this, or they themselves (16 and 256 MB in float32).
@@ -68,7 +67,7 @@ def no_candidates(num_slots: int, num_candidates: int, num_draws: int, dtype: An
         usable=jnp.zeros(num_candidates, bool),
         used=jnp.zeros(num_candidates, bool),
         refused=jnp.zeros(num_candidates, bool),
-        coordinates=jnp.zeros((num_slots, num_candidates), dtype),
+        coordinates=SlotMatrix.zeros(num_slots, num_candidates, dtype),
         rest=jnp.ones(num_candidates, dtype),
         correlations=jnp.zeros(num_candidates, dtype),
     )
@@ -95,10 +94,10 @@ def choose_candidates(
     """
     n = problem.num_data
     settled = settle(support, target)
-    residual = settled.residual - product(settled.ahead, support.basis)
+    residual = settled.residual - support.basis.combine(settled.ahead, support.active)
     squares, slots, losses = least_losses(support, settled.weights)
-    without = (settled.weights / squares)[slots, None] * product(
-        jnp.take(support.coefficients, slots, axis=1).T, support.basis
+    without = (settled.weights / squares)[slots, None] * support.basis.combine(
+        support.coefficients.columns(slots).T, support.active
     )
     residuals = jnp.concatenate([residual[None], residual + without])
     correlations = jax.vmap(problem.correlate)(residuals) * scale
@@ -108,12 +107,7 @@ def choose_candidates(
     rows = jnp.sort(jax.lax.top_k(scores, num_candidates)[1]).astype(jnp.int32)
     scales = scale[rows]
     atoms = problem.gather(rows) * scales[:, None]
-    coordinates = over_blocks(
-        lambda found, block: block.into(found, product(block.of(support.basis), atoms.T)),
-        jnp.zeros((support.active.shape[0], num_candidates), atoms.dtype),
-        support.active,
-        num_candidates,
-    )
+    coordinates = SlotMatrix.of(support.basis.dot(atoms.T, support.active))
     used = (rows[:, None] == jnp.where(support.active, support.rows, n)).any(axis=1)
     return Candidates(
         rows=rows,
@@ -122,6 +116,6 @@ def choose_candidates(
         used=used,
         refused=jnp.zeros(num_candidates, bool),
         coordinates=coordinates,
-        rest=1 - jnp.sum(coordinates**2, axis=0),
+        rest=1 - coordinates.squares(support.active),
         correlations=jnp.zeros(num_candidates, atoms.dtype),
     )

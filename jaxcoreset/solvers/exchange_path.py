@@ -54,16 +54,13 @@ class Path(eqx.Module):
 
     def joined(self, small: "Path") -> "Path":
         """The better solution of each size, of this run and of one to smaller sizes."""
-        num_sizes = small.objective.shape[0]
-        num_slots = max(self.rows.shape[1], small.rows.shape[1])
+        num_sizes, num_slots = small.objective.shape[0], self.rows.shape[1]
         better = small.objective < self.objective[:num_sizes]
 
         def join(ours: Array, theirs: Array) -> Array:
             if ours.ndim == 1:
                 return ours.at[:num_sizes].set(jnp.where(better, theirs, ours[:num_sizes]))
-            ours, theirs = (
-                jnp.pad(x, [(0, 0), (0, num_slots - x.shape[1])]) for x in (ours, theirs)
-            )
+            theirs = jnp.pad(theirs, [(0, 0), (0, num_slots - theirs.shape[1])])
             taken = jnp.where(better[:, None], theirs, ours[:num_sizes])
             return ours.at[:num_sizes].set(taken)
 

@@ -53,7 +53,6 @@ from jaxcoreset.solvers.exchange_support import (
     settle,
 )
 from jaxcoreset.solvers.lanes import few_at_a_time
-from jaxcoreset.solvers.slot_blocks import whole_blocks
 
 # After so many atoms in a row that brought nothing, the arithmetic has no more to give.
 _MAX_IN_VAIN = 5
@@ -234,7 +233,7 @@ class ExchangePursuit(PathSolver):
         n = problem.num_data
         num_slots = self._over(max_k, n)
         num_candidates = num_candidates_at_a_time(n, problem.num_draws, num_slots, self.working_set)
-        return whole_blocks(num_slots, num_candidates), num_candidates
+        return num_slots, num_candidates
 
     def _num_bytes(self, problem: CoresetProblem, max_k: int) -> int:
         """What a run passes over in its moves."""

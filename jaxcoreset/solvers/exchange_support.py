@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxcoreset.nnls import any_lane, product
-from jaxcoreset.solvers.slot_blocks import Block, over_blocks
+from jaxcoreset.solvers.slot_matrix import SlotMatrix
 
 # An atom may enter if its distance from the span of those in use is more than this many roundings.
 _INDEPENDENT = 100
@@ -50,9 +50,9 @@ class Support(eqx.Module):
     size: Int[Array, ""]
     weights: Float[Array, " p"]
     aim: Float[Array, " p"]
-    atoms: Float[Array, "p s"]
-    basis: Float[Array, "p s"]
-    coefficients: Float[Array, "p p"]
+    atoms: SlotMatrix
+    basis: SlotMatrix
+    coefficients: SlotMatrix
 
 
 class Candidates(eqx.Module):
@@ -74,7 +74,7 @@ class Candidates(eqx.Module):
     usable: Bool[Array, " m"]
     used: Bool[Array, " m"]
     refused: Bool[Array, " m"]
-    coordinates: Float[Array, "p m"]
+    coordinates: SlotMatrix
     rest: Float[Array, " m"]
     correlations: Float[Array, " m"]
 
@@ -134,12 +134,13 @@ def put(
 
 def settle(support: Support, target: Float[Array, " s"]) -> Settled:
     """The least-squares weights on the support, refined from `aim`."""
-    residual = target - product(support.aim, support.atoms)
-    ahead = product(support.basis, residual)
-    weights = support.aim + product(ahead, support.coefficients)
+    active = support.active
+    residual = target - support.atoms.combine(support.aim, active)
+    ahead = support.basis.dot(residual, active)
+    weights = support.aim + support.coefficients.combine(ahead, active)
     # From the weights themselves: where atoms are nearly dependent T A_P is not quite Q, and what
     # the refinement should have gained may not be there.
-    rest = target - product(weights, support.atoms)
+    rest = target - support.atoms.combine(weights, active)
     return Settled(weights, jnp.vdot(rest, rest), residual, ahead)
 
 
@@ -148,7 +149,8 @@ def correlate(
 ) -> Float[Array, " m"]:
     """The candidates' correlations with the residual of the least-squares weights."""
     settled = settle(support, target)
-    return product(candidates.atoms, settled.residual - product(settled.ahead, support.basis))
+    spanned = support.basis.combine(settled.ahead, support.active)
+    return product(candidates.atoms, settled.residual - spanned)
 
 
 def least_losses(support: Support, solved: Float[Array, " p"]) -> tuple[Array, Array, Array]:
@@ -157,7 +159,7 @@ def least_losses(support: Support, solved: Float[Array, " p"]) -> tuple[Array, A
     Returns:
         B_jj for every slot, the slots of the few, and what is lost with each, w_j²/B_jj.
     """
-    squares = jnp.sum(support.coefficients**2, axis=0)
+    squares = support.coefficients.squares(support.active)
     squares = jnp.where(support.active, squares, 1)
     losses = jnp.where(support.active, solved**2 / squares, jnp.inf)
     least, slots = jax.lax.top_k(-losses, min(_NUM_LEAVING, losses.shape[0]))
@@ -186,18 +188,11 @@ def leaving(
     # Not by an index: where the result of `top_k` is sliced, the compiler sorts all in its place.
     set_here = is_set & (jnp.arange(slots.shape[0]) == 0)
     slots = jnp.where(set_here, first.astype(slots.dtype), slots)
-    columns = jnp.take(support.coefficients, slots, axis=1)
+    columns = support.coefficients.columns(slots)
     nothing = jnp.zeros((slots.shape[0], candidates.rest.shape[0]), columns.dtype)
     along = jax.lax.cond(
         any_lane(may_leave),
-        lambda: over_blocks(
-            lambda sums, block: (
-                sums + product(block.of(columns).T, block.of(candidates.coordinates))
-            ),
-            nothing,
-            support.active,
-            candidates.rest.shape[0],
-        ),
+        lambda: candidates.coordinates.combine(columns.T, support.active),
         lambda: nothing,
     )
     return Leaving(slots, losses, squares[slots], columns.T, along)
@@ -234,8 +229,8 @@ def best_exchange(
     shift = (solved[few.slots] - weight * at_places(few.along))[:, None] * (
         scale[:, None] * few.columns
     )
-    shift = shift + weight[:, None] * jnp.take(candidates.coordinates, places, axis=1).T
-    after = solved - product(shift, support.coefficients)
+    shift = shift + weight[:, None] * candidates.coordinates.columns(places).T
+    after = solved - support.coefficients.combine(shift, support.active)
     stays = support.active & (jnp.arange(solved.shape[0]) != few.slots[:, None])
     gains = jnp.where(jnp.all((after > 0) | ~stays, axis=1), at_places(gains), -jnp.inf)
     best = jnp.argmax(gains)
@@ -291,12 +286,12 @@ def change(
     factor = jnp.where(leaves, 1 / (1 + jnp.abs(lost[slot_out])), 0)
 
     atom = candidates.atoms[place]
-    first = jnp.where(enters, candidates.coordinates[:, place] - gone[place] * lost, 0)
-    spanned = product(jnp.stack([lost, first]), support.basis)
+    first = jnp.where(enters, candidates.coordinates.columns(place) - gone[place] * lost, 0)
+    spanned = support.basis.combine(jnp.stack([lost, first]), support.active)
     rest = atom - spanned[1]
-    second = product(support.basis, rest)
+    second = support.basis.dot(rest, support.active)
     second = second - jnp.vdot(lost, second) * lost
-    rest = rest - product(second, support.basis)
+    rest = rest - support.basis.combine(second, support.active)
     norm = jnp.linalg.norm(rest)
     enters_really = enters & (norm > _INDEPENDENT * jnp.finfo(norm.dtype).eps)
     scale = 1 / jnp.where(enters_really, norm, 1)
@@ -313,38 +308,27 @@ def change(
         lambda: product(candidates.atoms, direction),
         lambda: jnp.zeros_like(candidates.rest),
     )
-    turned = product(jnp.stack([lost, first + second]), support.coefficients)
-    row = scale * (into - turned[1])
-    aim = settled.weights - freed * turned[0] + ahead * row
+    mixed = support.coefficients.combine(jnp.stack([lost, first + second]), support.active)
+    row = scale * (into - mixed[1])
+    aim = settled.weights - freed * mixed[0] + ahead * row
 
-    matrices = support.basis, support.coefficients, candidates.coordinates
-    acrosses = (
-        spanned[0] + sign * support.basis[slot_out],
-        turned[0] + sign * support.coefficients[slot_out],
-        gone + sign * candidates.coordinates[slot_out],
-    )
-    rows = direction, row, along
     steps = factor * normal
+    touched = support.active | new
+    anything = any_lane(leaves | enters_really | resets)
 
-    def update(matrices: tuple, block: Block) -> tuple:
-        """Reflect what belongs to the basis, and put a row in where there is one."""
-        step, keeps, is_new = (block.of(values)[:, None] for values in (steps, keep, new))
-        basis, coefficients, coordinates = (
-            jnp.where(is_new, row, jnp.where(keeps, block.of(matrix) - step * across, 0))
-            for matrix, across, row in zip(matrices, acrosses, rows, strict=True)
-        )
-        changed = basis, jnp.where(keep | new, coefficients, 0), coordinates
-        return tuple(map(block.into, matrices, changed))
+    def turned(matrix: SlotMatrix, lost_row: Array, row: Array, columns: Any = True) -> SlotMatrix:
+        """Reflect what belongs to the basis, put a row in where there is one, and free columns."""
+        across = lost_row + sign * matrix.row(slot_out)
 
-    # In a branch of its own, or the compiler evaluates the flags anew for every entry.
-    basis, coefficients, coordinates = jax.lax.cond(
-        any_lane(leaves | enters_really | resets),
-        lambda matrices: over_blocks(
-            update, matrices, support.active | new, candidates.rest.shape[0]
-        ),
-        lambda matrices: matrices,
-        matrices,
-    )
+        def turn(part: Array, step: Array, keeps: Array, is_new: Array) -> Array:
+            reflected = jnp.where(keeps[:, None], part - step[:, None] * across, 0)
+            return jnp.where(columns, jnp.where(is_new[:, None], row, reflected), 0)
+
+        return matrix.changed(turn, (steps, keep, new), touched, anything)
+
+    basis = turned(support.basis, spanned[0], direction)
+    coefficients = turned(support.coefficients, mixed[0], row, columns=keep | new)
+    coordinates = turned(candidates.coordinates, gone, along)
     active = (support.active & keep) | new
     aim = jnp.where(stays, support.aim, jnp.where(active, aim, 0))
     # An exchange was chosen for leaving all weights positive; whatever else enters has weight zero.
@@ -363,7 +347,7 @@ def change(
             size=jnp.where(resets, 0, support.size - leaves + enters_really),
             weights=jnp.where(stays, support.weights, feasible),
             aim=aim,
-            atoms=put(support.atoms, slot_in, atom, enters_really),
+            atoms=support.atoms.put(slot_in, atom, enters_really),
             basis=basis,
             coefficients=coefficients,
         ),
@@ -390,14 +374,21 @@ def no_support(num_slots: int, num_candidates: int, num_draws: int, dtype: Any) 
         size=jnp.zeros((), jnp.int32),
         weights=jnp.zeros(num_slots, dtype),
         aim=jnp.zeros(num_slots, dtype),
-        atoms=jnp.zeros((num_slots, num_draws), dtype),
-        basis=jnp.zeros((num_slots, num_draws), dtype),
-        coefficients=jnp.zeros((num_slots, num_slots), dtype),
+        atoms=SlotMatrix.zeros(num_slots, num_draws, dtype),
+        basis=SlotMatrix.zeros(num_slots, num_draws, dtype),
+        coefficients=SlotMatrix.zeros(num_slots, num_slots, dtype),
     )
 
 
 def compact(support: Support) -> Support:
     """The same atoms in the first slots."""
     order = jnp.argsort(~support.active, stable=True)
-    moved = jax.tree.map(lambda x: x if x.ndim == 0 else x[order], support)
-    return eqx.tree_at(lambda s: s.coefficients, moved, moved.coefficients[:, order])
+
+    def moved(of_slots: Array | SlotMatrix) -> Array | SlotMatrix:
+        if isinstance(of_slots, SlotMatrix):
+            return SlotMatrix.of(of_slots.whole()[order])
+        return of_slots if of_slots.ndim == 0 else of_slots[order]
+
+    support = jax.tree.map(moved, support, is_leaf=lambda x: isinstance(x, SlotMatrix))
+    coefficients = SlotMatrix.of(support.coefficients.whole()[:, order])
+    return eqx.tree_at(lambda s: s.coefficients, support, coefficients)
