@@ -382,7 +382,9 @@ def test_a_long_sweep_is_at_small_k_as_good_as_a_short_one(monkeypatch, largest,
         assert np.all(long.objective[:, :-1] <= 1.001 * short.objective)
         assert np.all(long.num_iters[:, 0] > short.num_iters[:, 0])
         np.testing.assert_array_equal(long.indices[:, -1], with_few.indices[:, -1])
-        assert np.all(np.mean(np.log(long.objective / with_few.objective)[:, :-1], axis=0) <= 0)
+        # At k = 1 they are the same but for the rounding of two programs.
+        gains = np.mean(np.log(with_few.objective / long.objective)[:, :-1], axis=0)
+        assert np.all(gains >= -1e-14)
         assert np.median((long.objective / with_few.objective)[:, 1:-1]) < 0.95
         assert np.all(np.sum(long.weights > 0, axis=2) <= np.array(ks))
         images = jax.vmap(jax.vmap(CoresetProblem.combine, (None, 0, 0)))(

@@ -92,7 +92,7 @@ class SlotMatrix(eqx.Module):
         self, weights: Float[Array, "*q p"], active: Bool[Array, " p"]
     ) -> Float[Array, "*q c"]:
         """The sum of its rows with these weights."""
-        return self._sum(lambda part, own: product(own.T, part), weights.T, active)
+        return self._sum(lambda part, own: product(own, part), weights, active)
 
     def squares(self, active: Bool[Array, " p"]) -> Float[Array, " c"]:
         """The sum of the squares in each column."""
@@ -143,10 +143,10 @@ class SlotMatrix(eqx.Module):
         )
 
     def _split(self, values: Array) -> list[Array]:
-        """An array with an entry for each slot, by parts."""
+        """An array whose last axis is over the slots, by parts."""
         found, start = [], 0
         for part in self.parts:
-            found.append(values[start : start + len(part)])
+            found.append(values[..., start : start + len(part)])
             start += len(part)
         return found
 
