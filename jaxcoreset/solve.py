@@ -23,6 +23,9 @@ from jaxcoreset.solvers.matching_pursuit import MatchingPursuit
 
 # Beyond so many rows, moves that carry matrices of that size on cost more than they bring.
 _MANY = 2000
+# Bounds are rounded up to the next of these, of ten times these, and so on: the round numbers that
+# people ask for stay as they are.
+_BOUNDS = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
 
 
 def solve(
@@ -64,7 +67,8 @@ def solve(
     else:
         length = n if max_k is None else _check_max_k(max_k, n, 1)
     solver = _check_solver(problem, length, solver, key)
-    solution = _solve(problem, jnp.asarray(k, jnp.int32), solver, _round_up(length, n), key)
+    ks, longest = jnp.asarray(k, jnp.int32), jnp.asarray(length, jnp.int32)
+    solution = _solve(problem, ks, longest, solver, _round_up(length, n), key)
     return _trim(solution, length)
 
 
@@ -115,7 +119,8 @@ def sweep(
     else:
         length = n if max_k is None else _check_max_k(max_k, n, 1)
     solver = _check_solver(problem, length, solver, key)
-    solution = _sweep(problem, jnp.asarray(ks, jnp.int32), solver, _round_up(length, n), key)
+    ks, longest = jnp.asarray(ks, jnp.int32), jnp.asarray(length, jnp.int32)
+    solution = _sweep(problem, ks, longest, solver, _round_up(length, n), key)
     return _trim(solution, length)
 
 
@@ -136,17 +141,27 @@ def default_solver(n: int, max_k: int) -> Solver:
 
 @eqx.filter_jit
 def _solve(
-    problem: CoresetProblem, k: Array, solver: Solver, max_k: int, key: PRNGKeyArray | None
+    problem: CoresetProblem,
+    k: Array,
+    longest: Array,
+    solver: Solver,
+    max_k: int,
+    key: PRNGKeyArray | None,
 ) -> Solution:
-    allowed = jnp.clip(k, 1, max_k)
+    allowed = jnp.clip(k, 1, longest)
     return _flag_range(solver.run(problem, allowed, max_k, key), k == allowed)
 
 
 @eqx.filter_jit
 def _sweep(
-    problem: CoresetProblem, ks: Array, solver: Solver, max_k: int, key: PRNGKeyArray | None
+    problem: CoresetProblem,
+    ks: Array,
+    longest: Array,
+    solver: Solver,
+    max_k: int,
+    key: PRNGKeyArray | None,
 ) -> Solution:
-    allowed = jnp.clip(ks, 1, max_k)
+    allowed = jnp.clip(ks, 1, longest)
     return _flag_range(solver.run_path(problem, allowed, max_k, key), ks == allowed)
 
 
@@ -164,9 +179,11 @@ def _trim(solution: Solution, length: int) -> Solution:
 
 
 def _round_up(length: int, n: int) -> int:
-    """The next of 1, 2, …, 8, 10, 12, 14, 16, 20, …, four to an octave, but no more than n."""
-    step = max(1, (1 << (length - 1).bit_length()) // 8)
-    return min(n, -(-length // step) * step)
+    """The next of 1, 2, …, 8, 10, 12, 15, 20, …, 80, 100, 120, …, but no more than n."""
+    if length <= 8:
+        return min(n, length)
+    unit = 10 ** max(0, len(str(length)) - 2)
+    return min(n, next(b * unit for b in (*_BOUNDS, 100) if b * unit >= length))
 
 
 def _check_problem(problem: Any) -> None:
