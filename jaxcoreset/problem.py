@@ -102,13 +102,13 @@ class CoresetProblem(eqx.Module):
         self, indices: Int[Array, " m"], vector: Float[Array, " s"]
     ) -> Float[Array, " m"]:
         """Inner product of the atoms at `indices` with a vector."""
-        if self._pass_is_cheaper(indices.shape[0]):
+        if self.pass_is_cheaper(indices.shape[0]):
             return self.correlate(vector)[indices]
         return jnp.matmul(self.atoms[indices], vector, precision=HIGHEST)
 
     def combine(self, indices: Int[Array, " m"], weights: Float[Array, " m"]) -> Float[Array, " s"]:
         """The weighted sum of the atoms at `indices`, which may repeat."""
-        if self._pass_is_cheaper(indices.shape[0]):
+        if self.pass_is_cheaper(indices.shape[0]):
             dense = jnp.zeros(self.num_data, weights.dtype).at[indices].add(weights)
             return jnp.matmul(dense, self.atoms, precision=HIGHEST)
         return jnp.matmul(weights, self.atoms[indices], precision=HIGHEST)
@@ -126,9 +126,12 @@ class CoresetProblem(eqx.Module):
         norms = jnp.sqrt(self.squared_norms())
         return jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1), 0)
 
-    def _pass_is_cheaper(self, num_rows: int) -> bool:
-        # Gathered rows are copied before they are multiplied, and under vmap each lane copies its
-        # own, where a pass over all atoms becomes one matrix product for all lanes.
+    def pass_is_cheaper(self, num_rows: int) -> bool:
+        """Whether a pass over all atoms costs less than to gather so many of them.
+
+        Gathered rows are copied before they are multiplied, and under ``vmap`` each lane copies its
+        own, where a pass over all atoms becomes one matrix product for all lanes.
+        """
         return 8 * num_rows >= self.num_data
 
 

@@ -419,14 +419,15 @@ def test_a_long_sweep_of_large_k_has_no_run_for_small_ones(monkeypatch):
 
 
 def test_a_run_for_small_k_may_have_its_slots_in_parts(monkeypatch):
-    problem, ks = _problem(_two_with_many_atoms(num_data=300)[0]), np.array([5, 50, 56])
+    problem, ks = _problem(_two_with_many_atoms(num_data=300)[0]), np.array([5, 50, 60])
     monkeypatch.setattr(exchange_candidates, "_WORKING_SET", 32)
     monkeypatch.setattr(exchange_candidates, "_MOST_COORDINATES", 65 * 300)
     # So that slots come in parts where all atoms are candidates, and only there.
-    monkeypatch.setattr(slot_matrix, "_FEW", 72 * 72 + 1)
+    monkeypatch.setattr(slot_matrix, "_FEW", 78 * 78 + 1)
     found = sweep(problem, ks)
     short = sweep(problem, ks[:-1], max_k=50)
-    np.testing.assert_allclose(found.objective[:-1], short.objective, rtol=0.1)
+    # The better of both runs is kept, and the one for small k is the short one.
+    assert np.all(found.objective[:-1] <= 1.001 * short.objective)
     images = jax.vmap(problem.combine)(found.indices, found.weights)
     errors = jnp.linalg.norm(problem.target - images, axis=1) / jnp.linalg.norm(problem.target)
     np.testing.assert_allclose(errors, found.relative_error, rtol=1e-3)

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from jaxcoreset.nnls import product
 from jaxcoreset.problem import CoresetProblem
-from jaxcoreset.solvers.exchange_support import Candidates, Support, least_losses, settle
+from jaxcoreset.solvers.exchange_support import Candidates, Support, least_losses, refined_residual
 from jaxcoreset.solvers.slot_matrix import SlotMatrix
 
 # So many candidates at a time, where all atoms would be too many: where their coordinates in the
@@ -26,6 +27,8 @@ from jaxcoreset.solvers.slot_matrix import SlotMatrix
 _WORKING_SET = 4096
 _MOST_COORDINATES = 4_000_000
 _MOST_ENTRIES = 64_000_000
+# Products of all atoms with one another are formed beforehand if there are no more (4 MB).
+_MOST_PRODUCTS = 1_000_000
 # One in so many candidates is any atom, whatever it promises.
 _SPREAD = 4
 
@@ -51,11 +54,15 @@ def all_candidates(
     problem: CoresetProblem, scale: Float[Array, " n"], num_slots: int
 ) -> Candidates:
     """All atoms, with none in use."""
-    rows = jnp.arange(problem.num_data, dtype=jnp.int32)
+    n, num_draws = problem.num_data, problem.num_draws
+    rows = jnp.arange(n, dtype=jnp.int32)
+    atoms = problem.atoms * scale[:, None]
+    has_gram = n * n <= _MOST_PRODUCTS and num_slots < num_draws
     return eqx.tree_at(
-        lambda c: (c.rows, c.atoms, c.usable),
-        no_candidates(num_slots, problem.num_data, problem.num_draws, scale.dtype),
-        (rows, problem.gather(rows) * scale[:, None], scale > 0),
+        lambda c: (c.rows, c.atoms, c.usable, c.gram),
+        no_candidates(num_slots, n, num_draws, scale.dtype),
+        (rows, atoms, scale > 0, product(atoms, atoms.T) if has_gram else None),
+        is_leaf=lambda x: x is None,
     )
 
 
@@ -64,6 +71,7 @@ def no_candidates(num_slots: int, num_candidates: int, num_draws: int, dtype: An
     return Candidates(
         rows=jnp.zeros(num_candidates, jnp.int32),
         atoms=jnp.zeros((num_candidates, num_draws), dtype),
+        gram=None,
         usable=jnp.zeros(num_candidates, bool),
         used=jnp.zeros(num_candidates, bool),
         refused=jnp.zeros(num_candidates, bool),
@@ -93,10 +101,9 @@ def choose_candidates(
     quarter of them are any atoms, as those that promise most may all be alike.
     """
     n = problem.num_data
-    settled = settle(support, target)
-    residual = settled.residual - support.basis.combine(settled.ahead, support.active)
-    squares, slots, losses = least_losses(support, settled.weights)
-    without = (settled.weights / squares)[slots, None] * support.basis.combine(
+    weights, residual = refined_residual(support, target)
+    squares, slots, losses = least_losses(support, weights)
+    without = (weights / squares)[slots, None] * support.basis.combine(
         support.coefficients.columns(slots).T, support.active
     )
     residuals = jnp.concatenate([residual[None], residual + without])
@@ -112,6 +119,7 @@ def choose_candidates(
     return Candidates(
         rows=rows,
         atoms=atoms,
+        gram=None,
         usable=scales > 0,
         used=used,
         refused=jnp.zeros(num_candidates, bool),

@@ -47,11 +47,12 @@ from jaxcoreset.solvers.exchange_support import (
     best_exchange,
     change,
     compact,
-    correlate,
     leaving,
     no_support,
+    refined_residual,
     settle,
 )
+from jaxcoreset.solvers.folding import first_of, largest_of
 from jaxcoreset.solvers.lanes import few_at_a_time
 
 # After so many atoms in a row that brought nothing, the arithmetic has no more to give.
@@ -65,7 +66,7 @@ _SMALL_SIZES = (50, _SHORT)
 # In such starts candidates are chosen anew after so many changes of the size; in the first and in
 # matching pursuit, after one.
 _CHANGES_OF_A_START = 2
-# Correlations with the residual are formed anew after so many moves.
+# Correlations with the residual are formed anew, and weights refined, after so many moves.
 _MOVES_PER_PASS = 8
 
 
@@ -74,8 +75,7 @@ class _State(eqx.Module):
     candidates: Candidates
     path: Path
     falling: Bool[Array, ""]  # past the top
-    exchanges: Int[Array, ""]  # at this size
-    exchanged: Bool[Array, ""]  # whether the last move was one
+    exchanges: Int[Array, ""]  # at this size; the last move was one, if there are any
     in_vain: Int[Array, ""]  # so many atoms in a row came in without bringing anything
     lowest: Float[Array, ""]  # the objective when it last fell by `min_gain`
     idle: Int[Array, ""]  # moves since then
@@ -188,9 +188,13 @@ class ExchangePursuit(PathSolver):
         state, plan = solver._pursue(problem, most, least, max_k, num_points=max_k)
         if small is not None:
             state = self._with_small_sizes(problem, state, least, jnp.minimum(most, small), small)
-        return jax.lax.map(
-            lambda k: _solution(problem, plan, state, state.path.best(k), max_k, self), ks
-        )
+
+        def solution(k: Int[Array, ""]) -> Solution:
+            return _solution(problem, plan, state, state.path.best(k), max_k, self)
+
+        # Side by side each would gather the atoms of its own, unless they all pass over all atoms.
+        together = problem.pass_is_cheaper(state.path.rows.shape[1])
+        return jax.vmap(solution)(ks) if together else jax.lax.map(solution, ks)
 
     def _with_small_sizes(
         self,
@@ -290,7 +294,6 @@ class ExchangePursuit(PathSolver):
             path=Path.empty(num_points, num_slots, dtype),
             falling=no,
             exchanges=zero,
-            exchanged=no,
             in_vain=zero,
             lowest=jnp.asarray(jnp.inf, dtype),
             idle=zero,
@@ -310,9 +313,13 @@ class ExchangePursuit(PathSolver):
             return any_lane(~state.stopped & ~waits)
 
         def few_moves(state: _State) -> _State:
-            """Correlations are formed anew, and then kept up to date for a few moves."""
-            correlations = correlate(state.support, state.candidates, plan.target)
-            state = eqx.tree_at(lambda s: s.candidates.correlations, state, correlations)
+            """Correlations formed anew and weights refined, and then kept up to date for a while."""
+            aim, residual = refined_residual(state.support, plan.target)
+            state = eqx.tree_at(
+                lambda s: (s.support.aim, s.candidates.correlations),
+                state,
+                (aim, product(state.candidates.atoms, residual)),
+            )
             return jax.lax.while_loop(
                 lambda carry: (carry[0] < _MOVES_PER_PASS) & going(carry[1]),
                 lambda carry: (carry[0] + 1, self._move(plan, everything, carry[1])),
@@ -343,15 +350,15 @@ class ExchangePursuit(PathSolver):
         stopped = state.stopped
         if not everything:
             stopped = stopped | self._is_stale(state)
-        settled = settle(support, plan.target)
-        solved, objective = settled.weights, settled.objective
+        solved, objective = settle(support, plan.target)
         blocked = support.active & (solved <= 0)
         fractions = jnp.where(
             blocked,
             support.weights / jnp.maximum(support.weights - solved, jnp.finfo(solved.dtype).tiny),
             jnp.inf,
         )
-        first = jnp.argmin(fractions)
+        nearest = -largest_of(-fractions)
+        first = first_of(fractions <= nearest)
         blocks = blocked[first]
         size = support.size
         small = resolution(objective.dtype)
@@ -372,12 +379,13 @@ class ExchangePursuit(PathSolver):
         # Every second start takes the largest correlation, as matching pursuit does.
         shares = jnp.where(state.start % 2 == 1, 1, rest)
         gains = jnp.where(eligible & (correlations > floor), correlations**2 / shares, 0)
-        largest = jnp.max(gains)
-        added = jnp.argmax(gains >= (1 - small) * largest).astype(jnp.int32)
+        largest = largest_of(gains)
+        added = first_of(gains >= (1 - small) * largest)
         top = jnp.where(
             state.start > 0, jnp.minimum(plan.most + 2 * (state.start % 4), _SHORT), plan.top
         )
-        useless = feasible & ~progress & ~state.exchanged & ~state.falling & (size > 0)
+        exchanged = state.exchanges > 0
+        useless = feasible & ~progress & ~exchanged & ~state.falling & (size > 0)
         in_vain = jnp.where(useless, state.in_vain + 1, jnp.where(progress, 0, state.in_vain))
         falls = feasible & (objective < (1 - self.min_gain) * state.lowest)
         idle = jnp.where(falls, 0, state.idle + 1)
@@ -389,7 +397,7 @@ class ExchangePursuit(PathSolver):
         # or one of each.
         few = leaving(support, candidates, solved, first, blocks, ~rises & ~stopped)
         least = self.min_gain * objective
-        missed = state.exchanged & (objective > (1 - self.min_gain / 2) * state.objective)
+        missed = exchanged & (objective > (1 - self.min_gain / 2) * state.objective)
         may_exchange = feasible & state.falling & (state.exchanges < self.exchanges_down)
         may_exchange = may_exchange & ~missed & ~precise
         nothing, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
@@ -410,7 +418,7 @@ class ExchangePursuit(PathSolver):
         resets = ends & (state.start < plan.num_starts)
         out_of_moves = ~stopped & (state.moves >= plan.max_moves)
 
-        fraction = jnp.clip(fractions[first], 0, 1)
+        fraction = jnp.clip(nearest, 0, 1)
         evicts = blocks & ~stopped
         weights = jnp.where(
             evicts, jnp.maximum(support.weights + fraction * (solved - support.weights), 0), solved
@@ -421,8 +429,9 @@ class ExchangePursuit(PathSolver):
         support, candidates, entered = change(
             support,
             eqx.tree_at(lambda c: c.refused, candidates, refused),
-            settled,
             few,
+            solved=solved,
+            objective=objective,
             weights=weights,
             which=jnp.where(exchanges, exchange.which, 0),
             leaves=evicts | exchanges | drops,
@@ -443,7 +452,6 @@ class ExchangePursuit(PathSolver):
             exchanges=jnp.where(
                 feasible, jnp.where(exchanges, state.exchanges + 1, 0), state.exchanges
             ),
-            exchanged=jnp.where(feasible, exchanges, state.exchanged),
             in_vain=jnp.where(resets | renews, 0, in_vain),
             lowest=jnp.where(resets, jnp.inf, jnp.where(falls, objective, state.lowest)),
             idle=jnp.where(resets | stopped, 0, idle),

@@ -10,9 +10,12 @@ then a closed form: with B = TᵀT, Z = TᵀV and c_i = ⟨a_i, r⟩,
 
 which is evaluated for all i and for the few j with the least to lose. An atom leaves by a
 reflection of Q, T and V, and enters by Gram–Schmidt, done twice, so that nothing is divided by a
-small pivot. T predicts the weights; before they are recorded the residual is formed anew from them,
-and they are refined by what it has in the span. The correlations c follow from one support to the
-next without a pass over the candidates, and are formed anew every few moves.
+small pivot. Its row of V comes from a pass over the candidates or, where there are few enough of
+them, from their Gram matrix and the rows of V that are there. T predicts the weights, and what
+their objective should be is known as well; before they are recorded the residual is formed anew
+from them, and where the objective is another they are refined by what the residual has in the span.
+The correlations c follow from one support to the next without a pass over the candidates. Every few
+moves they are formed anew, and the weights refined.
 """
 
 from typing import Any
@@ -22,13 +25,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jaxcoreset.nnls import any_lane, product
+from jaxcoreset.nnls import any_lane, product, resolution
+from jaxcoreset.solvers.folding import first_of, largest_of
 from jaxcoreset.solvers.slot_matrix import SlotMatrix
 
 # An atom may enter if its distance from the span of those in use is more than this many roundings.
 _INDEPENDENT = 100
 # So many atoms, those with the least to lose, are tried for an exchange; more bring nothing.
 _NUM_LEAVING = 8
+# Weights are refined where their objective is above what it should be by so many resolutions.
+_NEAR = 16
+# An atom that is nearer to the span than this has its products with all candidates formed anew.
+_FAR = 0.03
 
 
 class Support(eqx.Module):
@@ -41,6 +49,7 @@ class Support(eqx.Module):
         size: how many; carried along, as counting them would be a kernel more in every move.
         weights: a feasible point, where Lawson and Hanson's line starts.
         aim: weights near the least-squares solution, of any sign.
+        expected: what their objective should be.
         atoms, basis, coefficients: A_P, Q and T, with T A_P = Q.
     """
 
@@ -50,6 +59,7 @@ class Support(eqx.Module):
     size: Int[Array, ""]
     weights: Float[Array, " p"]
     aim: Float[Array, " p"]
+    expected: Float[Array, ""]
     atoms: SlotMatrix
     basis: SlotMatrix
     coefficients: SlotMatrix
@@ -61,6 +71,7 @@ class Candidates(eqx.Module):
     Attributes:
         rows: index among all atoms.
         atoms: scaled to norm one, zero if they can't be.
+        gram: their products with one another, or None where there are too many of them.
         usable: false for atoms of norm zero.
         used: whether it is in the support.
         refused: whether it came in and had to go at once; cleared with the next progress.
@@ -71,28 +82,13 @@ class Candidates(eqx.Module):
 
     rows: Int[Array, " m"]
     atoms: Float[Array, "m s"]
+    gram: Float[Array, "m m"] | None
     usable: Bool[Array, " m"]
     used: Bool[Array, " m"]
     refused: Bool[Array, " m"]
     coordinates: SlotMatrix
     rest: Float[Array, " m"]
     correlations: Float[Array, " m"]
-
-
-class Settled(eqx.Module):
-    """The least-squares solution on a support.
-
-    Attributes:
-        weights: of any sign.
-        objective: ‖y − Σ w_i a_i‖² of these weights.
-        residual: of the weights that they were refined from, the support's `aim`.
-        ahead: that residual's coordinates in the basis, nearly zero.
-    """
-
-    weights: Float[Array, " p"]
-    objective: Float[Array, ""]
-    residual: Float[Array, " s"]
-    ahead: Float[Array, " p"]
 
 
 class Leaving(eqx.Module):
@@ -132,25 +128,42 @@ def put(
     return jax.lax.dynamic_update_index_in_dim(into, jnp.where(wanted, value, old), place, 0)
 
 
-def settle(support: Support, target: Float[Array, " s"]) -> Settled:
-    """The least-squares weights on the support, refined from `aim`."""
-    active = support.active
-    residual = target - support.atoms.combine(support.aim, active)
-    ahead = support.basis.dot(residual, active)
-    weights = support.aim + support.coefficients.combine(ahead, active)
-    # From the weights themselves: where atoms are nearly dependent T A_P is not quite Q, and what
-    # the refinement should have gained may not be there.
-    rest = target - support.atoms.combine(weights, active)
-    return Settled(weights, jnp.vdot(rest, rest), residual, ahead)
+def settle(support: Support, target: Float[Array, " s"]) -> tuple[Array, Array]:
+    """The least-squares weights on the support, of any sign, and their objective.
+
+    They are `aim`, and refined only where the objective of that is not what it should be.
+    """
+    rest = target - support.atoms.combine(support.aim, support.active)
+    objective = jnp.vdot(rest, rest)
+    slack = 1 + _NEAR * resolution(objective.dtype)
+    near = objective <= slack * support.expected
+
+    def refined() -> tuple[Array, Array]:
+        weights, _ = _refine(support, rest)
+        # From the weights themselves: where atoms are nearly dependent T A_P is not quite Q, and
+        # what the refinement should have gained may not be there.
+        better = target - support.atoms.combine(weights, support.active)
+        return (
+            jnp.where(near, support.aim, weights),
+            jnp.where(near, objective, jnp.vdot(better, better)),
+        )
+
+    return jax.lax.cond(any_lane(~near), refined, lambda: (support.aim, objective))
 
 
-def correlate(
-    support: Support, candidates: Candidates, target: Float[Array, " s"]
-) -> Float[Array, " m"]:
-    """The candidates' correlations with the residual of the least-squares weights."""
-    settled = settle(support, target)
-    spanned = support.basis.combine(settled.ahead, support.active)
-    return product(candidates.atoms, settled.residual - spanned)
+def _refine(support: Support, residual: Float[Array, " s"]) -> tuple[Array, Array]:
+    """The least-squares weights by the residual of `aim`, and what that has in the basis."""
+    ahead = support.basis.dot(residual, support.active)
+    return support.aim + support.coefficients.combine(ahead, support.active), ahead
+
+
+def refined_residual(
+    support: Support, target: Float[Array, " s"]
+) -> tuple[Float[Array, " p"], Float[Array, " s"]]:
+    """The refined least-squares weights and the residual, with nothing of it in the basis."""
+    residual = target - support.atoms.combine(support.aim, support.active)
+    weights, ahead = _refine(support, residual)
+    return weights, residual - support.basis.combine(ahead, support.active)
 
 
 def least_losses(support: Support, solved: Float[Array, " p"]) -> tuple[Array, Array, Array]:
@@ -182,20 +195,20 @@ def leaving(
         solved: shape (p,), the least-squares weights.
         first: a slot that is to be the first of them, if `is_set`.
         is_set: whether there is such a slot.
-        may_leave: whether any will; `along` is zero where none may in any lane, as it takes a pass.
+        may_leave: whether any will; zeros are returned where none may in any lane.
     """
-    squares, slots, losses = least_losses(support, solved)
-    # Not by an index: where the result of `top_k` is sliced, the compiler sorts all in its place.
-    set_here = is_set & (jnp.arange(slots.shape[0]) == 0)
-    slots = jnp.where(set_here, first.astype(slots.dtype), slots)
-    columns = support.coefficients.columns(slots)
-    nothing = jnp.zeros((slots.shape[0], candidates.rest.shape[0]), columns.dtype)
-    along = jax.lax.cond(
-        any_lane(may_leave),
-        lambda: candidates.coordinates.combine(columns.T, support.active),
-        lambda: nothing,
-    )
-    return Leaving(slots, losses, squares[slots], columns.T, along)
+
+    def found() -> Leaving:
+        squares, slots, losses = least_losses(support, solved)
+        # Not by an index: where the result of `top_k` is sliced, the compiler sorts all instead.
+        set_here = is_set & (jnp.arange(slots.shape[0]) == 0)
+        slots = jnp.where(set_here, first.astype(slots.dtype), slots)
+        columns = support.coefficients.columns(slots).T
+        along = candidates.coordinates.combine(columns, support.active)
+        return Leaving(slots, losses, squares[slots], columns, along)
+
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(found))
+    return jax.lax.cond(any_lane(may_leave), found, lambda: nothing)
 
 
 def best_exchange(
@@ -217,10 +230,7 @@ def best_exchange(
     moved = candidates.correlations + (solved[few.slots] * scale)[:, None] * few.along
     left = rest + scale[:, None] * few.along**2
     gains = jnp.where(eligible & (moved > floor), moved**2 / left, 0) - few.losses[:, None]
-    # The lowest of the largest; several times faster on a CPU than argmax.
-    largest = jnp.max(gains, axis=1, keepdims=True)
-    indices = jnp.arange(gains.shape[1])
-    places = jnp.min(jnp.where(gains >= largest, indices, gains.shape[1] - 1), axis=1)
+    places = first_of(gains >= largest_of(gains)[:, None])
 
     def at_places(values: Array) -> Array:
         return jnp.take_along_axis(values, places[:, None], 1)[:, 0]
@@ -240,9 +250,10 @@ def best_exchange(
 def change(
     support: Support,
     candidates: Candidates,
-    settled: Settled,
     few: Leaving,
     *,
+    solved: Float[Array, " p"],
+    objective: Float[Array, ""],
     weights: Float[Array, " p"],
     which: Int[Array, ""],
     leaves: Bool[Array, ""],
@@ -259,8 +270,9 @@ def change(
     Args:
         support: the atoms in use.
         candidates: the atoms that may enter.
-        settled: the least-squares solution on the support.
         few: the atoms that may leave.
+        solved: shape (p,), the least-squares weights on the support.
+        objective: of these.
         weights: shape (p,), a feasible point.
         which: place among `few` of the atom that leaves.
         leaves: whether one leaves.
@@ -274,7 +286,7 @@ def change(
     """
     slots = jnp.arange(support.active.shape[0])
     slot_out = few.slots[which]
-    slot_in = jnp.where(leaves, slot_out, jnp.argmin(support.active))
+    slot_in = jnp.where(leaves, slot_out, first_of(~support.active))
     out, into = (slots == slot_out) & leaves, slots == slot_in
 
     per_length = jnp.where(leaves, 1 / jnp.sqrt(few.squares[which]), 0)
@@ -296,21 +308,17 @@ def change(
     enters_really = enters & (norm > _INDEPENDENT * jnp.finfo(norm.dtype).eps)
     scale = 1 / jnp.where(enters_really, norm, 1)
     direction = rest * scale
-    freed = per_length * settled.weights[slot_out]
+    freed = per_length * solved[slot_out]
     correlation = candidates.correlations[place] + freed * gone[place]
     ahead = jnp.where(enters_really, correlation * scale, 0)
 
     keep = ~out & ~resets
     new = into & enters_really
 
-    along = jax.lax.cond(
-        any_lane(enters_really),
-        lambda: product(candidates.atoms, direction),
-        lambda: jnp.zeros_like(candidates.rest),
-    )
+    along = _along(support, candidates, place, first + second, direction, norm, enters_really)
     mixed = support.coefficients.combine(jnp.stack([lost, first + second]), support.active)
     row = scale * (into - mixed[1])
-    aim = settled.weights - freed * mixed[0] + ahead * row
+    aim = solved - freed * mixed[0] + ahead * row
 
     steps = factor * normal
     touched = support.active | new
@@ -331,6 +339,7 @@ def change(
     coordinates = turned(candidates.coordinates, gone, along)
     active = (support.active & keep) | new
     aim = jnp.where(stays, support.aim, jnp.where(active, aim, 0))
+    expected = jnp.where(resets, 1, objective + freed**2 - ahead**2)
     # An exchange was chosen for leaving all weights positive; whatever else enters has weight zero.
     both = leaves & enters_really
     feasible = jnp.where(both, jnp.maximum(aim, 0), jnp.where(new | ~keep, 0, weights))
@@ -347,6 +356,7 @@ def change(
             size=jnp.where(resets, 0, support.size - leaves + enters_really),
             weights=jnp.where(stays, support.weights, feasible),
             aim=aim,
+            expected=jnp.where(stays, support.expected, expected),
             atoms=support.atoms.put(slot_in, atom, enters_really),
             basis=basis,
             coefficients=coefficients,
@@ -354,6 +364,7 @@ def change(
         Candidates(
             rows=candidates.rows,
             atoms=candidates.atoms,
+            gram=candidates.gram,
             usable=candidates.usable,
             used=((candidates.used & ~left) | entered) & ~resets,
             refused=(candidates.refused | ((indices == place) & enters & ~enters_really)) & ~resets,
@@ -365,6 +376,46 @@ def change(
     )
 
 
+def _along(
+    support: Support,
+    candidates: Candidates,
+    place: Int[Array, ""],
+    within: Float[Array, " p"],
+    direction: Float[Array, " s"],
+    norm: Float[Array, ""],
+    wanted: Bool[Array, ""],
+) -> Float[Array, " m"]:
+    """The candidates' coordinates in a direction that is to join the basis, or zeros.
+
+    Args:
+        support: the atoms in use.
+        candidates: the atoms that may enter.
+        place: which of them has the direction, once its part in the span is taken out.
+        within: shape (p,), the coordinates of that part.
+        direction: shape (S,), of norm one.
+        norm: of what was left of the atom.
+        wanted: whether the direction is to join the basis.
+    """
+
+    def nothing() -> Array:
+        return jnp.zeros_like(candidates.rest)
+
+    def by_pass() -> Array:
+        return product(candidates.atoms, direction)
+
+    if candidates.gram is None:
+        return jax.lax.cond(any_lane(wanted), by_pass, nothing)
+    gram = candidates.gram
+
+    def by_gram() -> Array:
+        spanned = candidates.coordinates.combine(within, support.active)
+        return (gram[place] - spanned) / jnp.where(wanted, norm, 1)
+
+    # Near the span, little is left of a difference of two products.
+    how = jnp.where(any_lane(wanted & (norm < _FAR)), 2, any_lane(wanted).astype(jnp.int32))
+    return jax.lax.switch(how, [nothing, by_gram, by_pass])
+
+
 def no_support(num_slots: int, num_candidates: int, num_draws: int, dtype: Any) -> Support:
     """No atom in use."""
     return Support(
@@ -374,6 +425,7 @@ def no_support(num_slots: int, num_candidates: int, num_draws: int, dtype: Any) 
         size=jnp.zeros((), jnp.int32),
         weights=jnp.zeros(num_slots, dtype),
         aim=jnp.zeros(num_slots, dtype),
+        expected=jnp.ones((), dtype),
         atoms=SlotMatrix.zeros(num_slots, num_draws, dtype),
         basis=SlotMatrix.zeros(num_slots, num_draws, dtype),
         coefficients=SlotMatrix.zeros(num_slots, num_slots, dtype),

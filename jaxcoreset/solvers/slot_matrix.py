@@ -6,15 +6,17 @@ matrix comes in parts, the first slots and the others, and a part whose slots ar
 out. The parts are arrays of their own, as a slice of one array is copied before it is used.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxcoreset.nnls import any_lane, product
+from jaxcoreset.solvers.folding import any_of
 
 # Where the parts end, as fractions of all slots.
 _ENDS = (0.25, 1)
@@ -68,7 +70,10 @@ class SlotMatrix(eqx.Module):
 
     def columns(self, indices: Int[Array, "..."]) -> Float[Array, "p ..."]:
         """Some of its columns."""
-        return jnp.concatenate([jnp.take(part, indices, axis=1) for part in self.parts])
+        # Told that they are in range, the compiler need not ask for each of them.
+        return jnp.concatenate(
+            [jnp.take(part, indices, axis=1, mode="clip") for part in self.parts]
+        )
 
     def dot(
         self, columns: Float[Array, "c ..."], active: Bool[Array, " p"]
@@ -127,46 +132,53 @@ class SlotMatrix(eqx.Module):
             active: shape (p,), slots in use before or after.
             wanted: whether there is anything to change.
         """
-        own = [self._split(values) for values in by_slot]
+        in_use = self._in_use(active)
+
+        def changed(place: int, part: Array, values: tuple[Array, ...]) -> Array:
+            # Sliced in the branch, so that it costs nothing where that is not taken.
+            return change(part, *(self._own(place, v) for v in values))
+
         return SlotMatrix(
             tuple(
                 # In a branch, or the compiler evaluates what is broadcast anew for every entry.
                 jax.lax.cond(
                     wanted if used is None else wanted & used,
-                    change,
-                    lambda part, *_: part,
+                    functools.partial(changed, place),
+                    lambda part, _: part,
                     part,
-                    *values,
+                    by_slot,
                 )
-                for part, used, *values in zip(self.parts, self._in_use(active), *own, strict=True)
+                for place, (part, used) in enumerate(zip(self.parts, in_use, strict=True))
             )
         )
 
-    def _split(self, values: Array) -> list[Array]:
-        """An array whose last axis is over the slots, by parts."""
-        found, start = [], 0
-        for part in self.parts:
-            found.append(values[..., start : start + len(part)])
-            start += len(part)
-        return found
+    def _own(self, place: int, values: Shaped[Array, "*b p"]) -> Shaped[Array, "*b _"]:
+        """Of an array whose last axis is over the slots what belongs to a part."""
+        start = sum(map(len, self.parts[:place]))
+        return values[..., start : start + len(self.parts[place])]
 
     def _in_use(self, active: Bool[Array, " p"]) -> list[Array | None]:
         """For each part but the first whether any of its slots is, in any lane under `vmap`."""
-        return [None, *(any_lane(own.any()) for own in self._split(active)[1:])]
+        others = range(1, len(self.parts))
+        return [None, *(any_lane(any_of(self._own(place, active))) for place in others)]
 
     def _sum(
         self, of_part: Callable[[Array, Array], Array], by_slot: Array, active: Bool[Array, " p"]
     ) -> Array:
         """The sum over the parts in use of something made of each, and of what belongs to it."""
-        (_, *in_use), (own, *values) = self._in_use(active), self._split(by_slot)
-        total = of_part(self.parts[0], own)
-        for part, used, own in zip(self.parts[1:], in_use, values, strict=True):
-            total = jax.lax.cond(
-                used,
-                lambda total, part, own: total + of_part(part, own),
-                lambda total, part, own: total,
-                total,
-                part,
-                own,
-            )
+        total = of_part(self.parts[0], self._own(0, by_slot))
+
+        def added(place: int, total: Array, part: Array, by_slot: Array) -> Array:
+            return total + of_part(part, self._own(place, by_slot))
+
+        for place, used in enumerate(self._in_use(active)):
+            if used is not None:
+                total = jax.lax.cond(
+                    used,
+                    functools.partial(added, place),
+                    lambda total, part, by_slot: total,
+                    total,
+                    self.parts[place],
+                    by_slot,
+                )
         return total
