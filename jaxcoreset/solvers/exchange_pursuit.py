@@ -313,7 +313,7 @@ class ExchangePursuit(PathSolver):
             return any_lane(~state.stopped & ~waits)
 
         def few_moves(state: _State) -> _State:
-            """Correlations formed anew and weights refined, and then kept up to date for a while."""
+            """Correlations formed anew, weights refined; and both kept up to date for a while."""
             aim, residual = refined_residual(state.support, plan.target)
             state = eqx.tree_at(
                 lambda s: (s.support.aim, s.candidates.correlations),

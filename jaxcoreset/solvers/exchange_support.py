@@ -34,7 +34,7 @@ _INDEPENDENT = 100
 # So many atoms, those with the least to lose, are tried for an exchange; more bring nothing.
 _NUM_LEAVING = 8
 # Weights are refined where their objective is above what it should be by so many resolutions.
-_NEAR = 16
+_NEAR = 4
 # An atom that is nearer to the span than this has its products with all candidates formed anew.
 _FAR = 0.03
 
