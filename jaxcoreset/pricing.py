@@ -80,6 +80,9 @@ def price(
         scale: ‖y‖ of the target, of which the residual is right to float precision only.
     """
     noise = _NOISE * scale * jnp.finfo(residual.dtype).eps
+    basis = _basis(chosen)
+    # What the chosen atoms could do about the residual is not for others to gain.
+    residual = residual - basis @ (residual @ basis)
     leaves = jax.tree.leaves(rows.data)
     start = {"score": np.full(num, -np.inf, np.float32), "row": np.full(num, -1)} | {
         str(i): np.zeros((num, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))
@@ -99,7 +102,7 @@ def price(
 
     states = rows.fold(
         _block_scores,
-        _Pricing(log_likelihood, draws, residual, jnp.asarray(noise), _basis(chosen), parts, num),
+        _Pricing(log_likelihood, draws, residual, jnp.asarray(noise), basis, parts, num),
         residual.size,
         start,
         add,

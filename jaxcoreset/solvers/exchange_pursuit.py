@@ -431,7 +431,6 @@ class ExchangePursuit(PathSolver):
             eqx.tree_at(lambda c: c.refused, candidates, refused),
             few,
             solved=solved,
-            objective=objective,
             weights=weights,
             which=jnp.where(exchanges, exchange.which, 0),
             leaves=evicts | exchanges | drops,

@@ -11,9 +11,9 @@ then a closed form: with B = TᵀT, Z = TᵀV and c_i = ⟨a_i, r⟩,
 which is evaluated for all i and for the few j with the least to lose. An atom leaves by a
 reflection of Q, T and V, and enters by Gram–Schmidt, done twice, so that nothing is divided by a
 small pivot. Its row of V comes from a pass over the candidates or, where there are few enough of
-them, from their Gram matrix and the rows of V that are there. T predicts the weights, and what
-their objective should be is known as well; before they are recorded the residual is formed anew
-from them, and where the objective is another they are refined by what the residual has in the span.
+them, from their Gram matrix and the rows of V that are there. T predicts the weights; before they
+are recorded the residual is formed anew from them, and they are refined if it has anything in the
+span.
 The correlations c follow from one support to the next without a pass over the candidates. Every few
 moves they are formed anew, and the weights refined.
 """
@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jaxcoreset.nnls import any_lane, product, resolution
+from jaxcoreset.nnls import any_lane, product
 from jaxcoreset.solvers.folding import first_of, largest_of
 from jaxcoreset.solvers.slot_matrix import SlotMatrix
 
@@ -33,8 +33,8 @@ from jaxcoreset.solvers.slot_matrix import SlotMatrix
 _INDEPENDENT = 100
 # So many atoms, those with the least to lose, are tried for an exchange; more bring nothing.
 _NUM_LEAVING = 8
-# Weights are refined where their objective is above what it should be by so many resolutions.
-_NEAR = 4
+# Weights are refined where this much of their residual is in the span of their atoms.
+_NEAR = 1e-4
 # An atom that is nearer to the span than this has its products with all candidates formed anew.
 _FAR = 0.03
 
@@ -49,7 +49,6 @@ class Support(eqx.Module):
         size: how many; carried along, as counting them would be a kernel more in every move.
         weights: a feasible point, where Lawson and Hanson's line starts.
         aim: weights near the least-squares solution, of any sign.
-        expected: what their objective should be.
         atoms, basis, coefficients: A_P, Q and T, with T A_P = Q.
     """
 
@@ -59,7 +58,6 @@ class Support(eqx.Module):
     size: Int[Array, ""]
     weights: Float[Array, " p"]
     aim: Float[Array, " p"]
-    expected: Float[Array, ""]
     atoms: SlotMatrix
     basis: SlotMatrix
     coefficients: SlotMatrix
@@ -131,30 +129,24 @@ def put(
 def settle(support: Support, target: Float[Array, " s"]) -> tuple[Array, Array]:
     """The least-squares weights on the support, of any sign, and their objective.
 
-    They are `aim`, and refined only where the objective of that is not what it should be.
+    They are `aim`, refined where its residual has something in the basis.
     """
-    rest = target - support.atoms.combine(support.aim, support.active)
-    objective = jnp.vdot(rest, rest)
-    slack = 1 + _NEAR * resolution(objective.dtype)
-    near = objective <= slack * support.expected
+    residual = target - support.atoms.combine(support.aim, support.active)
+    objective = jnp.vdot(residual, residual)
+    ahead = support.basis.dot(residual, support.active)
+    near = jnp.vdot(ahead, ahead) <= _NEAR**2 * objective
 
     def refined() -> tuple[Array, Array]:
-        weights, _ = _refine(support, rest)
+        weights = support.aim + support.coefficients.combine(ahead, support.active)
         # From the weights themselves: where atoms are nearly dependent T A_P is not quite Q, and
         # what the refinement should have gained may not be there.
-        better = target - support.atoms.combine(weights, support.active)
+        rest = target - support.atoms.combine(weights, support.active)
         return (
             jnp.where(near, support.aim, weights),
-            jnp.where(near, objective, jnp.vdot(better, better)),
+            jnp.where(near, objective, jnp.vdot(rest, rest)),
         )
 
     return jax.lax.cond(any_lane(~near), refined, lambda: (support.aim, objective))
-
-
-def _refine(support: Support, residual: Float[Array, " s"]) -> tuple[Array, Array]:
-    """The least-squares weights by the residual of `aim`, and what that has in the basis."""
-    ahead = support.basis.dot(residual, support.active)
-    return support.aim + support.coefficients.combine(ahead, support.active), ahead
 
 
 def refined_residual(
@@ -162,7 +154,8 @@ def refined_residual(
 ) -> tuple[Float[Array, " p"], Float[Array, " s"]]:
     """The refined least-squares weights and the residual, with nothing of it in the basis."""
     residual = target - support.atoms.combine(support.aim, support.active)
-    weights, ahead = _refine(support, residual)
+    ahead = support.basis.dot(residual, support.active)
+    weights = support.aim + support.coefficients.combine(ahead, support.active)
     return weights, residual - support.basis.combine(ahead, support.active)
 
 
@@ -253,7 +246,6 @@ def change(
     few: Leaving,
     *,
     solved: Float[Array, " p"],
-    objective: Float[Array, ""],
     weights: Float[Array, " p"],
     which: Int[Array, ""],
     leaves: Bool[Array, ""],
@@ -272,7 +264,6 @@ def change(
         candidates: the atoms that may enter.
         few: the atoms that may leave.
         solved: shape (p,), the least-squares weights on the support.
-        objective: of these.
         weights: shape (p,), a feasible point.
         which: place among `few` of the atom that leaves.
         leaves: whether one leaves.
@@ -339,7 +330,6 @@ def change(
     coordinates = turned(candidates.coordinates, gone, along)
     active = (support.active & keep) | new
     aim = jnp.where(stays, support.aim, jnp.where(active, aim, 0))
-    expected = jnp.where(resets, 1, objective + freed**2 - ahead**2)
     # An exchange was chosen for leaving all weights positive; whatever else enters has weight zero.
     both = leaves & enters_really
     feasible = jnp.where(both, jnp.maximum(aim, 0), jnp.where(new | ~keep, 0, weights))
@@ -356,7 +346,6 @@ def change(
             size=jnp.where(resets, 0, support.size - leaves + enters_really),
             weights=jnp.where(stays, support.weights, feasible),
             aim=aim,
-            expected=jnp.where(stays, support.expected, expected),
             atoms=support.atoms.put(slot_in, atom, enters_really),
             basis=basis,
             coefficients=coefficients,
@@ -425,7 +414,6 @@ def no_support(num_slots: int, num_candidates: int, num_draws: int, dtype: Any) 
         size=jnp.zeros((), jnp.int32),
         weights=jnp.zeros(num_slots, dtype),
         aim=jnp.zeros(num_slots, dtype),
-        expected=jnp.ones((), dtype),
         atoms=SlotMatrix.zeros(num_slots, num_draws, dtype),
         basis=SlotMatrix.zeros(num_slots, num_draws, dtype),
         coefficients=SlotMatrix.zeros(num_slots, num_slots, dtype),
