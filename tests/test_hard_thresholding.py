@@ -175,7 +175,9 @@ def test_equal_entries_go_to_the_lower_index():
 def test_float32_objective_is_near_float64_on_the_six_data_sets():
     """Where two entries nearly tie the two part, by chance to the better or the worse.
 
-    Which cells do so differs between processors, so only what holds for the many is asked.
+    Which cells do so differs between processors, so only what holds for the many is asked: half of
+    the cells agree, and those that part lose no more than they win. Of 72, with 7 % of them beyond
+    a factor of two either way, the mean of logarithms cut at log 4 is 0 ± 0.06.
     """
     ratios = []
     for name in NAMES:
@@ -188,7 +190,8 @@ def test_float32_objective_is_near_float64_on_the_six_data_sets():
             ratios.append(np.asarray(single) / np.asarray(double))
     ratios = np.concatenate(ratios)
     assert abs(np.median(ratios) - 1) < 0.05
-    assert np.mean(ratios > 2) < 0.1
+    logarithms = np.clip(np.log(ratios), -np.log(4), np.log(4))
+    assert abs(np.mean(logarithms)) < 0.25
 
 
 @pytest.mark.parametrize(

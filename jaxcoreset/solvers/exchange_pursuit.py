@@ -67,7 +67,7 @@ _SMALL_SIZES = (50, _SHORT)
 # matching pursuit, after one.
 _CHANGES_OF_A_START = 2
 # Correlations with the residual are formed anew, and weights refined, after so many moves.
-_MOVES_PER_PASS = 8
+_MOVES_PER_PASS = 16
 
 
 class _State(eqx.Module):

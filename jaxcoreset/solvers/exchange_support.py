@@ -36,7 +36,7 @@ _NUM_LEAVING = 8
 # Weights are refined where this much of their residual is in the span of their atoms.
 _NEAR = 1e-4
 # An atom that is nearer to the span than this has its products with all candidates formed anew.
-_FAR = 0.03
+_FAR = 0.05
 
 
 class Support(eqx.Module):
