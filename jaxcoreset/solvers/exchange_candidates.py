@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxcoreset.nnls import product
 from jaxcoreset.problem import CoresetProblem
-from jaxcoreset.solvers.exchange_support import Candidates, Support, least_losses, refined_residual
+from jaxcoreset.solvers.exchange_support import Candidates, Support, least_losses
 from jaxcoreset.solvers.slot_matrix import SlotMatrix
 
 # So many candidates at a time, where all atoms would be too many: where their coordinates in the
@@ -89,7 +89,6 @@ def _spread(n: int, num: int) -> Bool[Array, " n"]:
 
 def choose_candidates(
     problem: CoresetProblem,
-    target: Float[Array, " s"],
     scale: Float[Array, " n"],
     support: Support,
     num_candidates: int,
@@ -101,12 +100,11 @@ def choose_candidates(
     quarter of them are any atoms, as those that promise most may all be alike.
     """
     n = problem.num_data
-    weights, residual = refined_residual(support, target)
-    squares, slots, losses = least_losses(support, weights)
-    without = (weights / squares)[slots, None] * support.basis.combine(
+    squares, slots, losses = least_losses(support)
+    without = (support.aim / squares)[slots, None] * support.basis.combine(
         support.coefficients.columns(slots).T, support.active
     )
-    residuals = jnp.concatenate([residual[None], residual + without])
+    residuals = support.residual + jnp.pad(without, [(1, 0), (0, 0)])
     correlations = jax.vmap(problem.correlate)(residuals) * scale
     costs = jnp.concatenate([jnp.zeros(1, losses.dtype), losses])[:, None]
     scores = jnp.max(jnp.maximum(correlations, 0) ** 2 - costs, axis=0)
@@ -125,5 +123,5 @@ def choose_candidates(
         refused=jnp.zeros(num_candidates, bool),
         coordinates=coordinates,
         rest=1 - coordinates.squares(support.active),
-        correlations=jnp.zeros(num_candidates, atoms.dtype),
+        correlations=product(atoms, support.residual),
     )

@@ -38,18 +38,20 @@ class Path(eqx.Module):
             jnp.ones(num_sizes, dtype),
         )
 
+    def _place(self, size: Int[Array, ""]) -> Int[Array, ""]:
+        return jnp.clip(size - 1, 0, self.objective.shape[0] - 1)
+
+    def known(self, size: Int[Array, ""]) -> Float[Array, ""]:
+        """The objective of the best solution of this size."""
+        return jax.lax.dynamic_index_in_dim(self.objective, self._place(size), keepdims=False)
+
     def record(
-        self,
-        support: Support,
-        weights: Float[Array, " p"],
-        objective: Float[Array, ""],
-        wanted: Bool[Array, ""],
+        self, support: Support, objective: Float[Array, ""], wanted: Bool[Array, ""]
     ) -> "Path":
-        """Keep a solution if that is wanted and it is the best of its size."""
-        place = jnp.clip(support.size - 1, 0, self.objective.shape[0] - 1)
-        known = jax.lax.dynamic_index_in_dim(self.objective, place, keepdims=False)
-        better = wanted & (objective < known)
-        new = Path(support.rows, weights, objective)
+        """Keep the least-squares weights if that is wanted and they are the best of their size."""
+        place = self._place(support.size)
+        better = wanted & (objective < self.known(support.size))
+        new = Path(support.rows, support.aim, objective)
         return jax.tree.map(lambda p, x: put(p, place, x, better), self, new)
 
     def joined(self, small: "Path") -> "Path":

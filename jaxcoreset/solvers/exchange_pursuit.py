@@ -47,9 +47,11 @@ from jaxcoreset.solvers.exchange_support import (
     best_exchange,
     change,
     compact,
+    correlated,
     leaving,
+    left_of,
     no_support,
-    refined_residual,
+    refined,
     settle,
 )
 from jaxcoreset.solvers.folding import first_of, largest_of
@@ -86,6 +88,7 @@ class _State(eqx.Module):
     tried: Int[Array, " q"]  # rows of the first atoms, by start
     moves: Int[Array, ""]
     changes: Int[Array, ""]  # of the size, since the candidates were chosen
+    age: Int[Array, ""]  # moves since correlations were formed anew
     stopped: Bool[Array, ""]
     converged: Bool[Array, ""]
 
@@ -271,15 +274,16 @@ class ExchangePursuit(PathSolver):
         everything = num_candidates == n
         zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
         target = problem.target / jnp.where(target_norm > 0, target_norm, 1)
-        support = no_support(num_slots, num_candidates, problem.num_draws, dtype)
+        support = no_support(num_slots, num_candidates, target)
         candidates = (
             all_candidates(problem, scale, num_slots)
             if everything
             else no_candidates(num_slots, num_candidates, problem.num_draws, dtype)
         )
+        correlations = product(candidates.atoms, target)
         plan = _Plan(
             target=target,
-            correlations=product(candidates.atoms, target),
+            correlations=correlations,
             scale=scale,
             top=top,
             bottom=bottom,
@@ -290,7 +294,7 @@ class ExchangePursuit(PathSolver):
         nothing_to_do = (target_norm == 0) | (bottom > k)
         state = _State(
             support=support,
-            candidates=candidates,
+            candidates=eqx.tree_at(lambda c: c.correlations, candidates, correlations),
             path=Path.empty(num_points, num_slots, dtype),
             falling=no,
             exchanges=zero,
@@ -304,6 +308,7 @@ class ExchangePursuit(PathSolver):
             tried=jnp.full(self.num_starts + 1, n, jnp.int32),
             moves=zero,
             changes=zero,
+            age=zero,
             stopped=nothing_to_do,
             converged=nothing_to_do,
         )
@@ -312,22 +317,8 @@ class ExchangePursuit(PathSolver):
             waits = no if everything else self._is_stale(state)
             return any_lane(~state.stopped & ~waits)
 
-        def few_moves(state: _State) -> _State:
-            """Correlations formed anew, weights refined; and both kept up to date for a while."""
-            aim, residual = refined_residual(state.support, plan.target)
-            state = eqx.tree_at(
-                lambda s: (s.support.aim, s.candidates.correlations),
-                state,
-                (aim, product(state.candidates.atoms, residual)),
-            )
-            return jax.lax.while_loop(
-                lambda carry: (carry[0] < _MOVES_PER_PASS) & going(carry[1]),
-                lambda carry: (carry[0] + 1, self._move(plan, everything, carry[1])),
-                (zero, state),
-            )[1]
-
         def move(state: _State) -> _State:
-            return jax.lax.while_loop(going, few_moves, state)
+            return jax.lax.while_loop(going, lambda s: self._move(plan, everything, s), state)
 
         if everything:
             return move(state), plan
@@ -350,7 +341,14 @@ class ExchangePursuit(PathSolver):
         stopped = state.stopped
         if not everything:
             stopped = stopped | self._is_stale(state)
-        solved, objective = settle(support, plan.target)
+        due = (state.age >= _MOVES_PER_PASS) & ~stopped
+        may_be_kept = (support.size <= plan.most) & ~stopped
+        known = state.path.known(support.size)
+        support, objective = settle(
+            support, plan.target, jnp.where(may_be_kept, known, 0), due
+        )
+        candidates = correlated(candidates, support.residual, due)
+        solved = support.aim
         blocked = support.active & (solved <= 0)
         fractions = jnp.where(
             blocked,
@@ -365,7 +363,7 @@ class ExchangePursuit(PathSolver):
 
         feasible = ~blocks & ~stopped
         progress = feasible & (objective < (1 - small) * state.objective)
-        path = state.path.record(support, solved, objective, feasible & (size <= plan.most))
+        path = state.path.record(support, objective, feasible & (size <= plan.most))
         refused = candidates.refused & ~progress
 
         # What could be done: one atom in,
@@ -395,7 +393,7 @@ class ExchangePursuit(PathSolver):
         rises = goes_up & (largest > 0) & (in_vain <= _MAX_IN_VAIN)
 
         # or one of each.
-        few = leaving(support, candidates, solved, first, blocks, ~rises & ~stopped)
+        few = leaving(support, candidates, first, blocks, ~rises & ~stopped)
         least = self.min_gain * objective
         missed = exchanged & (objective > (1 - self.min_gain / 2) * state.objective)
         may_exchange = feasible & state.falling & (state.exchanges < self.exchanges_down)
@@ -403,7 +401,7 @@ class ExchangePursuit(PathSolver):
         nothing, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
         exchange = jax.lax.cond(
             any_lane(may_exchange),
-            lambda: best_exchange(support, candidates, solved, few, eligible, rest, floor, least),
+            lambda: best_exchange(support, candidates, few, eligible, rest, floor, least),
             lambda: Choice(nothing, nothing, no),
         )
 
@@ -430,7 +428,6 @@ class ExchangePursuit(PathSolver):
             support,
             eqx.tree_at(lambda c: c.refused, candidates, refused),
             few,
-            solved=solved,
             weights=weights,
             which=jnp.where(exchanges, exchange.which, 0),
             leaves=evicts | exchanges | drops,
@@ -441,6 +438,8 @@ class ExchangePursuit(PathSolver):
         )
         correlations = jnp.where(resets, plan.correlations, candidates.correlations)
         candidates = eqx.tree_at(lambda c: c.correlations, candidates, correlations)
+        residual = jnp.where(resets, plan.target, support.residual)
+        support = eqx.tree_at(lambda s: s.residual, support, residual)
         begins = (jnp.arange(state.tried.shape[0]) == state.start) & rises & (size == 0)
         done = (ends & ~resets) | out_of_moves
         return _State(
@@ -463,6 +462,7 @@ class ExchangePursuit(PathSolver):
             changes=jnp.where(
                 resets | renews, jnp.iinfo(jnp.int32).max, state.changes + (rises | drops)
             ),
+            age=jnp.where(due, 0, state.age) + ~stopped,
             stopped=state.stopped | done,
             converged=jnp.where(state.stopped, state.converged, ~out_of_moves),
         )
@@ -472,14 +472,15 @@ def _refresh(problem: CoresetProblem, plan: _Plan, state: _State) -> _State:
     """Choose the candidates anew, by one pass over all atoms, and close up the slots in use."""
     num_candidates = state.candidates.rows.shape[0]
     support = compact(state.support)
-    candidates = choose_candidates(problem, plan.target, plan.scale, support, num_candidates)
+    support = refined(support, left_of(plan.target, support))
+    candidates = choose_candidates(problem, plan.scale, support, num_candidates)
     same = candidates.rows == support.rows[:, None]
     places = jnp.where(same.any(axis=1), jnp.argmax(same, axis=1), num_candidates)
     support = eqx.tree_at(lambda s: s.places, support, places.astype(jnp.int32))
     new = eqx.tree_at(
-        lambda s: (s.support, s.candidates, s.changes),
+        lambda s: (s.support, s.candidates, s.changes, s.age),
         state,
-        (support, candidates, jnp.zeros((), jnp.int32)),
+        (support, candidates, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)),
     )
     return jax.tree.map(lambda a, b: jnp.where(state.stopped, b, a), new, state)
 

@@ -11,11 +11,12 @@ then a closed form: with B = TᵀT, Z = TᵀV and c_i = ⟨a_i, r⟩,
 which is evaluated for all i and for the few j with the least to lose. An atom leaves by a
 reflection of Q, T and V, and enters by Gram–Schmidt, done twice, so that nothing is divided by a
 small pivot. Its row of V comes from a pass over the candidates or, where there are few enough of
-them, from their Gram matrix and the rows of V that are there. T predicts the weights; before they
-are recorded the residual is formed anew from them, and they are refined if it has anything in the
-span.
-The correlations c follow from one support to the next without a pass over the candidates. Every few
-moves they are formed anew, and the weights refined.
+them, from their Gram matrix and the rows of V that are there.
+
+Weights, residual and the correlations c follow from one support to the next by T, Q and V. Where a
+solution promises to be the best of its size, its residual is formed anew from its weights, and they
+are refined if it is longer than was predicted. Every few moves they are refined in any case, and
+the correlations formed anew by a pass over the candidates.
 """
 
 from typing import Any
@@ -25,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jaxcoreset.nnls import any_lane, product
+from jaxcoreset.nnls import any_lane, product, resolution
 from jaxcoreset.solvers.folding import first_of, largest_of
 from jaxcoreset.solvers.slot_matrix import SlotMatrix
 
@@ -33,8 +34,6 @@ from jaxcoreset.solvers.slot_matrix import SlotMatrix
 _INDEPENDENT = 100
 # So many atoms, those with the least to lose, are tried for an exchange; more bring nothing.
 _NUM_LEAVING = 8
-# Weights are refined where this much of their residual is in the span of their atoms.
-_NEAR = 1e-4
 # An atom that is nearer to the span than this has its products with all candidates formed anew.
 _FAR = 0.05
 
@@ -48,7 +47,8 @@ class Support(eqx.Module):
         active: which slots are in use.
         size: how many; carried along, as counting them would be a kernel more in every move.
         weights: a feasible point, where Lawson and Hanson's line starts.
-        aim: weights near the least-squares solution, of any sign.
+        aim: the least-squares weights, of any sign.
+        residual: what they leave of the target, without what rounding leaves of it in the span.
         atoms, basis, coefficients: A_P, Q and T, with T A_P = Q.
     """
 
@@ -58,6 +58,7 @@ class Support(eqx.Module):
     size: Int[Array, ""]
     weights: Float[Array, " p"]
     aim: Float[Array, " p"]
+    residual: Float[Array, " s"]
     atoms: SlotMatrix
     basis: SlotMatrix
     coefficients: SlotMatrix
@@ -126,40 +127,86 @@ def put(
     return jax.lax.dynamic_update_index_in_dim(into, jnp.where(wanted, value, old), place, 0)
 
 
-def settle(support: Support, target: Float[Array, " s"]) -> tuple[Array, Array]:
-    """The least-squares weights on the support, of any sign, and their objective.
+def refined(support: Support, residual: Float[Array, " s"]) -> Support:
+    """The same with weights and residual refined.
 
-    They are `aim`, refined where its residual has something in the basis.
+    Args:
+        support: the atoms in use.
+        residual: what `aim` leaves of the target, formed anew.
     """
-    residual = target - support.atoms.combine(support.aim, support.active)
-    objective = jnp.vdot(residual, residual)
     ahead = support.basis.dot(residual, support.active)
-    near = jnp.vdot(ahead, ahead) <= _NEAR**2 * objective
+    return eqx.tree_at(
+        lambda s: (s.aim, s.residual),
+        support,
+        (
+            support.aim + support.coefficients.combine(ahead, support.active),
+            residual - support.basis.combine(ahead, support.active),
+        ),
+    )
 
-    def refined() -> tuple[Array, Array]:
-        weights = support.aim + support.coefficients.combine(ahead, support.active)
-        # From the weights themselves: where atoms are nearly dependent T A_P is not quite Q, and
-        # what the refinement should have gained may not be there.
-        rest = target - support.atoms.combine(weights, support.active)
-        return (
-            jnp.where(near, support.aim, weights),
-            jnp.where(near, objective, jnp.vdot(rest, rest)),
+
+def left_of(target: Float[Array, " s"], support: Support) -> Float[Array, " s"]:
+    """What the weights really leave of the target."""
+    return target - support.atoms.combine(support.aim, support.active)
+
+
+def settle(
+    support: Support, target: Float[Array, " s"], known: Float[Array, ""], due: Bool[Array, ""]
+) -> tuple[Support, Array]:
+    """Hold the weights to what they leave of the target, if that promises something or is due.
+
+    Args:
+        support: the atoms in use.
+        target: of norm one.
+        known: an objective; weights that promise a smaller one are held to it.
+        due: whether the weights are to be refined in any case.
+
+    Returns:
+        The support, its weights refined where that was due or they leave more than was predicted,
+        and their objective.
+    """
+    predicted = jnp.vdot(support.residual, support.residual)
+    promising = predicted < known
+
+    def held() -> tuple[Array, Array, Array]:
+        residual = left_of(target, support)
+        objective = jnp.vdot(residual, residual)
+        much = objective > (1 + resolution(predicted.dtype)) * predicted
+        refines = due | (promising & much)
+        kept = jnp.where(promising, objective, predicted)
+
+        def better() -> tuple[Array, Array, Array]:
+            new = refined(support, residual)
+            # From the weights themselves: where atoms are nearly dependent T A_P is not quite Q,
+            # and what the refinement should have gained may not be there.
+            rest = left_of(target, new)
+            return (
+                jnp.where(refines, new.aim, support.aim),
+                jnp.where(refines, new.residual, support.residual),
+                jnp.where(refines, jnp.vdot(rest, rest), kept),
+            )
+
+        return jax.lax.cond(
+            any_lane(refines), better, lambda: (support.aim, support.residual, kept)
         )
 
-    return jax.lax.cond(any_lane(~near), refined, lambda: (support.aim, objective))
+    aim, residual, objective = jax.lax.cond(
+        any_lane(promising | due), held, lambda: (support.aim, support.residual, predicted)
+    )
+    return eqx.tree_at(lambda s: (s.aim, s.residual), support, (aim, residual)), objective
 
 
-def refined_residual(
-    support: Support, target: Float[Array, " s"]
-) -> tuple[Float[Array, " p"], Float[Array, " s"]]:
-    """The refined least-squares weights and the residual, with nothing of it in the basis."""
-    residual = target - support.atoms.combine(support.aim, support.active)
-    ahead = support.basis.dot(residual, support.active)
-    weights = support.aim + support.coefficients.combine(ahead, support.active)
-    return weights, residual - support.basis.combine(ahead, support.active)
+def correlated(candidates: Candidates, residual: Float[Array, " s"], due: Array) -> Candidates:
+    """The same with the correlations formed anew, by a pass over the candidates, if that is due."""
+    correlations = jax.lax.cond(
+        any_lane(due),
+        lambda: jnp.where(due, product(candidates.atoms, residual), candidates.correlations),
+        lambda: candidates.correlations,
+    )
+    return eqx.tree_at(lambda c: c.correlations, candidates, correlations)
 
 
-def least_losses(support: Support, solved: Float[Array, " p"]) -> tuple[Array, Array, Array]:
+def least_losses(support: Support) -> tuple[Array, Array, Array]:
     """The few atoms whose leaving would raise the objective least.
 
     Returns:
@@ -167,7 +214,7 @@ def least_losses(support: Support, solved: Float[Array, " p"]) -> tuple[Array, A
     """
     squares = support.coefficients.squares(support.active)
     squares = jnp.where(support.active, squares, 1)
-    losses = jnp.where(support.active, solved**2 / squares, jnp.inf)
+    losses = jnp.where(support.active, support.aim**2 / squares, jnp.inf)
     least, slots = jax.lax.top_k(-losses, min(_NUM_LEAVING, losses.shape[0]))
     return squares, slots, -least
 
@@ -175,7 +222,6 @@ def least_losses(support: Support, solved: Float[Array, " p"]) -> tuple[Array, A
 def leaving(
     support: Support,
     candidates: Candidates,
-    solved: Float[Array, " p"],
     first: Array,
     is_set: Array,
     may_leave: Array,
@@ -185,14 +231,13 @@ def leaving(
     Args:
         support: the atoms in use.
         candidates: the atoms that may enter.
-        solved: shape (p,), the least-squares weights.
         first: a slot that is to be the first of them, if `is_set`.
         is_set: whether there is such a slot.
         may_leave: whether any will; zeros are returned where none may in any lane.
     """
 
     def found() -> Leaving:
-        squares, slots, losses = least_losses(support, solved)
+        squares, slots, losses = least_losses(support)
         # Not by an index: where the result of `top_k` is sliced, the compiler sorts all instead.
         set_here = is_set & (jnp.arange(slots.shape[0]) == 0)
         slots = jnp.where(set_here, first.astype(slots.dtype), slots)
@@ -207,7 +252,6 @@ def leaving(
 def best_exchange(
     support: Support,
     candidates: Candidates,
-    solved: Float[Array, " p"],
     few: Leaving,
     eligible: Bool[Array, " m"],
     rest: Float[Array, " m"],
@@ -219,7 +263,7 @@ def best_exchange(
     For each of a few atoms that may leave, the best that may enter in its place; of these pairs the
     best. `least` is what an exchange has to gain.
     """
-    scale = 1 / few.squares
+    scale, solved = 1 / few.squares, support.aim
     moved = candidates.correlations + (solved[few.slots] * scale)[:, None] * few.along
     left = rest + scale[:, None] * few.along**2
     gains = jnp.where(eligible & (moved > floor), moved**2 / left, 0) - few.losses[:, None]
@@ -245,7 +289,6 @@ def change(
     candidates: Candidates,
     few: Leaving,
     *,
-    solved: Float[Array, " p"],
     weights: Float[Array, " p"],
     which: Int[Array, ""],
     leaves: Bool[Array, ""],
@@ -263,7 +306,6 @@ def change(
         support: the atoms in use.
         candidates: the atoms that may enter.
         few: the atoms that may leave.
-        solved: shape (p,), the least-squares weights on the support.
         weights: shape (p,), a feasible point.
         which: place among `few` of the atom that leaves.
         leaves: whether one leaves.
@@ -299,7 +341,7 @@ def change(
     enters_really = enters & (norm > _INDEPENDENT * jnp.finfo(norm.dtype).eps)
     scale = 1 / jnp.where(enters_really, norm, 1)
     direction = rest * scale
-    freed = per_length * solved[slot_out]
+    freed = per_length * support.aim[slot_out]
     correlation = candidates.correlations[place] + freed * gone[place]
     ahead = jnp.where(enters_really, correlation * scale, 0)
 
@@ -309,7 +351,7 @@ def change(
     along = _along(support, candidates, place, first + second, direction, norm, enters_really)
     mixed = support.coefficients.combine(jnp.stack([lost, first + second]), support.active)
     row = scale * (into - mixed[1])
-    aim = solved - freed * mixed[0] + ahead * row
+    aim = support.aim - freed * mixed[0] + ahead * row
 
     steps = factor * normal
     touched = support.active | new
@@ -346,6 +388,7 @@ def change(
             size=jnp.where(resets, 0, support.size - leaves + enters_really),
             weights=jnp.where(stays, support.weights, feasible),
             aim=aim,
+            residual=support.residual + freed * spanned[0] - ahead * direction,
             atoms=support.atoms.put(slot_in, atom, enters_really),
             basis=basis,
             coefficients=coefficients,
@@ -405,8 +448,9 @@ def _along(
     return jax.lax.switch(how, [nothing, by_gram, by_pass])
 
 
-def no_support(num_slots: int, num_candidates: int, num_draws: int, dtype: Any) -> Support:
+def no_support(num_slots: int, num_candidates: int, target: Float[Array, " s"]) -> Support:
     """No atom in use."""
+    num_draws, dtype = target.shape[0], target.dtype
     return Support(
         places=jnp.full(num_slots, num_candidates, jnp.int32),
         rows=jnp.zeros(num_slots, jnp.int32),
@@ -414,6 +458,7 @@ def no_support(num_slots: int, num_candidates: int, num_draws: int, dtype: Any) 
         size=jnp.zeros((), jnp.int32),
         weights=jnp.zeros(num_slots, dtype),
         aim=jnp.zeros(num_slots, dtype),
+        residual=target,
         atoms=SlotMatrix.zeros(num_slots, num_draws, dtype),
         basis=SlotMatrix.zeros(num_slots, num_draws, dtype),
         coefficients=SlotMatrix.zeros(num_slots, num_slots, dtype),
@@ -424,11 +469,18 @@ def compact(support: Support) -> Support:
     """The same atoms in the first slots."""
     order = jnp.argsort(~support.active, stable=True)
 
-    def moved(of_slots: Array | SlotMatrix) -> Array | SlotMatrix:
-        if isinstance(of_slots, SlotMatrix):
-            return SlotMatrix.of(of_slots.whole()[order])
-        return of_slots if of_slots.ndim == 0 else of_slots[order]
+    def moved(matrix: SlotMatrix) -> SlotMatrix:
+        return SlotMatrix.of(matrix.whole()[order])
 
-    support = jax.tree.map(moved, support, is_leaf=lambda x: isinstance(x, SlotMatrix))
-    coefficients = SlotMatrix.of(support.coefficients.whole()[:, order])
-    return eqx.tree_at(lambda s: s.coefficients, support, coefficients)
+    return Support(
+        places=support.places[order],
+        rows=support.rows[order],
+        active=support.active[order],
+        size=support.size,
+        weights=support.weights[order],
+        aim=support.aim[order],
+        residual=support.residual,
+        atoms=moved(support.atoms),
+        basis=moved(support.basis),
+        coefficients=SlotMatrix.of(support.coefficients.whole()[order][:, order]),
+    )
