@@ -139,7 +139,7 @@ class ExchangePursuit(PathSolver):
 
     exchanges_down: int = 5
     min_gain: float = 0.01
-    overshoot: float = 0.3
+    overshoot: float = 0.2
     num_starts: int = 6
     working_set: int | None = None
     refresh: float = 0.1

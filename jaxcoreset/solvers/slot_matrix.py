@@ -19,7 +19,7 @@ from jaxcoreset.nnls import any_lane, product
 from jaxcoreset.solvers.folding import any_of
 
 # Where the parts end, as fractions of all slots.
-_ENDS = (0.25, 1)
+_ENDS = (0.2, 1)
 # Matrices with fewer entries are one part: each more takes a tenth of a second to compile.
 _FEW = 40_000
 
