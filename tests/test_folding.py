@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcoreset.solvers.folding import any_of, first_of, largest_of
+from jaxcoreset.solvers.folding import any_of, first_of, largest_of, sum_of
 
 SHAPES = [(1,), (2,), (31,), (32,), (33,), (130,), (500,), (4096,), (5000,), (8, 500), (3, 0, 70)]
 
@@ -16,6 +16,13 @@ def test_largest(shape):
     np.testing.assert_array_equal(largest_of(jnp.asarray(values)), values.max(-1))
     values[...] = -np.inf
     np.testing.assert_array_equal(largest_of(jnp.asarray(values)), values.max(-1))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sum(shape):
+    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    expected, sizes = values.sum(-1, dtype=np.float64), np.abs(values).sum(-1)
+    assert np.all(np.abs(sum_of(jnp.asarray(values)) - expected) <= 4e-7 * sizes)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

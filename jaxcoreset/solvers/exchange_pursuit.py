@@ -88,9 +88,7 @@ class _State(eqx.Module):
     tried: Int[Array, " q"]  # rows of the first atoms, by start
     moves: Int[Array, ""]
     changes: Int[Array, ""]  # of the size, since the candidates were chosen
-    age: Int[Array, ""]  # moves since correlations were formed anew
     stopped: Bool[Array, ""]
-    converged: Bool[Array, ""]
 
 
 class _Plan(eqx.Module):
@@ -104,6 +102,15 @@ class _Plan(eqx.Module):
     most: Int[Array, ""]
     num_starts: Int[Array, ""]
     max_moves: Int[Array, ""]
+
+
+class _Found(eqx.Module):
+    """What a run has found."""
+
+    path: Path
+    scale: Float[Array, " n"]
+    moves: Int[Array, ""]
+    converged: Bool[Array, ""]
 
 
 class ExchangePursuit(PathSolver):
@@ -164,8 +171,8 @@ class ExchangePursuit(PathSolver):
         """Up beyond k rows and back to k; see `Solver.run`."""
 
         def run(problem: CoresetProblem, k: Int[Array, ""]) -> Solution:
-            state, plan = self._pursue(problem, k, k, max_k, num_points=1)
-            return _solution(problem, plan, state, jnp.zeros((), jnp.int32), max_k, self)
+            found = self._pursue(problem, k, k, max_k, num_points=1)
+            return _solution(problem, found, jnp.zeros((), jnp.int32), max_k, self)
 
         return few_at_a_time(run, self._num_bytes(problem, max_k))(problem, k)
 
@@ -188,29 +195,29 @@ class ExchangePursuit(PathSolver):
         small = self._small_size(problem, max_k)
         # The run for the small sizes has the further starts as well.
         solver = self if small is None else dataclasses.replace(self, num_starts=0)
-        state, plan = solver._pursue(problem, most, least, max_k, num_points=max_k)
+        found = solver._pursue(problem, most, least, max_k, num_points=max_k)
         if small is not None:
-            state = self._with_small_sizes(problem, state, least, jnp.minimum(most, small), small)
+            found = self._with_small_sizes(problem, found, least, jnp.minimum(most, small), small)
 
         def solution(k: Int[Array, ""]) -> Solution:
-            return _solution(problem, plan, state, state.path.best(k), max_k, self)
+            return _solution(problem, found, found.path.best(k), max_k, self)
 
         # Side by side each would gather the atoms of its own, unless they all pass over all atoms.
-        together = problem.pass_is_cheaper(state.path.rows.shape[1])
+        together = problem.pass_is_cheaper(found.path.rows.shape[1])
         return jax.vmap(solution)(ks) if together else jax.lax.map(solution, ks)
 
     def _with_small_sizes(
         self,
         problem: CoresetProblem,
-        state: _State,
+        found: _Found,
         least: Int[Array, ""],
         most: Int[Array, ""],
         max_k: int,
-    ) -> _State:
-        """The state with the better solutions of sizes from `least` to `most`, of another run."""
+    ) -> _Found:
+        """The same with the better solutions of sizes from `least` to `most`, of another run."""
 
         def pursue() -> tuple[Path, Array, Array]:
-            other, _ = self._pursue(problem, most, least, max_k, num_points=max_k)
+            other = self._pursue(problem, most, least, max_k, num_points=max_k)
             return other.path, other.moves, other.converged
 
         nothing = (
@@ -220,10 +227,8 @@ class ExchangePursuit(PathSolver):
         )
         # Where there are no such sizes, the run would do nothing, but all atoms would be gathered.
         path, moves, converged = jax.lax.cond(least <= most, pursue, lambda: nothing)
-        return eqx.tree_at(
-            lambda s: (s.path, s.moves, s.converged),
-            state,
-            (state.path.joined(path), state.moves + moves, state.converged & converged),
+        return _Found(
+            found.path.joined(path), found.scale, found.moves + moves, found.converged & converged
         )
 
     def _small_size(self, problem: CoresetProblem, max_k: int) -> int | None:
@@ -263,7 +268,7 @@ class ExchangePursuit(PathSolver):
         bottom: Int[Array, ""],
         max_k: int,
         num_points: int,
-    ) -> tuple[_State, _Plan]:
+    ) -> _Found:
         """Pursue up beyond k and back to `bottom`, from all starts; nothing if that is above k."""
         n, dtype = problem.num_data, problem.target.dtype
         num_slots, num_candidates = self._room(problem, max_k)
@@ -308,9 +313,7 @@ class ExchangePursuit(PathSolver):
             tried=jnp.full(self.num_starts + 1, n, jnp.int32),
             moves=zero,
             changes=zero,
-            age=zero,
             stopped=nothing_to_do,
-            converged=nothing_to_do,
         )
 
         def going(state: _State) -> Array:
@@ -320,14 +323,14 @@ class ExchangePursuit(PathSolver):
         def move(state: _State) -> _State:
             return jax.lax.while_loop(going, lambda s: self._move(plan, everything, s), state)
 
-        if everything:
-            return move(state), plan
-
         def refresh_and_move(state: _State) -> _State:
             return move(_refresh(problem, plan, state))
 
-        state = jax.lax.while_loop(lambda s: any_lane(~s.stopped), refresh_and_move, state)
-        return state, plan
+        if everything:
+            state = move(state)
+        else:
+            state = jax.lax.while_loop(lambda s: any_lane(~s.stopped), refresh_and_move, state)
+        return _Found(state.path, scale, state.moves, state.moves <= plan.max_moves)
 
     def _is_stale(self, state: _State) -> Array:
         """Whether the candidates are to be chosen anew."""
@@ -341,12 +344,10 @@ class ExchangePursuit(PathSolver):
         stopped = state.stopped
         if not everything:
             stopped = stopped | self._is_stale(state)
-        due = (state.age >= _MOVES_PER_PASS) & ~stopped
+        due = (state.moves % _MOVES_PER_PASS == _MOVES_PER_PASS - 1) & ~stopped
         may_be_kept = (support.size <= plan.most) & ~stopped
         known = state.path.known(support.size)
-        support, objective = settle(
-            support, plan.target, jnp.where(may_be_kept, known, 0), due
-        )
+        support, objective = settle(support, plan.target, jnp.where(may_be_kept, known, 0), due)
         candidates = correlated(candidates, support.residual, due)
         solved = support.aim
         blocked = support.active & (solved <= 0)
@@ -462,9 +463,7 @@ class ExchangePursuit(PathSolver):
             changes=jnp.where(
                 resets | renews, jnp.iinfo(jnp.int32).max, state.changes + (rises | drops)
             ),
-            age=jnp.where(due, 0, state.age) + ~stopped,
             stopped=state.stopped | done,
-            converged=jnp.where(state.stopped, state.converged, ~out_of_moves),
         )
 
 
@@ -478,33 +477,28 @@ def _refresh(problem: CoresetProblem, plan: _Plan, state: _State) -> _State:
     places = jnp.where(same.any(axis=1), jnp.argmax(same, axis=1), num_candidates)
     support = eqx.tree_at(lambda s: s.places, support, places.astype(jnp.int32))
     new = eqx.tree_at(
-        lambda s: (s.support, s.candidates, s.changes, s.age),
+        lambda s: (s.support, s.candidates, s.changes),
         state,
-        (support, candidates, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)),
+        (support, candidates, jnp.zeros((), jnp.int32)),
     )
     return jax.tree.map(lambda a, b: jnp.where(state.stopped, b, a), new, state)
 
 
 def _solution(
-    problem: CoresetProblem,
-    plan: _Plan,
-    state: _State,
-    place: Int[Array, ""],
-    max_k: int,
-    solver: Solver,
+    problem: CoresetProblem, found: _Found, place: Int[Array, ""], max_k: int, solver: Solver
 ) -> Solution:
     """The solution recorded at a place of the path; its objective is computed from its weights."""
-    rows, weights = state.path.rows[place], state.path.weights[place]
+    rows, weights = found.path.rows[place], found.path.weights[place]
     target_norm = jnp.linalg.norm(problem.target)
-    weights = weights * plan.scale[rows] * target_norm
+    weights = weights * found.scale[rows] * target_norm
     residual = problem.target - problem.combine(rows, weights)
     return make_solution(
         problem,
         rows,
         weights,
         jnp.vdot(residual, residual),
-        state.moves,
-        state.converged,
+        found.moves,
+        found.converged,
         solver=type(solver).__name__,
         length=max_k,
     )

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxcoreset.nnls import any_lane, product, resolution
-from jaxcoreset.solvers.folding import first_of, largest_of
+from jaxcoreset.solvers.folding import first_of, largest_of, sum_of
 from jaxcoreset.solvers.slot_matrix import SlotMatrix
 
 # An atom may enter if its distance from the span of those in use is more than this many roundings.
@@ -165,12 +165,12 @@ def settle(
         The support, its weights refined where that was due or they leave more than was predicted,
         and their objective.
     """
-    predicted = jnp.vdot(support.residual, support.residual)
+    predicted = sum_of(support.residual**2)
     promising = predicted < known
 
     def held() -> tuple[Array, Array, Array]:
         residual = left_of(target, support)
-        objective = jnp.vdot(residual, residual)
+        objective = sum_of(residual**2)
         much = objective > (1 + resolution(predicted.dtype)) * predicted
         refines = due | (promising & much)
         kept = jnp.where(promising, objective, predicted)
@@ -183,7 +183,7 @@ def settle(
             return (
                 jnp.where(refines, new.aim, support.aim),
                 jnp.where(refines, new.residual, support.residual),
-                jnp.where(refines, jnp.vdot(rest, rest), kept),
+                jnp.where(refines, sum_of(rest**2), kept),
             )
 
         return jax.lax.cond(
@@ -335,9 +335,9 @@ def change(
     spanned = support.basis.combine(jnp.stack([lost, first]), support.active)
     rest = atom - spanned[1]
     second = support.basis.dot(rest, support.active)
-    second = second - jnp.vdot(lost, second) * lost
+    second = second - sum_of(lost * second) * lost
     rest = rest - support.basis.combine(second, support.active)
-    norm = jnp.linalg.norm(rest)
+    norm = jnp.sqrt(sum_of(rest**2))
     enters_really = enters & (norm > _INDEPENDENT * jnp.finfo(norm.dtype).eps)
     scale = 1 / jnp.where(enters_really, norm, 1)
     direction = rest * scale

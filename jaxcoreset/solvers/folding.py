@@ -1,4 +1,4 @@
-"""Reductions of short arrays that a CPU does fast: the largest entry, the first that is set.
+"""Reductions of short arrays that a CPU does fast: a sum, the largest entry, the first that is set.
 
 Compilers do not vectorise a maximum of floats along the last axis, because of what it has to do
 about entries that are not numbers, nor an argmax, and split any reduction in two. Half of an array
@@ -21,6 +21,11 @@ def largest_of(values: Float[Array, "*b n"]) -> Float[Array, "*b"]:
     return jnp.max(_folded(values, jnp.maximum), axis=-1)
 
 
+def sum_of(values: Float[Array, "*b n"]) -> Float[Array, "*b"]:
+    """The sum along the last axis."""
+    return jnp.sum(_folded(values, jnp.add, neutral=0), axis=-1)
+
+
 def first_of(flags: Bool[Array, "*b n"]) -> Int[Array, "*b"]:
     """Index of the first entry that is set along the last axis, the last index if none is."""
     last = flags.shape[-1] - 1
@@ -34,12 +39,21 @@ def any_of(flags: Bool[Array, "*b n"]) -> Bool[Array, "*b"]:
 
 
 def _folded(
-    values: Shaped[Array, "*b n"], pick: Callable[[Array, Array], Array]
+    values: Shaped[Array, "*b n"], pick: Callable[[Array, Array], Array], neutral: int | None = None
 ) -> Shaped[Array, "*b m"]:
-    """Few entries with the same reduction, for one that does not mind an entry twice."""
+    """Few entries with the same reduction.
+
+    Args:
+        values: the entries.
+        pick: the reduction of two of them.
+        neutral: an entry that changes nothing, for a reduction that minds an entry twice.
+    """
     if values.shape[-1] > _LONG:
         return values
     while (length := values.shape[-1]) > _SHORT:
         half = -(-length // 2)
-        values = pick(values[..., :half], values[..., length - half :])
+        first, second = values[..., :half], values[..., length - half :]
+        if neutral is not None and length % 2:
+            second = jnp.where(jnp.arange(half) > 0, second, neutral)
+        values = pick(first, second)
     return values

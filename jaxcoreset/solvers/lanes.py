@@ -29,6 +29,8 @@ def few_at_a_time(function: Callable[..., PyTree], num_bytes: int) -> Callable[.
         function: of trees of arrays, to a tree of arrays.
         num_bytes: what a lane carries and passes over again and again.
     """
+    # Traced once: what is traced for one lane serves for all of them.
+    function = jax.jit(function)
 
     @jax.custom_batching.custom_vmap
     def call(*args: PyTree) -> PyTree:
