@@ -42,7 +42,6 @@ from jaxcoreset.solvers.exchange_candidates import (
 from jaxcoreset.solvers.exchange_path import Path
 from jaxcoreset.solvers.exchange_support import (
     Candidates,
-    Choice,
     Support,
     best_exchange,
     change,
@@ -394,16 +393,20 @@ class ExchangePursuit(PathSolver):
         rises = goes_up & (largest > 0) & (in_vain <= _MAX_IN_VAIN)
 
         # or one of each.
-        few = leaving(support, candidates, first, blocks, ~rises & ~stopped)
         least = self.min_gain * objective
         missed = exchanged & (objective > (1 - self.min_gain / 2) * state.objective)
         may_exchange = feasible & state.falling & (state.exchanges < self.exchanges_down)
         may_exchange = may_exchange & ~missed & ~precise
-        nothing, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-        exchange = jax.lax.cond(
-            any_lane(may_exchange),
-            lambda: best_exchange(support, candidates, few, eligible, rest, floor, least),
-            lambda: Choice(nothing, nothing, no),
+        out, exchange = leaving(
+            support,
+            candidates,
+            first=first,
+            is_set=blocks,
+            may_leave=~rises & ~stopped,
+            may_exchange=may_exchange,
+            exchange=lambda few: best_exchange(
+                support, candidates, few, eligible, rest, floor, least
+            ),
         )
 
         # What is done.
@@ -428,9 +431,8 @@ class ExchangePursuit(PathSolver):
         support, candidates, entered = change(
             support,
             eqx.tree_at(lambda c: c.refused, candidates, refused),
-            few,
+            out,
             weights=weights,
-            which=jnp.where(exchanges, exchange.which, 0),
             leaves=evicts | exchanges | drops,
             place=place,
             enters=exchanges | rises,

@@ -19,6 +19,7 @@ are refined if it is longer than was predicted. Every few moves they are refined
 the correlations formed anew by a pass over the candidates.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -91,14 +92,34 @@ class Candidates(eqx.Module):
 
 
 class Leaving(eqx.Module):
-    """A few atoms in use that matter least.
+    """An atom in use that may leave.
 
     Attributes:
-        slots: their slots.
+        slot: its slot j.
+        square: B_jj.
+        column: its column of T.
+        along: Z_j, what each of the candidates has of it.
+    """
+
+    slot: Int[Array, ""]
+    square: Float[Array, ""]
+    column: Float[Array, " p"]
+    along: Float[Array, " m"]
+
+
+class Choice(eqx.Module):
+    """An atom to enter, by its place among the candidates, and which of a few is to leave."""
+
+    place: Int[Array, ""]
+    which: Int[Array, ""]
+    worth: Bool[Array, ""]
+
+
+class _Few(eqx.Module):
+    """A few atoms in use that matter least: for each what `Leaving` holds, and what it is worth.
+
+    Attributes:
         losses: what the objective would rise by without each of them, w_j²/B_jj.
-        squares: B_jj.
-        columns: the columns of T.
-        along: Z, what each of the candidates has of them.
     """
 
     slots: Int[Array, " q"]
@@ -106,14 +127,6 @@ class Leaving(eqx.Module):
     squares: Float[Array, " q"]
     columns: Float[Array, "q p"]
     along: Float[Array, "q m"]
-
-
-class Choice(eqx.Module):
-    """An atom to enter, by its place among the candidates, and which of the few is to leave."""
-
-    place: Int[Array, ""]
-    which: Int[Array, ""]
-    worth: Bool[Array, ""]
 
 
 def put(
@@ -222,37 +235,50 @@ def least_losses(support: Support) -> tuple[Array, Array, Array]:
 def leaving(
     support: Support,
     candidates: Candidates,
-    first: Array,
-    is_set: Array,
-    may_leave: Array,
-) -> Leaving:
-    """The few atoms whose leaving would raise the objective least.
+    *,
+    first: Int[Array, ""],
+    is_set: Bool[Array, ""],
+    may_leave: Bool[Array, ""],
+    may_exchange: Bool[Array, ""],
+    exchange: Callable[[_Few], Choice],
+) -> tuple[Leaving, Choice]:
+    """The atom to leave: the other half of the best exchange, or else the one that matters least.
 
     Args:
         support: the atoms in use.
         candidates: the atoms that may enter.
-        first: a slot that is to be the first of them, if `is_set`.
+        first: a slot that is to be taken for the least, if `is_set`.
         is_set: whether there is such a slot.
         may_leave: whether any will; zeros are returned where none may in any lane.
+        may_exchange: whether one may enter in its place.
+        exchange: the best exchange of a few atoms in use.
     """
+    nothing = Choice(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), jnp.zeros((), bool))
 
-    def found() -> Leaving:
+    def found() -> tuple[Leaving, Choice]:
         squares, slots, losses = least_losses(support)
         # Not by an index: where the result of `top_k` is sliced, the compiler sorts all instead.
         set_here = is_set & (jnp.arange(slots.shape[0]) == 0)
         slots = jnp.where(set_here, first.astype(slots.dtype), slots)
         columns = support.coefficients.columns(slots).T
         along = candidates.coordinates.combine(columns, support.active)
-        return Leaving(slots, losses, squares[slots], columns, along)
+        few = _Few(slots, losses, squares[slots], columns, along)
+        choice = jax.lax.cond(any_lane(may_exchange), lambda: exchange(few), lambda: nothing)
+        which = jnp.where(may_exchange & choice.worth, choice.which, 0)
+        one = Leaving(slots[which], few.squares[which], columns[which], along[which])
+        return one, choice
 
-    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(found))
-    return jax.lax.cond(any_lane(may_leave), found, lambda: nothing)
+    def not_found() -> tuple[Leaving, Choice]:
+        some = jnp.zeros_like(support.aim)
+        return Leaving(nothing.place, some[0], some, jnp.zeros_like(candidates.rest)), nothing
+
+    return jax.lax.cond(any_lane(may_leave), found, not_found)
 
 
 def best_exchange(
     support: Support,
     candidates: Candidates,
-    few: Leaving,
+    few: _Few,
     eligible: Bool[Array, " m"],
     rest: Float[Array, " m"],
     floor: Float[Array, ""],
@@ -287,10 +313,9 @@ def best_exchange(
 def change(
     support: Support,
     candidates: Candidates,
-    few: Leaving,
+    out: Leaving,
     *,
     weights: Float[Array, " p"],
-    which: Int[Array, ""],
     leaves: Bool[Array, ""],
     place: Int[Array, ""],
     enters: Bool[Array, ""],
@@ -305,10 +330,9 @@ def change(
     Args:
         support: the atoms in use.
         candidates: the atoms that may enter.
-        few: the atoms that may leave.
+        out: the atom that may leave.
         weights: shape (p,), a feasible point.
-        which: place among `few` of the atom that leaves.
-        leaves: whether one leaves.
+        leaves: whether it leaves.
         place: index among the candidates of the atom that enters.
         enters: whether one enters.
         resets: whether all atoms leave.
@@ -318,16 +342,16 @@ def change(
         The new support and candidates, and the row of the atom that entered, −1 if none did.
     """
     slots = jnp.arange(support.active.shape[0])
-    slot_out = few.slots[which]
+    slot_out = out.slot
     slot_in = jnp.where(leaves, slot_out, first_of(~support.active))
-    out, into = (slots == slot_out) & leaves, slots == slot_in
+    freed_slot, into = (slots == slot_out) & leaves, slots == slot_in
 
-    per_length = jnp.where(leaves, 1 / jnp.sqrt(few.squares[which]), 0)
-    lost = per_length * few.columns[which]
-    gone = per_length * few.along[which]
+    per_length = jnp.where(leaves, 1 / jnp.sqrt(out.square), 0)
+    lost = per_length * out.column
+    gone = per_length * out.along
     sign = jnp.where(leaves, jnp.where(lost[slot_out] < 0, -1, 1), 0)
     # The normal of the reflection, and 2 over its square, as what is lost has length one.
-    normal = lost + sign * out
+    normal = lost + sign * freed_slot
     factor = jnp.where(leaves, 1 / (1 + jnp.abs(lost[slot_out])), 0)
 
     atom = candidates.atoms[place]
@@ -345,7 +369,7 @@ def change(
     correlation = candidates.correlations[place] + freed * gone[place]
     ahead = jnp.where(enters_really, correlation * scale, 0)
 
-    keep = ~out & ~resets
+    keep = ~freed_slot & ~resets
     new = into & enters_really
 
     along = _along(support, candidates, place, first + second, direction, norm, enters_really)
