@@ -278,7 +278,7 @@ class ExchangePursuit(PathSolver):
         everything = num_candidates == n
         zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
         target = problem.target / jnp.where(target_norm > 0, target_norm, 1)
-        support = no_support(num_slots, num_candidates, target)
+        support = no_support(num_slots, target)
         candidates = (
             all_candidates(problem, scale, num_slots)
             if everything
@@ -357,7 +357,7 @@ class ExchangePursuit(PathSolver):
         )
         nearest = -largest_of(-fractions)
         first = first_of(fractions <= nearest)
-        blocks = blocked[first]
+        blocks = nearest < jnp.inf
         size = support.size
         small = resolution(objective.dtype)
 

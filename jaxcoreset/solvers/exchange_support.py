@@ -43,13 +43,13 @@ class Support(eqx.Module):
     """The atoms in use, by slot; rows and columns of slots that are free are zero.
 
     Attributes:
-        places: index among the candidates; their number where the atom is not one of them.
+        places: index among the candidates; their number where an atom in use is not one of them.
         rows: index among all atoms.
         active: which slots are in use.
         size: how many; carried along, as counting them would be a kernel more in every move.
         weights: a feasible point, where Lawson and Hanson's line starts.
         aim: the least-squares weights, of any sign.
-        residual: what they leave of the target, without what rounding leaves of it in the span.
+        residual: what they leave of the target, with nothing of it in the span.
         atoms, basis, coefficients: A_P, Q and T, with T A_P = Q.
     """
 
@@ -140,8 +140,16 @@ def put(
     return jax.lax.dynamic_update_index_in_dim(into, jnp.where(wanted, value, old), place, 0)
 
 
+def left_of(target: Float[Array, " s"], support: Support) -> Float[Array, " s"]:
+    """What the weights really leave of the target."""
+    return target - support.atoms.combine(support.aim, support.active)
+
+
 def refined(support: Support, residual: Float[Array, " s"]) -> Support:
     """The same with weights and residual refined.
+
+    What the residual has in the span is taken out of both, each by its own matrix: what rounding
+    leaves of it there would have atoms near the span look as if they had much to give.
 
     Args:
         support: the atoms in use.
@@ -156,11 +164,6 @@ def refined(support: Support, residual: Float[Array, " s"]) -> Support:
             residual - support.basis.combine(ahead, support.active),
         ),
     )
-
-
-def left_of(target: Float[Array, " s"], support: Support) -> Float[Array, " s"]:
-    """What the weights really leave of the target."""
-    return target - support.atoms.combine(support.aim, support.active)
 
 
 def settle(
@@ -472,11 +475,11 @@ def _along(
     return jax.lax.switch(how, [nothing, by_gram, by_pass])
 
 
-def no_support(num_slots: int, num_candidates: int, target: Float[Array, " s"]) -> Support:
+def no_support(num_slots: int, target: Float[Array, " s"]) -> Support:
     """No atom in use."""
     num_draws, dtype = target.shape[0], target.dtype
     return Support(
-        places=jnp.full(num_slots, num_candidates, jnp.int32),
+        places=jnp.zeros(num_slots, jnp.int32),
         rows=jnp.zeros(num_slots, jnp.int32),
         active=jnp.zeros(num_slots, bool),
         size=jnp.zeros((), jnp.int32),

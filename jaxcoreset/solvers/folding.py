@@ -7,6 +7,7 @@ against the other half, again and again, is a single vectorised program, five ti
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
@@ -52,7 +53,8 @@ def _folded(
         return values
     while (length := values.shape[-1]) > _SHORT:
         half = -(-length // 2)
-        first, second = values[..., :half], values[..., length - half :]
+        first = jax.lax.slice_in_dim(values, 0, half, axis=-1)
+        second = jax.lax.slice_in_dim(values, length - half, length, axis=-1)
         if neutral is not None and length % 2:
             second = jnp.where(jnp.arange(half) > 0, second, neutral)
         values = pick(first, second)

@@ -155,7 +155,7 @@ class SlotMatrix(eqx.Module):
     def _own(self, place: int, values: Shaped[Array, "*b p"]) -> Shaped[Array, "*b _"]:
         """Of an array whose last axis is over the slots what belongs to a part."""
         start = sum(map(len, self.parts[:place]))
-        return values[..., start : start + len(self.parts[place])]
+        return jax.lax.slice_in_dim(values, start, start + len(self.parts[place]), axis=-1)
 
     def _in_use(self, active: Bool[Array, " p"]) -> list[Array | None]:
         """For each part but the first whether any of its slots is, in any lane under `vmap`."""
