@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxcoreset.nnls import any_lane, product, resolution, rounding
+from jaxcoreset.nnls import any_lane, product, resolution
 from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solution import Solution, make_solution
 from jaxcoreset.solvers.base import PathSolver, Solver
@@ -44,9 +44,11 @@ from jaxcoreset.solvers.exchange_support import (
     Candidates,
     Support,
     best_exchange,
+    beyond_rounding,
     change,
     compact,
     correlated,
+    distances,
     leaving,
     left_of,
     no_support,
@@ -367,16 +369,15 @@ class ExchangePursuit(PathSolver):
         refused = candidates.refused & ~progress
 
         # What could be done: one atom in,
-        floor, _ = rounding(jnp.sqrt(objective), plan.target.shape[0])
         correlations = candidates.correlations
         eligible = candidates.usable & ~candidates.used & ~refused
         tried = (candidates.rows == state.tried[:, None]).any(axis=0)
         # The first of the other starts has the first one's atom: it is matching pursuit.
         eligible = eligible & ~(tried & (size == 0) & (state.start != 1))
-        rest = jnp.maximum(candidates.rest, small)
         # Every second start takes the largest correlation, as matching pursuit does.
-        shares = jnp.where(state.start % 2 == 1, 1, rest)
-        gains = jnp.where(eligible & (correlations > floor), correlations**2 / shares, 0)
+        shares = jnp.where(state.start % 2 == 1, 1, distances(candidates))
+        counts = eligible & beyond_rounding(correlations, objective, plan.target.shape[0])
+        gains = jnp.where(counts, correlations**2 / shares, 0)
         largest = largest_of(gains)
         added = first_of(gains >= (1 - small) * largest)
         top = jnp.where(
@@ -393,7 +394,6 @@ class ExchangePursuit(PathSolver):
         rises = goes_up & (largest > 0) & (in_vain <= _MAX_IN_VAIN)
 
         # or one of each.
-        least = self.min_gain * objective
         missed = exchanged & (objective > (1 - self.min_gain / 2) * state.objective)
         may_exchange = feasible & state.falling & (state.exchanges < self.exchanges_down)
         may_exchange = may_exchange & ~missed & ~precise
@@ -405,7 +405,12 @@ class ExchangePursuit(PathSolver):
             may_leave=~rises & ~stopped,
             may_exchange=may_exchange,
             exchange=lambda few: best_exchange(
-                support, candidates, few, eligible, rest, floor, least
+                support,
+                candidates,
+                few,
+                eligible=eligible,
+                objective=objective,
+                min_gain=self.min_gain,
             ),
         )
 

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jaxcoreset.nnls import any_lane, product, resolution
+from jaxcoreset.nnls import any_lane, product, resolution, rounding
 from jaxcoreset.solvers.folding import first_of, largest_of, sum_of
 from jaxcoreset.solvers.slot_matrix import SlotMatrix
 
@@ -278,24 +278,34 @@ def leaving(
     return jax.lax.cond(any_lane(may_leave), found, not_found)
 
 
+def beyond_rounding(
+    correlations: Float[Array, "*b m"], objective: Float[Array, ""], num_draws: int
+) -> Bool[Array, "*b m"]:
+    """Whether correlations with the residual are positive, and more than rounding."""
+    # As squares, for which the root of the objective need not be taken and kept.
+    floor, _ = rounding(jnp.ones((), objective.dtype), num_draws)
+    return (correlations > 0) & (correlations**2 > floor**2 * objective)
+
+
 def best_exchange(
     support: Support,
     candidates: Candidates,
     few: _Few,
+    *,
     eligible: Bool[Array, " m"],
-    rest: Float[Array, " m"],
-    floor: Float[Array, ""],
-    least: Float[Array, ""],
+    objective: Float[Array, ""],
+    min_gain: float,
 ) -> Choice:
     """The exchange that gains most among those that leave every weight positive.
 
     For each of a few atoms that may leave, the best that may enter in its place; of these pairs the
-    best. `least` is what an exchange has to gain.
+    best, if it lowers the objective by more than the fraction `min_gain`.
     """
     scale, solved = 1 / few.squares, support.aim
     moved = candidates.correlations + (solved[few.slots] * scale)[:, None] * few.along
-    left = rest + scale[:, None] * few.along**2
-    gains = jnp.where(eligible & (moved > floor), moved**2 / left, 0) - few.losses[:, None]
+    left = distances(candidates) + scale[:, None] * few.along**2
+    counts = eligible & beyond_rounding(moved, objective, support.residual.shape[0])
+    gains = jnp.where(counts, moved**2 / left, 0) - few.losses[:, None]
     places = first_of(gains >= largest_of(gains)[:, None])
 
     def at_places(values: Array) -> Array:
@@ -310,7 +320,13 @@ def best_exchange(
     stays = support.active & (jnp.arange(solved.shape[0]) != few.slots[:, None])
     gains = jnp.where(jnp.all((after > 0) | ~stays, axis=1), at_places(gains), -jnp.inf)
     best = jnp.argmax(gains)
-    return Choice(places[best].astype(jnp.int32), best.astype(jnp.int32), gains[best] > least)
+    worth = gains[best] > min_gain * objective
+    return Choice(places[best].astype(jnp.int32), best.astype(jnp.int32), worth)
+
+
+def distances(candidates: Candidates) -> Float[Array, " m"]:
+    """Squared distances from the span to divide by."""
+    return jnp.maximum(candidates.rest, resolution(candidates.rest.dtype))
 
 
 def change(
@@ -375,7 +391,7 @@ def change(
     keep = ~freed_slot & ~resets
     new = into & enters_really
 
-    along = _along(support, candidates, place, first + second, direction, norm, enters_really)
+    along = _along(support, candidates, place, first + second, direction, scale, enters_really)
     mixed = support.coefficients.combine(jnp.stack([lost, first + second]), support.active)
     row = scale * (into - mixed[1])
     aim = support.aim - freed * mixed[0] + ahead * row
@@ -441,7 +457,7 @@ def _along(
     place: Int[Array, ""],
     within: Float[Array, " p"],
     direction: Float[Array, " s"],
-    norm: Float[Array, ""],
+    scale: Float[Array, ""],
     wanted: Bool[Array, ""],
 ) -> Float[Array, " m"]:
     """The candidates' coordinates in a direction that is to join the basis, or zeros.
@@ -452,7 +468,7 @@ def _along(
         place: which of them has the direction, once its part in the span is taken out.
         within: shape (p,), the coordinates of that part.
         direction: shape (S,), of norm one.
-        norm: of what was left of the atom.
+        scale: the reciprocal norm of what was left of the atom.
         wanted: whether the direction is to join the basis.
     """
 
@@ -468,10 +484,10 @@ def _along(
 
     def by_gram() -> Array:
         spanned = candidates.coordinates.combine(within, support.active)
-        return (gram[place] - spanned) / jnp.where(wanted, norm, 1)
+        return (gram[place] - spanned) * scale
 
     # Near the span, little is left of a difference of two products.
-    how = jnp.where(any_lane(wanted & (norm < _FAR)), 2, any_lane(wanted).astype(jnp.int32))
+    how = jnp.where(any_lane(wanted & (scale > 1 / _FAR)), 2, any_lane(wanted).astype(jnp.int32))
     return jax.lax.switch(how, [nothing, by_gram, by_pass])
 
 
