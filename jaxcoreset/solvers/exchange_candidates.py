@@ -19,7 +19,8 @@ from jaxtyping import Array, Bool, Float
 
 from jaxcoreset.nnls import product
 from jaxcoreset.problem import CoresetProblem
-from jaxcoreset.solvers.exchange_support import Candidates, Support, least_losses
+from jaxcoreset.solvers.exchange_choice import least_losses
+from jaxcoreset.solvers.exchange_support import Candidates, Support
 from jaxcoreset.solvers.slot_matrix import SlotMatrix
 
 # So many candidates at a time, where all atoms would be too many: where their coordinates in the

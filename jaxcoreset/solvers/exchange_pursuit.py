@@ -16,8 +16,9 @@ what it loses by. So here
 
 The best solution seen at every size is kept, so that one run holds the solutions for every k.
 
-What a move needs is kept up to date in `jaxcoreset.solvers.exchange_support`. Where there are too
-many atoms for all of them to be candidates in every move, the moves see some at a time, as
+What a move needs is kept up to date in `jaxcoreset.solvers.exchange_support`, and which atom leaves
+for which is chosen in `jaxcoreset.solvers.exchange_choice`. Where there are too many atoms for all
+of them to be candidates in every move, the moves see some at a time, as
 `jaxcoreset.solvers.exchange_candidates` says.
 """
 
@@ -39,17 +40,14 @@ from jaxcoreset.solvers.exchange_candidates import (
     no_candidates,
     num_candidates_at_a_time,
 )
+from jaxcoreset.solvers.exchange_choice import beyond_rounding, distances, leaving
 from jaxcoreset.solvers.exchange_path import Path
 from jaxcoreset.solvers.exchange_support import (
     Candidates,
     Support,
-    best_exchange,
-    beyond_rounding,
     change,
     compact,
     correlated,
-    distances,
-    leaving,
     left_of,
     no_support,
     refined,
@@ -404,14 +402,9 @@ class ExchangePursuit(PathSolver):
             is_set=blocks,
             may_leave=~rises & ~stopped,
             may_exchange=may_exchange,
-            exchange=lambda few: best_exchange(
-                support,
-                candidates,
-                few,
-                eligible=eligible,
-                objective=objective,
-                min_gain=self.min_gain,
-            ),
+            eligible=eligible,
+            objective=objective,
+            min_gain=self.min_gain,
         )
 
         # What is done.

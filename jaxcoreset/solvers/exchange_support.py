@@ -3,23 +3,17 @@
 With unit atoms a_i, and P those in use, T holds the coefficients of an orthonormal
 basis Q = T A_P, so that TᵀT is the inverse of the Gram matrix, and V = Q Aᵀ the coordinates of all
 candidates in it. From V come, for any atom i, its squared distance from the span, ρ_i = 1 − ‖V_i‖²,
-and its least-squares coefficients TᵀV_i. What the objective falls by when i takes the place of j is
-then a closed form: with B = TᵀT, Z = TᵀV and c_i = ⟨a_i, r⟩,
+and its least-squares coefficients TᵀV_i. An atom leaves by a reflection of Q, T and V, and enters
+by Gram–Schmidt, done twice, so that nothing is divided by a small pivot. Its row of V comes from a
+pass over the candidates or, where there are few enough of them, from their Gram matrix and the rows
+of V that are there.
 
-    (c_i + w_j Z_ji / B_jj)² / (ρ_i + Z_ji² / B_jj) − w_j² / B_jj
-
-which is evaluated for all i and for the few j with the least to lose. An atom leaves by a
-reflection of Q, T and V, and enters by Gram–Schmidt, done twice, so that nothing is divided by a
-small pivot. Its row of V comes from a pass over the candidates or, where there are few enough of
-them, from their Gram matrix and the rows of V that are there.
-
-Weights, residual and the correlations c follow from one support to the next by T, Q and V. Where a
-solution promises to be the best of its size, its residual is formed anew from its weights, and they
-are refined if it is longer than was predicted. Every few moves they are refined in any case, and
-the correlations formed anew by a pass over the candidates.
+Weights, residual r and the correlations c_i = ⟨a_i, r⟩ follow from one support to the next by T, Q
+and V. Where a solution promises to be the best of its size, its residual is formed anew from its
+weights, and they are refined if it is longer than was predicted. Every few moves they are refined
+in any case, and the correlations formed anew by a pass over the candidates.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -27,14 +21,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jaxcoreset.nnls import any_lane, product, resolution, rounding
-from jaxcoreset.solvers.folding import first_of, largest_of, sum_of
+from jaxcoreset.nnls import any_lane, product, resolution
+from jaxcoreset.solvers.folding import first_of, sum_of
 from jaxcoreset.solvers.slot_matrix import SlotMatrix
 
 # An atom may enter if its distance from the span of those in use is more than this many roundings.
 _INDEPENDENT = 100
-# So many atoms, those with the least to lose, are tried for an exchange; more bring nothing.
-_NUM_LEAVING = 8
 # An atom that is nearer to the span than this has its products with all candidates formed anew.
 _FAR = 0.05
 
@@ -96,37 +88,15 @@ class Leaving(eqx.Module):
 
     Attributes:
         slot: its slot j.
-        square: B_jj.
+        square: B_jj, with B = TᵀT.
         column: its column of T.
-        along: Z_j, what each of the candidates has of it.
+        along: what each of the candidates has of it, the row j of Z = TᵀV.
     """
 
     slot: Int[Array, ""]
     square: Float[Array, ""]
     column: Float[Array, " p"]
     along: Float[Array, " m"]
-
-
-class Choice(eqx.Module):
-    """An atom to enter, by its place among the candidates, and which of a few is to leave."""
-
-    place: Int[Array, ""]
-    which: Int[Array, ""]
-    worth: Bool[Array, ""]
-
-
-class _Few(eqx.Module):
-    """A few atoms in use that matter least: for each what `Leaving` holds, and what it is worth.
-
-    Attributes:
-        losses: what the objective would rise by without each of them, w_j²/B_jj.
-    """
-
-    slots: Int[Array, " q"]
-    losses: Float[Array, " q"]
-    squares: Float[Array, " q"]
-    columns: Float[Array, "q p"]
-    along: Float[Array, "q m"]
 
 
 def put(
@@ -220,113 +190,6 @@ def correlated(candidates: Candidates, residual: Float[Array, " s"], due: Array)
         lambda: candidates.correlations,
     )
     return eqx.tree_at(lambda c: c.correlations, candidates, correlations)
-
-
-def least_losses(support: Support) -> tuple[Array, Array, Array]:
-    """The few atoms whose leaving would raise the objective least.
-
-    Returns:
-        B_jj for every slot, the slots of the few, and what is lost with each, w_j²/B_jj.
-    """
-    squares = support.coefficients.squares(support.active)
-    squares = jnp.where(support.active, squares, 1)
-    losses = jnp.where(support.active, support.aim**2 / squares, jnp.inf)
-    least, slots = jax.lax.top_k(-losses, min(_NUM_LEAVING, losses.shape[0]))
-    return squares, slots, -least
-
-
-def leaving(
-    support: Support,
-    candidates: Candidates,
-    *,
-    first: Int[Array, ""],
-    is_set: Bool[Array, ""],
-    may_leave: Bool[Array, ""],
-    may_exchange: Bool[Array, ""],
-    exchange: Callable[[_Few], Choice],
-) -> tuple[Leaving, Choice]:
-    """The atom to leave: the other half of the best exchange, or else the one that matters least.
-
-    Args:
-        support: the atoms in use.
-        candidates: the atoms that may enter.
-        first: a slot that is to be taken for the least, if `is_set`.
-        is_set: whether there is such a slot.
-        may_leave: whether any will; zeros are returned where none may in any lane.
-        may_exchange: whether one may enter in its place.
-        exchange: the best exchange of a few atoms in use.
-    """
-    nothing = Choice(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), jnp.zeros((), bool))
-
-    def found() -> tuple[Leaving, Choice]:
-        squares, slots, losses = least_losses(support)
-        # Not by an index: where the result of `top_k` is sliced, the compiler sorts all instead.
-        set_here = is_set & (jnp.arange(slots.shape[0]) == 0)
-        slots = jnp.where(set_here, first.astype(slots.dtype), slots)
-        columns = support.coefficients.columns(slots).T
-        along = candidates.coordinates.combine(columns, support.active)
-        few = _Few(slots, losses, squares[slots], columns, along)
-        choice = jax.lax.cond(any_lane(may_exchange), lambda: exchange(few), lambda: nothing)
-        which = jnp.where(may_exchange & choice.worth, choice.which, 0)
-        one = Leaving(slots[which], few.squares[which], columns[which], along[which])
-        return one, choice
-
-    def not_found() -> tuple[Leaving, Choice]:
-        some = jnp.zeros_like(support.aim)
-        return Leaving(nothing.place, some[0], some, jnp.zeros_like(candidates.rest)), nothing
-
-    return jax.lax.cond(any_lane(may_leave), found, not_found)
-
-
-def beyond_rounding(
-    correlations: Float[Array, "*b m"], objective: Float[Array, ""], num_draws: int
-) -> Bool[Array, "*b m"]:
-    """Whether correlations with the residual are positive, and more than rounding."""
-    # As squares, for which the root of the objective need not be taken and kept.
-    floor, _ = rounding(jnp.ones((), objective.dtype), num_draws)
-    return (correlations > 0) & (correlations**2 > floor**2 * objective)
-
-
-def best_exchange(
-    support: Support,
-    candidates: Candidates,
-    few: _Few,
-    *,
-    eligible: Bool[Array, " m"],
-    objective: Float[Array, ""],
-    min_gain: float,
-) -> Choice:
-    """The exchange that gains most among those that leave every weight positive.
-
-    For each of a few atoms that may leave, the best that may enter in its place; of these pairs the
-    best, if it lowers the objective by more than the fraction `min_gain`.
-    """
-    scale, solved = 1 / few.squares, support.aim
-    moved = candidates.correlations + (solved[few.slots] * scale)[:, None] * few.along
-    left = distances(candidates) + scale[:, None] * few.along**2
-    counts = eligible & beyond_rounding(moved, objective, support.residual.shape[0])
-    gains = jnp.where(counts, moved**2 / left, 0) - few.losses[:, None]
-    places = first_of(gains >= largest_of(gains)[:, None])
-
-    def at_places(values: Array) -> Array:
-        return jnp.take_along_axis(values, places[:, None], 1)[:, 0]
-
-    weight = at_places(moved) / at_places(left)
-    shift = (solved[few.slots] - weight * at_places(few.along))[:, None] * (
-        scale[:, None] * few.columns
-    )
-    shift = shift + weight[:, None] * candidates.coordinates.columns(places).T
-    after = solved - support.coefficients.combine(shift, support.active)
-    stays = support.active & (jnp.arange(solved.shape[0]) != few.slots[:, None])
-    gains = jnp.where(jnp.all((after > 0) | ~stays, axis=1), at_places(gains), -jnp.inf)
-    best = jnp.argmax(gains)
-    worth = gains[best] > min_gain * objective
-    return Choice(places[best].astype(jnp.int32), best.astype(jnp.int32), worth)
-
-
-def distances(candidates: Candidates) -> Float[Array, " m"]:
-    """Squared distances from the span to divide by."""
-    return jnp.maximum(candidates.rest, resolution(candidates.rest.dtype))
 
 
 def change(
