@@ -101,3 +101,17 @@ def test_pursuits_in_turn_find_what_they_find_alone(monkeypatch, solver):
         np.testing.assert_allclose(together.objective[i], alone.objective, rtol=1e-4)
         np.testing.assert_array_equal(together.indices[i], alone.indices)
     np.testing.assert_allclose(over_k.objective, together.objective[1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("at_once", [7, 5, 1])
+def test_what_is_traced_for_one_lane_serves_for_all(at_once):
+    traced = []
+
+    def function(x):
+        traced.append(x.shape)
+        return jnp.cumsum(x)
+
+    call = few_at_a_time(function, lanes._CACHE // at_once)
+    found = jax.jit(jax.vmap(call))(jnp.ones((7, 3)))
+    np.testing.assert_array_equal(found, np.tile([1, 2, 3], (7, 1)))
+    assert traced == [(3,)]
