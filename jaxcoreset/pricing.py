@@ -82,7 +82,8 @@ def price(
     noise = _NOISE * scale * jnp.finfo(residual.dtype).eps
     basis = _basis(chosen)
     # What the chosen atoms could do about the residual is not for others to gain.
-    residual = residual - basis @ (residual @ basis)
+    spanned = jnp.matmul(residual, basis, precision=HIGHEST)
+    residual = residual - jnp.matmul(basis, spanned, precision=HIGHEST)
     leaves = jax.tree.leaves(rows.data)
     start = {"score": np.full(num, -np.inf, np.float32), "row": np.full(num, -1)} | {
         str(i): np.zeros((num, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))

@@ -43,8 +43,9 @@ def gains(atoms, target, residual):
     return found
 
 
-def priced(num, batch_size=None, known=CHOSEN):
+def priced(num, batch_size=None, known=CHOSEN, off=0.0):
     rows, draws, atoms, target, residual = setting()
+    residual = residual + off * atoms[CHOSEN].sum(0)
     return price(
         Rows(rows, Placement(batch_size=batch_size)),
         log_likelihood,
@@ -65,6 +66,12 @@ def test_the_best_rows_and_their_gains_are_those_of_least_squares():
     np.testing.assert_array_equal(found.indices, np.argsort(-exact, kind="stable")[:20])
     np.testing.assert_allclose(found.gains, exact[found.indices], rtol=1e-3)
     np.testing.assert_array_equal(found.leaves[0], rows[found.indices])
+
+
+def test_what_the_chosen_rows_could_gain_themselves_is_not_for_others_to_gain():
+    right, off = priced(20), priced(20, off=0.3)
+    np.testing.assert_array_equal(off.indices, right.indices)
+    np.testing.assert_allclose(off.gains, right.gains, rtol=1e-4)
 
 
 def test_only_rows_that_bring_something_are_returned_and_no_candidates():

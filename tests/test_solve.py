@@ -102,6 +102,23 @@ def traced(problem, request):
     return request.param, run(jnp.array(IN_RANGE + OUT_OF_RANGE))
 
 
+def test_a_traced_k_beyond_its_bound_is_not_cut_short_in_silence(problem):
+    # 13 is rounded up to 15 inside.
+    bound, ks = 13, jnp.array([13, 14, 15])
+    many = jax.vmap(lambda k: jc.solve(problem, k, jc.MatchingPursuit(), max_k=bound))(ks)
+    path = jax.jit(lambda ks: jc.sweep(problem, ks, jc.MatchingPursuit(), max_k=bound))(ks)
+    alone = jc.solve(problem, bound, jc.MatchingPursuit())
+    for found in (many, path):
+        assert found.converged.tolist() == [True, False, False]
+        for lane in range(3):
+            np.testing.assert_array_equal(found.indices[lane], alone.indices)
+            np.testing.assert_allclose(found.weights[lane], alone.weights, rtol=1e-4)
+            residual = problem.target - found.weights[lane] @ problem.atoms[found.indices[lane]]
+            np.testing.assert_allclose(
+                found.objective[lane], jnp.vdot(residual, residual), rtol=1e-3
+            )
+
+
 def test_solve_works_under_jit_and_vmap_over_k(problem, traced):
     solver, many = traced
     for i, k in enumerate(IN_RANGE):
