@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import jaxcoreset as jc
 from tests.markdown_pages import ROOT
 
 pytest.importorskip("mkdocs")
@@ -39,7 +40,7 @@ def test_reference_shows_solvers_with_their_hyperparameters(site):
     page = site["reference/solvers/index.html"]
     code = page[page.index('id="jaxcoreset.ExchangePursuit"') :]
     signature = re.sub(r"<[^>]+>", "", code[: code.index("</code>")])
-    assert "overshoot: float = 0.3" in " ".join(signature.split())
+    assert f"overshoot: float = {jc.ExchangePursuit().overshoot}" in " ".join(signature.split())
 
 
 def test_functions_that_share_a_modules_name_are_shown(site):
