@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from jaxcoreset.nnls import any_lane, product
 from jaxcoreset.solvers.folding import any_of
 
-# Where the parts end, as fractions of all slots.
+# Where the parts end, as fractions of all slots: for k = 100 the first is what further starts need.
 _ENDS = (0.2, 1)
 # Matrices with fewer entries are one part: each more takes a tenth of a second to compile.
 _FEW = 40_000
