@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxcoreset.nnls import any_lane, resolution, rounding
 from jaxcoreset.solvers.exchange_support import Candidates, Leaving, Support
-from jaxcoreset.solvers.folding import first_of, largest_of
+from jaxcoreset.solvers.folding import any_of, first_of, largest_of
 
 # So many atoms, those with the least to lose, are tried for an exchange; more bring nothing.
 _NUM_LEAVING = 8
@@ -152,7 +152,7 @@ def _best_exchange(
     shift = shift + weight[:, None] * candidates.coordinates.columns(places).T
     after = solved - support.coefficients.combine(shift, support.active)
     stays = support.active & (jnp.arange(solved.shape[0]) != few.slots[:, None])
-    gains = jnp.where(jnp.all((after > 0) | ~stays, axis=1), at_places(gains), -jnp.inf)
+    gains = jnp.where(any_of(stays & ~(after > 0)), -jnp.inf, at_places(gains))
     best = jnp.argmax(gains)
     worth = gains[best] > min_gain * objective
     return Choice(places[best].astype(jnp.int32), best.astype(jnp.int32), worth)

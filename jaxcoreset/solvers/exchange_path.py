@@ -7,21 +7,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxcoreset.solvers.exchange_support import Support, put
+from jaxcoreset.solvers.exchange_support import Support
 
 
 class Path(eqx.Module):
     """Rows and weights by size and slot.
 
     Attributes:
-        rows: of the atoms in use.
-        weights: of the scaled atoms for the scaled target, zero in slots that are free.
+        rows: of the atoms in use; the last line is for what was not to be kept.
+        weights: of the scaled atoms for the scaled target, zero in slots that are free; likewise.
         objective: one, that of no atoms, where nothing better was seen.
     """
 
-    rows: Int[Array, "*k p"]
-    weights: Float[Array, "*k p"]
-    objective: Float[Array, "*k"]
+    rows: Int[Array, "l p"]
+    weights: Float[Array, "l p"]
+    objective: Float[Array, " k"]
 
     @classmethod
     def empty(cls, num_sizes: int, num_slots: int, dtype: Any) -> "Path":
@@ -33,8 +33,8 @@ class Path(eqx.Module):
             dtype: of the weights.
         """
         return cls(
-            jnp.zeros((num_sizes, num_slots), jnp.int32),
-            jnp.zeros((num_sizes, num_slots), dtype),
+            jnp.zeros((num_sizes + 1, num_slots), jnp.int32),
+            jnp.zeros((num_sizes + 1, num_slots), dtype),
             jnp.ones(num_sizes, dtype),
         )
 
@@ -50,9 +50,16 @@ class Path(eqx.Module):
     ) -> "Path":
         """Keep the least-squares weights if that is wanted and they are the best of their size."""
         place = self._place(support.size)
-        better = wanted & (objective < self.known(support.size))
-        new = Path(support.rows, support.aim, objective)
-        return jax.tree.map(lambda p, x: put(p, place, x, better), self, new)
+        known = self.known(support.size)
+        better = wanted & (objective < known)
+        line = jnp.where(better, place, self.objective.shape[0])
+
+        put = jax.lax.dynamic_update_index_in_dim
+        return Path(
+            put(self.rows, support.rows, line, 0),
+            put(self.weights, support.aim, line, 0),
+            put(self.objective, jnp.where(better, objective, known), place, 0),
+        )
 
     def joined(self, small: "Path") -> "Path":
         """The better solution of each size, of this run and of one to smaller sizes."""
@@ -62,7 +69,7 @@ class Path(eqx.Module):
         def join(ours: Array, theirs: Array) -> Array:
             if ours.ndim == 1:
                 return ours.at[:num_sizes].set(jnp.where(better, theirs, ours[:num_sizes]))
-            theirs = jnp.pad(theirs, [(0, 0), (0, num_slots - theirs.shape[1])])
+            theirs = jnp.pad(theirs[:num_sizes], [(0, 0), (0, num_slots - theirs.shape[1])])
             taken = jnp.where(better[:, None], theirs, ours[:num_sizes])
             return ours.at[:num_sizes].set(taken)
 

@@ -42,6 +42,15 @@ from jaxcoreset.solvers.exchange_candidates import (
 )
 from jaxcoreset.solvers.exchange_choice import beyond_rounding, distances, leaving
 from jaxcoreset.solvers.exchange_path import Path
+from jaxcoreset.solvers.exchange_progress import (
+    SHORT,
+    Limits,
+    Progress,
+    considered,
+    decided,
+    improves,
+    is_stale,
+)
 from jaxcoreset.solvers.exchange_support import (
     Candidates,
     Support,
@@ -55,18 +64,10 @@ from jaxcoreset.solvers.exchange_support import (
 )
 from jaxcoreset.solvers.folding import first_of, largest_of
 from jaxcoreset.solvers.lanes import few_at_a_time
+from jaxcoreset.solvers.scalars import Scalars, in_one_kernel
 
-# After so many atoms in a row that brought nothing, the arithmetic has no more to give.
-_MAX_IN_VAIN = 5
-# After so many moves, and one more for each atom, in which the objective hardly fell, it will not.
-_MAX_IDLE = 100
-# Further starts go up to this size; beyond, the first atom is forgotten.
-_SHORT = 24
 # Sizes that a sweep has a run of its own for, if only there all atoms can be candidates.
-_SMALL_SIZES = (50, _SHORT)
-# In such starts candidates are chosen anew after so many changes of the size; in the first and in
-# matching pursuit, after one.
-_CHANGES_OF_A_START = 2
+_SMALL_SIZES = (50, SHORT)
 # Correlations with the residual are formed anew, and weights refined, after so many moves.
 _MOVES_PER_PASS = 16
 
@@ -75,32 +76,18 @@ class _State(eqx.Module):
     support: Support
     candidates: Candidates
     path: Path
-    falling: Bool[Array, ""]  # past the top
-    exchanges: Int[Array, ""]  # at this size; the last move was one, if there are any
-    in_vain: Int[Array, ""]  # so many atoms in a row came in without bringing anything
-    lowest: Float[Array, ""]  # the objective when it last fell by `min_gain`
-    idle: Int[Array, ""]  # moves since then
-    renewed: Float[Array, ""]  # the objective when the candidates last had no more to give
+    progress: Scalars  # a `Progress`
     entered: Int[Array, ""]  # row of the atom that came last
-    objective: Float[Array, ""]  # of the last least-squares solution that was feasible
-    start: Int[Array, ""]  # how many other starts have begun
     tried: Int[Array, " q"]  # rows of the first atoms, by start
-    moves: Int[Array, ""]
-    changes: Int[Array, ""]  # of the size, since the candidates were chosen
-    stopped: Bool[Array, ""]
 
 
 class _Plan(eqx.Module):
     """What does not change in a run."""
 
+    limits: Limits
     target: Float[Array, " s"]
     correlations: Float[Array, " m"]  # of the candidates with the target
     scale: Float[Array, " n"]
-    top: Int[Array, ""]
-    bottom: Int[Array, ""]
-    most: Int[Array, ""]
-    num_starts: Int[Array, ""]
-    max_moves: Int[Array, ""]
 
 
 class _Found(eqx.Module):
@@ -274,9 +261,8 @@ class ExchangePursuit(PathSolver):
         target_norm = jnp.linalg.norm(problem.target)
         scale = problem.scales()
         top = self._over(k, n)
-        num_starts = jnp.where(bottom <= _SHORT, min(self.num_starts, num_candidates - 1), 0)
+        num_starts = jnp.where(bottom <= SHORT, min(self.num_starts, num_candidates - 1), 0)
         everything = num_candidates == n
-        zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
         target = problem.target / jnp.where(target_norm > 0, target_norm, 1)
         support = no_support(num_slots, target)
         candidates = (
@@ -285,145 +271,127 @@ class ExchangePursuit(PathSolver):
             else no_candidates(num_slots, num_candidates, problem.num_draws, dtype)
         )
         correlations = product(candidates.atoms, target)
-        plan = _Plan(
-            target=target,
-            correlations=correlations,
-            scale=scale,
+        limits = Limits(
             top=top,
             bottom=bottom,
             most=k,
             num_starts=num_starts,
-            max_moves=(self.exchanges_down + 9) * top + 5 * _SHORT * num_starts + 100,
+            max_moves=(self.exchanges_down + 9) * top + 5 * SHORT * num_starts + 100,
+            exchanges_down=self.exchanges_down,
+            min_gain=self.min_gain,
+            chooses=not everything,
         )
+        plan = _Plan(limits, target, correlations, scale)
         nothing_to_do = (target_norm == 0) | (bottom > k)
         state = _State(
             support=support,
             candidates=eqx.tree_at(lambda c: c.correlations, candidates, correlations),
             path=Path.empty(num_points, num_slots, dtype),
-            falling=no,
-            exchanges=zero,
-            in_vain=zero,
-            lowest=jnp.asarray(jnp.inf, dtype),
-            idle=zero,
-            renewed=jnp.asarray(jnp.inf, dtype),
-            entered=zero - 1,
-            objective=jnp.asarray(jnp.inf, dtype),
-            start=zero,
+            progress=Scalars.of(Progress.at_start(dtype, nothing_to_do)),
+            entered=jnp.full((), -1, jnp.int32),
             tried=jnp.full(self.num_starts + 1, n, jnp.int32),
-            moves=zero,
-            changes=zero,
-            stopped=nothing_to_do,
         )
 
+        loop = jax.lax.while_loop
+
         def going(state: _State) -> Array:
-            waits = no if everything else self._is_stale(state)
-            return any_lane(~state.stopped & ~waits)
+            goes = ~state.progress["stopped"]
+            if not everything:
+                goes = goes & ~is_stale(state.progress, state.support.size, self.refresh)
+            return any_lane(goes)
 
         def move(state: _State) -> _State:
-            return jax.lax.while_loop(going, lambda s: self._move(plan, everything, s), state)
+            return loop(going, lambda s: self._move(plan, s), state)
 
         def refresh_and_move(state: _State) -> _State:
             return move(_refresh(problem, plan, state))
 
-        if everything:
-            state = move(state)
-        else:
-            state = jax.lax.while_loop(lambda s: any_lane(~s.stopped), refresh_and_move, state)
-        return _Found(state.path, scale, state.moves, state.moves <= plan.max_moves)
+        def going_on(state: _State) -> Array:
+            return any_lane(~state.progress["stopped"])
 
-    def _is_stale(self, state: _State) -> Array:
-        """Whether the candidates are to be chosen anew."""
-        size = state.support.size
-        least = jnp.where(state.start > 1, _CHANGES_OF_A_START, 1)
-        return state.changes >= jnp.maximum(least, (self.refresh * size).astype(jnp.int32))
+        state = move(state) if everything else loop(going_on, refresh_and_move, state)
+        moves = state.progress["moves"]
+        return _Found(state.path, scale, moves, moves <= limits.max_moves)
 
-    def _move(self, plan: _Plan, everything: bool, state: _State) -> _State:
+    def _move(self, plan: _Plan, state: _State) -> _State:
         """One move: settle, record, and then let one atom out, one in, or one of each."""
-        support, candidates = state.support, state.candidates
-        stopped = state.stopped
-        if not everything:
-            stopped = stopped | self._is_stale(state)
-        due = (state.moves % _MOVES_PER_PASS == _MOVES_PER_PASS - 1) & ~stopped
-        may_be_kept = (support.size <= plan.most) & ~stopped
+        support, candidates, before = state.support, state.candidates, state.progress
+        stopped = before["stopped"]
+        if plan.limits.chooses:
+            stopped = stopped | is_stale(before, support.size, self.refresh)
+        due = (before["moves"] % _MOVES_PER_PASS == _MOVES_PER_PASS - 1) & ~stopped
+        may_be_kept = (support.size <= plan.limits.most) & ~stopped
         known = state.path.known(support.size)
         support, objective = settle(support, plan.target, jnp.where(may_be_kept, known, 0), due)
         candidates = correlated(candidates, support.residual, due)
         solved = support.aim
-        blocked = support.active & (solved <= 0)
+        blocking = support.active & (solved <= 0)
         fractions = jnp.where(
-            blocked,
+            blocking,
             support.weights / jnp.maximum(support.weights - solved, jnp.finfo(solved.dtype).tiny),
             jnp.inf,
         )
         nearest = -largest_of(-fractions)
         first = first_of(fractions <= nearest)
-        blocks = nearest < jnp.inf
+        blocked = nearest < jnp.inf
         size = support.size
-        small = resolution(objective.dtype)
 
-        feasible = ~blocks & ~stopped
-        progress = feasible & (objective < (1 - small) * state.objective)
-        path = state.path.record(support, objective, feasible & (size <= plan.most))
-        refused = candidates.refused & ~progress
+        feasible = ~blocked & ~stopped
+        path = state.path.record(support, objective, feasible & (size <= plan.limits.most))
+        refused = candidates.refused & ~(feasible & improves(objective, before["objective"]))
 
         # What could be done: one atom in,
         correlations = candidates.correlations
         eligible = candidates.usable & ~candidates.used & ~refused
         tried = (candidates.rows == state.tried[:, None]).any(axis=0)
         # The first of the other starts has the first one's atom: it is matching pursuit.
-        eligible = eligible & ~(tried & (size == 0) & (state.start != 1))
+        eligible = eligible & ~(tried & (size == 0) & (before["start"] != 1))
         # Every second start takes the largest correlation, as matching pursuit does.
-        shares = jnp.where(state.start % 2 == 1, 1, distances(candidates))
+        shares = jnp.where(before["start"] % 2 == 1, 1, distances(candidates))
         counts = eligible & beyond_rounding(correlations, objective, plan.target.shape[0])
         gains = jnp.where(counts, correlations**2 / shares, 0)
         largest = largest_of(gains)
-        added = first_of(gains >= (1 - small) * largest)
-        top = jnp.where(
-            state.start > 0, jnp.minimum(plan.most + 2 * (state.start % 4), _SHORT), plan.top
+        added = first_of(gains >= (1 - resolution(gains.dtype)) * largest)
+        progress = in_one_kernel(
+            considered,
+            before,
+            plan.limits,
+            size=size,
+            objective=objective,
+            blocked=blocked,
+            stopped=stopped,
+            brings=largest > 0,
         )
-        exchanged = state.exchanges > 0
-        useless = feasible & ~progress & ~exchanged & ~state.falling & (size > 0)
-        in_vain = jnp.where(useless, state.in_vain + 1, jnp.where(progress, 0, state.in_vain))
-        falls = feasible & (objective < (1 - self.min_gain) * state.lowest)
-        idle = jnp.where(falls, 0, state.idle + 1)
-        precise = objective <= small**2
-        goes_up = feasible & ~state.falling & (size < top) & ~precise
-        goes_up = goes_up & (idle <= _MAX_IDLE + size)
-        rises = goes_up & (largest > 0) & (in_vain <= _MAX_IN_VAIN)
 
         # or one of each.
-        missed = exchanged & (objective > (1 - self.min_gain / 2) * state.objective)
-        may_exchange = feasible & state.falling & (state.exchanges < self.exchanges_down)
-        may_exchange = may_exchange & ~missed & ~precise
         out, exchange = leaving(
             support,
             candidates,
             first=first,
-            is_set=blocks,
-            may_leave=~rises & ~stopped,
-            may_exchange=may_exchange,
+            is_set=blocked,
+            may_leave=~progress["rises"] & ~stopped,
+            may_exchange=progress["may_exchange"],
             eligible=eligible,
             objective=objective,
             min_gain=self.min_gain,
         )
 
         # What is done.
-        exchanges = may_exchange & exchange.worth
-        # Where these candidates have no more to give, others may.
-        renews = goes_up & ~rises & (state.changes > 0) & (not everything)
-        renews = renews & (objective < (1 - self.min_gain) * state.renewed)
-        turns = feasible & ~exchanges & ~rises & ~renews
-        drops = turns & (size > plan.bottom)
-        ends = turns & ~drops
-        resets = ends & (state.start < plan.num_starts)
-        out_of_moves = ~stopped & (state.moves >= plan.max_moves)
-
+        progress = in_one_kernel(
+            decided,
+            progress,
+            plan.limits,
+            size=size,
+            objective=objective,
+            stopped=stopped,
+            worth=exchange.worth,
+        )
+        resets, rises = progress["resets"], progress["rises"]
+        evicts = progress["leaves"] & ~feasible
         fraction = jnp.clip(nearest, 0, 1)
-        evicts = blocks & ~stopped
         weights = jnp.where(
             evicts, jnp.maximum(support.weights + fraction * (solved - support.weights), 0), solved
         )
-        place = jnp.where(exchanges, exchange.place, added)
         refuses = evicts & (support.rows[first] == state.entered)
         refused = refused | (refuses & (jnp.arange(refused.shape[0]) == support.places[first]))
         support, candidates, entered = change(
@@ -431,9 +399,9 @@ class ExchangePursuit(PathSolver):
             eqx.tree_at(lambda c: c.refused, candidates, refused),
             out,
             weights=weights,
-            leaves=evicts | exchanges | drops,
-            place=place,
-            enters=exchanges | rises,
+            leaves=progress["leaves"],
+            place=jnp.where(rises, added, exchange.place),
+            enters=progress["enters"],
             resets=resets,
             stays=stopped,
         )
@@ -441,29 +409,14 @@ class ExchangePursuit(PathSolver):
         candidates = eqx.tree_at(lambda c: c.correlations, candidates, correlations)
         residual = jnp.where(resets, plan.target, support.residual)
         support = eqx.tree_at(lambda s: s.residual, support, residual)
-        begins = (jnp.arange(state.tried.shape[0]) == state.start) & rises & (size == 0)
-        done = (ends & ~resets) | out_of_moves
+        begins = (jnp.arange(state.tried.shape[0]) == before["start"]) & rises & (size == 0)
         return _State(
             support=support,
             candidates=candidates,
             path=path,
-            falling=(state.falling | drops) & ~resets,
-            exchanges=jnp.where(
-                feasible, jnp.where(exchanges, state.exchanges + 1, 0), state.exchanges
-            ),
-            in_vain=jnp.where(resets | renews, 0, in_vain),
-            lowest=jnp.where(resets, jnp.inf, jnp.where(falls, objective, state.lowest)),
-            idle=jnp.where(resets | stopped, 0, idle),
-            renewed=jnp.where(resets, jnp.inf, jnp.where(renews, objective, state.renewed)),
+            progress=progress,
             entered=jnp.where(feasible, entered, state.entered),
-            objective=jnp.where(resets, jnp.inf, jnp.where(feasible, objective, state.objective)),
-            start=state.start + resets,
             tried=jnp.where(begins, candidates.rows[added], state.tried),
-            moves=state.moves + ~stopped,
-            changes=jnp.where(
-                resets | renews, jnp.iinfo(jnp.int32).max, state.changes + (rises | drops)
-            ),
-            stopped=state.stopped | done,
         )
 
 
@@ -476,12 +429,13 @@ def _refresh(problem: CoresetProblem, plan: _Plan, state: _State) -> _State:
     same = candidates.rows == support.rows[:, None]
     places = jnp.where(same.any(axis=1), jnp.argmax(same, axis=1), num_candidates)
     support = eqx.tree_at(lambda s: s.places, support, places.astype(jnp.int32))
-    new = eqx.tree_at(
-        lambda s: (s.support, s.candidates, s.changes),
-        state,
-        (support, candidates, jnp.zeros((), jnp.int32)),
+    renewed = Scalars.of(
+        dataclasses.replace(state.progress.get(), changes=jnp.zeros((), jnp.int32))
     )
-    return jax.tree.map(lambda a, b: jnp.where(state.stopped, b, a), new, state)
+    new = eqx.tree_at(
+        lambda s: (s.support, s.candidates, s.progress), state, (support, candidates, renewed)
+    )
+    return jax.tree.map(lambda a, b: jnp.where(state.progress["stopped"], b, a), new, state)
 
 
 def _solution(

@@ -19,7 +19,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxcoreset.nnls import any_lane, product, resolution
 from jaxcoreset.solvers.folding import first_of, sum_of
@@ -99,15 +99,23 @@ class Leaving(eqx.Module):
     along: Float[Array, " m"]
 
 
-def put(
-    into: Shaped[Array, "p ..."],
-    place: Int[Array, ""],
-    value: Shaped[Array, "..."],
-    wanted: Bool[Array, ""],
-) -> Shaped[Array, "p ..."]:
-    """Set one entry along the first axis, if that is wanted."""
-    old = jax.lax.dynamic_index_in_dim(into, place, keepdims=False)
-    return jax.lax.dynamic_update_index_in_dim(into, jnp.where(wanted, value, old), place, 0)
+class _Turn(eqx.Module):
+    """Where `settle` is.
+
+    Attributes:
+        aim, residual: weights, and what they leave.
+        objective: what is known of it.
+        counts: whether what the weights really leave is their objective.
+        is_first: whether they may still be refined.
+        goes_on: whether they are to be held to what they leave, in any lane.
+    """
+
+    aim: Float[Array, " p"]
+    residual: Float[Array, " s"]
+    objective: Float[Array, ""]
+    counts: Bool[Array, ""]
+    is_first: Bool[Array, ""]
+    goes_on: Bool[Array, ""]
 
 
 def left_of(target: Float[Array, " s"], support: Support) -> Float[Array, " s"]:
@@ -154,32 +162,44 @@ def settle(
     predicted = sum_of(support.residual**2)
     promising = predicted < known
 
-    def held() -> tuple[Array, Array, Array]:
-        residual = left_of(target, support)
+    # At first they may be refined, and if they are, they are held to what they leave once more:
+    # where atoms are nearly dependent T A_P is not quite Q, and what the refinement should have
+    # gained may not be there.
+    def hold(turn: _Turn) -> _Turn:
+        held = eqx.tree_at(lambda s: (s.aim, s.residual), support, (turn.aim, turn.residual))
+        residual = left_of(target, held)
         objective = sum_of(residual**2)
         much = objective > (1 + resolution(predicted.dtype)) * predicted
-        refines = due | (promising & much)
-        kept = jnp.where(promising, objective, predicted)
+        refines = turn.is_first & (due | (promising & much))
 
-        def better() -> tuple[Array, Array, Array]:
-            new = refined(support, residual)
-            # From the weights themselves: where atoms are nearly dependent T A_P is not quite Q,
-            # and what the refinement should have gained may not be there.
-            rest = left_of(target, new)
+        def better() -> tuple[Array, Array]:
+            new = refined(held, residual)
             return (
-                jnp.where(refines, new.aim, support.aim),
-                jnp.where(refines, new.residual, support.residual),
-                jnp.where(refines, sum_of(rest**2), kept),
+                jnp.where(refines, new.aim, turn.aim),
+                jnp.where(refines, new.residual, turn.residual),
             )
 
-        return jax.lax.cond(
-            any_lane(refines), better, lambda: (support.aim, support.residual, kept)
+        aim, residual = jax.lax.cond(any_lane(refines), better, lambda: (turn.aim, turn.residual))
+        return _Turn(
+            aim=aim,
+            residual=residual,
+            objective=jnp.where(turn.counts, objective, turn.objective),
+            counts=refines,
+            is_first=jnp.zeros_like(turn.is_first),
+            goes_on=any_lane(refines),
         )
 
-    aim, residual, objective = jax.lax.cond(
-        any_lane(promising | due), held, lambda: (support.aim, support.residual, predicted)
+    first = _Turn(
+        aim=support.aim,
+        residual=support.residual,
+        objective=predicted,
+        counts=promising,
+        is_first=jnp.ones((), bool),
+        goes_on=any_lane(promising | due),
     )
-    return eqx.tree_at(lambda s: (s.aim, s.residual), support, (aim, residual)), objective
+    last = jax.lax.while_loop(lambda turn: turn.goes_on, hold, first)
+    new = eqx.tree_at(lambda s: (s.aim, s.residual), support, (last.aim, last.residual))
+    return new, last.objective
 
 
 def correlated(candidates: Candidates, residual: Float[Array, " s"], due: Array) -> Candidates:
