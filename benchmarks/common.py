@@ -123,16 +123,16 @@ def cores(environment: Mapping[str, Any]) -> str:
     return f"{count} core" if count == 1 else f"{count} cores"
 
 
-def _num_cores() -> int | None:
+def num_cores() -> int:
     """The cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
-    return os.cpu_count()
+    return os.cpu_count() or 1
 
 
 def use_every_core() -> None:
     """Let each core be a device of its own, which a batch can be shared out among."""
-    jax.config.update("jax_num_cpu_devices", _num_cores())
+    jax.config.update("jax_num_cpu_devices", num_cores())
 
 
 def environment() -> dict[str, Any]:
@@ -149,7 +149,7 @@ def environment() -> dict[str, Any]:
             **{name: importlib.metadata.version(name) for name in packages},
         },
         "device": f"{device.platform}: {device.device_kind}, {len(jax.devices())} of them",
-        "cores": _num_cores(),
+        "cores": num_cores(),
         "float": str(jnp.zeros(()).dtype),
     }
 

@@ -22,3 +22,8 @@ def test_a_program_is_timed_in_a_process_of_its_own(variant, tmp_path):
     found = compilation._program(compilation._variables(variant, str(tmp_path)), 60, 5)
     assert found["program"] > found["run"] > 0
     assert any(tmp_path.iterdir()) == variant.startswith("cache")
+
+
+def test_a_batch_is_shared_out_among_devices():
+    found = compilation._program(compilation._variables("as it comes", ""), 60, 5, 4, 2)
+    assert found["batch"] > found["batch run"] > 0
