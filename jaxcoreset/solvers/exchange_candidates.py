@@ -101,14 +101,14 @@ def choose_candidates(
     quarter of them are any atoms, as those that promise most may all be alike.
     """
     n = problem.num_data
-    squares, slots, losses = least_losses(support)
+    squares, slots, falls = least_losses(support)
     without = (support.aim / squares)[slots, None] * support.basis.combine(
         support.coefficients.columns(slots).T, support.active
     )
     residuals = support.residual + jnp.pad(without, [(1, 0), (0, 0)])
     correlations = jax.vmap(problem.correlate)(residuals) * scale
-    costs = jnp.concatenate([jnp.zeros(1, losses.dtype), losses])[:, None]
-    scores = jnp.max(jnp.maximum(correlations, 0) ** 2 - costs, axis=0)
+    falls = jnp.concatenate([jnp.zeros(1, falls.dtype), falls])[:, None]
+    scores = jnp.max(jnp.maximum(correlations, 0) ** 2 + falls, axis=0)
     scores = jnp.where(_spread(n, num_candidates // _SPREAD), jnp.inf, scores)
     rows = jnp.sort(jax.lax.top_k(scores, num_candidates)[1]).astype(jnp.int32)
     scales = scale[rows]

@@ -39,11 +39,11 @@ class _Few(eqx.Module):
     """A few atoms in use that matter least: for each what `Leaving` holds, and what it is worth.
 
     Attributes:
-        losses: what the objective would rise by without each of them, w_j²/B_jj.
+        falls: what the objective falls by without each of them: −w_j²/B_jj, as it rises.
     """
 
     slots: Int[Array, " q"]
-    losses: Float[Array, " q"]
+    falls: Float[Array, " q"]
     squares: Float[Array, " q"]
     columns: Float[Array, "q p"]
     along: Float[Array, "q m"]
@@ -53,13 +53,14 @@ def least_losses(support: Support) -> tuple[Array, Array, Array]:
     """The few atoms whose leaving would raise the objective least.
 
     Returns:
-        B_jj for every slot, the slots of the few, and what is lost with each, w_j²/B_jj.
+        B_jj for every slot, the slots of the few, and what the objective falls by without each of
+        them: −w_j²/B_jj, and −∞ for a slot that is free.
     """
     squares = support.coefficients.squares(support.active)
     squares = jnp.where(support.active, squares, 1)
-    losses = jnp.where(support.active, support.aim**2 / squares, jnp.inf)
-    least, slots = jax.lax.top_k(-losses, min(_NUM_LEAVING, losses.shape[0]))
-    return squares, slots, -least
+    falls = jnp.where(support.active, -(support.aim**2) / squares, -jnp.inf)
+    most, slots = jax.lax.top_k(falls, min(_NUM_LEAVING, falls.shape[0]))
+    return squares, slots, most
 
 
 def leaving(
@@ -90,13 +91,13 @@ def leaving(
     nothing = Choice(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), jnp.zeros((), bool))
 
     def found() -> tuple[Leaving, Choice]:
-        squares, slots, losses = least_losses(support)
+        squares, slots, falls = least_losses(support)
         # Not by an index: where the result of `top_k` is sliced, the compiler sorts all instead.
         set_here = is_set & (jnp.arange(slots.shape[0]) == 0)
         slots = jnp.where(set_here, first.astype(slots.dtype), slots)
         columns = support.coefficients.columns(slots).T
         along = candidates.coordinates.combine(columns, support.active)
-        few = _Few(slots, losses, squares[slots], columns, along)
+        few = _Few(slots, falls, squares[slots], columns, along)
         choice = jax.lax.cond(
             any_lane(may_exchange),
             lambda: _best_exchange(support, candidates, few, eligible, objective, min_gain),
@@ -136,23 +137,24 @@ def _best_exchange(
     best, if it lowers the objective by more than the fraction `min_gain`.
     """
     scale, solved = 1 / few.squares, support.aim
-    moved = candidates.correlations + (solved[few.slots] * scale)[:, None] * few.along
+    weights = solved[few.slots]
+    moved = candidates.correlations + (weights * scale)[:, None] * few.along
     left = distances(candidates) + scale[:, None] * few.along**2
     counts = eligible & beyond_rounding(moved, objective, support.residual.shape[0])
-    gains = jnp.where(counts, moved**2 / left, 0) - few.losses[:, None]
-    places = first_of(gains >= largest_of(gains)[:, None])
+    gains = jnp.where(counts, moved**2 / left, 0) + few.falls[:, None]
+    gain = largest_of(gains)
+    places = first_of(gains >= gain[:, None])
 
     def at_places(values: Array) -> Array:
-        return jnp.take_along_axis(values, places[:, None], 1)[:, 0]
+        in_rows = places[:, None]
+        return jnp.take_along_axis(values, in_rows, axis=1, mode="promise_in_bounds")[:, 0]
 
     weight = at_places(moved) / at_places(left)
-    shift = (solved[few.slots] - weight * at_places(few.along))[:, None] * (
-        scale[:, None] * few.columns
-    )
+    shift = (weights - weight * at_places(few.along))[:, None] * (scale[:, None] * few.columns)
     shift = shift + weight[:, None] * candidates.coordinates.columns(places).T
     after = solved - support.coefficients.combine(shift, support.active)
     stays = support.active & (jnp.arange(solved.shape[0]) != few.slots[:, None])
-    gains = jnp.where(any_of(stays & ~(after > 0)), -jnp.inf, at_places(gains))
+    gains = jnp.where(any_of(stays & ~(after > 0)), -jnp.inf, gain)
     best = jnp.argmax(gains)
     worth = gains[best] > min_gain * objective
     return Choice(places[best].astype(jnp.int32), best.astype(jnp.int32), worth)

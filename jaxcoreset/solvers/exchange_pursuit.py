@@ -18,8 +18,8 @@ The best solution seen at every size is kept, so that one run holds the solution
 
 What a move needs is kept up to date in `jaxcoreset.solvers.exchange_support`; which atom leaves for
 which is chosen in `jaxcoreset.solvers.exchange_choice`, and what a move does, and when a run is at
-its end, in `jaxcoreset.solvers.exchange_progress`. Where there are too many atoms for all of them to
-be candidates in every move, the moves see some at a time, as
+its end, in `jaxcoreset.solvers.exchange_progress`. Where there are too many atoms for all of them
+to be candidates in every move, the moves see some at a time, as
 `jaxcoreset.solvers.exchange_candidates` says.
 """
 

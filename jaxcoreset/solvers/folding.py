@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 # Shorter than this, arrays are reduced in the usual way, which goes over them in one piece.
@@ -56,6 +57,6 @@ def _folded(
         first = jax.lax.slice_in_dim(values, 0, half, axis=-1)
         second = jax.lax.slice_in_dim(values, length - half, length, axis=-1)
         if neutral is not None and length % 2:
-            second = jnp.where(jnp.arange(half) > 0, second, neutral)
+            second = jnp.where(np.arange(half) > 0, second, neutral)
         values = pick(first, second)
     return values
