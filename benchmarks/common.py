@@ -104,13 +104,21 @@ def synthetic_problems(n: int, num_draws: int, num_trials: int) -> jc.CoresetPro
     return trials(logistic, z, y, num_draws, num_trials)
 
 
-def seconds(function: Callable[[], Any], repeats: int) -> tuple[float, float, Any]:
-    """Wall time of the first call, median of the further ones, and what the last one returned."""
+def seconds(
+    function: Callable[[], Any], repeats: int, at_least: float = 0.0
+) -> tuple[float, float, Any]:
+    """Wall time of the first call, median of the further ones, and what the last one returned.
+
+    Args:
+        function: what is called.
+        repeats: how many further calls there are.
+        at_least: seconds that these are to take together; short ones are repeated more often.
+    """
     start = time.perf_counter()
     result = jax.block_until_ready(function())
     cold = time.perf_counter() - start
     warm = []
-    for _ in range(repeats):
+    while len(warm) < repeats or 0 < sum(warm) < at_least:
         start = time.perf_counter()
         result = jax.block_until_ready(function())
         warm.append(time.perf_counter() - start)
