@@ -17,6 +17,7 @@ from jaxcoreset.solvers import exchange_pursuit
 
 # What takes less than a third of this many seconds is timed more than three times.
 _AT_LEAST = 5.0
+
 SOLVERS = {
     "MatchingPursuit": jc.MatchingPursuit(),
     "default": None,
@@ -154,7 +155,8 @@ def speed(data_dir: Path | None, quick: bool) -> list[dict[str, Any]]:
                 if devices > 1 and num_problems % devices == 0 and solver_name != "AIHT2":
                     calls[num_problems, devices] = _spread(solver, ks, batch, devices)
             for (count, devices), call in calls.items():
-                cold, warm, path = common.seconds(call, 2 if quick else 3, at_least=_AT_LEAST)
+                repeats, at_least = (2, 0.0) if quick else (3, _AT_LEAST)
+                cold, warm, path = common.seconds(call, repeats, at_least)
                 row = {**head, "problems": count, "devices": devices} | {
                     "solver": solver_name,
                     "cold": cold,
