@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -279,8 +278,8 @@ def ablation(data_dir: Path | None, quick: bool) -> list[dict[str, Any]]:
     names = common.SIX[1:3] if quick else common.SIX
     trials = 1 if quick else 20
     variants = dict(list(ABLATION.items())[:3]) if quick else ABLATION
-    batches = [common.problems(name, data_dir, 500, trials) for name in names]
-    found = [[_one(batch, t) for t in range(trials)] for batch in batches if batch is not None]
+    loaded = [data for name in names if (data := common.load(name, data_dir)) is not None]
+    found = [list(common.each_trial(*data, 500, trials)) for data in loaded]
     problems = [problem for each in found for problem in each]
     if not problems:
         return []
@@ -314,7 +313,3 @@ def ablation(data_dir: Path | None, quick: bool) -> list[dict[str, Any]]:
         "seconds: of a sweep over all k"
     )
     return rows
-
-
-def _one(batch: jc.CoresetProblem, place: int) -> jc.CoresetProblem:
-    return jax.tree.map(lambda x: x[place], batch)

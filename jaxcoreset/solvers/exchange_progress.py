@@ -63,8 +63,7 @@ class Progress(eqx.Module):
         moves: how many there were.
         changes: of the size, since the candidates were chosen.
         stopped: whether it is at its end.
-        feasible: whether this move starts from a solution, with no weight that is negative.
-        falls: whether that has lowered the objective by `min_gain`.
+        falls: whether this move starts from a solution that lowers the objective by `min_gain`.
         may_rise: whether an atom may come in, if any brings something.
         rises: whether one comes in.
         may_exchange: whether an atom may be exchanged for another, if that brings something.
@@ -84,7 +83,6 @@ class Progress(eqx.Module):
     moves: Int[Array, ""]
     changes: Int[Array, ""]
     stopped: Bool[Array, ""]
-    feasible: Bool[Array, ""]
     falls: Bool[Array, ""]
     may_rise: Bool[Array, ""]
     rises: Bool[Array, ""]
@@ -110,7 +108,6 @@ class Progress(eqx.Module):
             moves=zero,
             changes=zero,
             stopped=stopped,
-            feasible=no,
             falls=no,
             may_rise=no,
             rises=no,
@@ -138,8 +135,7 @@ def considered(
     *,
     size: Int[Array, ""],
     objective: Float[Array, ""],
-    blocked: Bool[Array, ""],
-    stopped: Bool[Array, ""],
+    feasible: Bool[Array, ""],
     brings: Bool[Array, ""],
 ) -> Progress:
     """What could be done: one atom in, or one exchanged for another.
@@ -149,11 +145,9 @@ def considered(
         limits: what bounds it.
         size: how many atoms are in use.
         objective: of their least-squares weights.
-        blocked: whether one of those is negative.
-        stopped: whether nothing is to be done.
+        feasible: whether none of those is negative, and the run goes on.
         brings: whether there is an atom that would lower the objective.
     """
-    feasible = ~blocked & ~stopped
     better = feasible & improves(objective, before.objective)
     exchanged = before.exchanges > 0
     useless = feasible & ~better & ~exchanged & ~before.falling & (size > 0)
@@ -170,7 +164,6 @@ def considered(
         before,
         in_vain=in_vain,
         idle=idle,
-        feasible=feasible,
         falls=falls,
         may_rise=may_rise,
         rises=may_rise & brings & (in_vain <= _MAX_IN_VAIN),
@@ -184,6 +177,7 @@ def decided(
     *,
     size: Int[Array, ""],
     objective: Float[Array, ""],
+    feasible: Bool[Array, ""],
     stopped: Bool[Array, ""],
     worth: Bool[Array, ""],
 ) -> Progress:
@@ -194,10 +188,11 @@ def decided(
         limits: what bounds the run.
         size: how many atoms are in use.
         objective: of their least-squares weights.
+        feasible: whether none of those is negative, and the run goes on.
         stopped: whether nothing is to be done.
         worth: whether there is an exchange that lowers the objective by enough.
     """
-    feasible, rises = before.feasible, before.rises
+    rises = before.rises
     exchanges = before.may_exchange & worth
     # Where these candidates have no more to give, others may.
     renews = before.may_rise & ~rises & (before.changes > 0) & limits.chooses

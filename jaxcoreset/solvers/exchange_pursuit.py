@@ -359,8 +359,7 @@ class ExchangePursuit(PathSolver):
             plan.limits,
             size=size,
             objective=objective,
-            blocked=blocked,
-            stopped=stopped,
+            feasible=feasible,
             brings=largest > 0,
         )
 
@@ -384,6 +383,7 @@ class ExchangePursuit(PathSolver):
             plan.limits,
             size=size,
             objective=objective,
+            feasible=feasible,
             stopped=stopped,
             worth=exchange.worth,
         )
