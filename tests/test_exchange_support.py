@@ -165,3 +165,12 @@ def test_each_lane_settles_for_itself():
         np.testing.assert_allclose(together.aim[lane], alone.aim, atol=1e-5)
         np.testing.assert_allclose(objectives[lane], objective, rtol=1e-5)
     np.testing.assert_array_equal(together.aim[2], support.aim)
+
+
+def test_a_promise_that_is_not_kept_counts_as_what_the_weights_leave():
+    support, target, _ = _off(0.0)
+    rest = np.asarray(target) - np.asarray(support.aim) @ np.asarray(support.atoms.whole())
+    # Longer than it is by less than what is refined: the objective is still that of the weights.
+    longer = eqx.tree_at(lambda s: s.residual, support, support.residual * (1 + 1e-3))
+    _, objective = settle(longer, target, jnp.asarray(1.0), NO)
+    np.testing.assert_allclose(objective, rest @ rest, rtol=1e-4)
