@@ -31,8 +31,8 @@ import numpy as np
 
 import jaxcoreset as jc
 from benchmarks import common
-from jaxcoreset.embedding import log_likelihood_matrix, log_likelihood_sum
-from jaxcoreset.problem import HIGHEST
+from jaxcoreset.likelihood.embedding import log_likelihood_matrix, log_likelihood_sum
+from jaxcoreset.solvers.problem import HIGHEST
 
 Rows = list[dict[str, Any]]
 

@@ -20,7 +20,7 @@ import numpyro
 import numpyro.distributions as dist
 
 import jaxcoreset as jc
-from jaxcoreset.laplace import laplace_approximation
+from jaxcoreset.weighting.laplace import laplace_approximation
 
 SIX = (
     "synth_lr_500",

@@ -21,7 +21,7 @@ import numpy as np
 
 import jaxcoreset as jc
 from benchmarks import common
-from jaxcoreset.compression import CompressedProblem, compress
+from jaxcoreset.solvers.compression import CompressedProblem, compress
 
 COLUMNS = (
     "data",

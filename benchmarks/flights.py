@@ -29,7 +29,7 @@ from numpyro.infer import HMCECS, MCMC, NUTS, SVI, Trace_ELBO, autoguide
 
 import jaxcoreset as jc
 from benchmarks import common
-from jaxcoreset.flights import late_arrival, load_flights
+from jaxcoreset.command.flights import late_arrival, load_flights
 
 PARTS = ("truth", "full", "coreset", "hmcecs")
 # The settings of NumPyro's example of HMCECS.

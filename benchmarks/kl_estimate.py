@@ -22,10 +22,10 @@ from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
 from benchmarks import common
-from jaxcoreset.certificate import MAX_KHAT, certificate_of
-from jaxcoreset.diagnostics import laplace_divergence
-from jaxcoreset.laplace import LaplaceFitter
-from jaxcoreset.likelihood import ModelLikelihood
+from jaxcoreset.diagnostics.certificate import MAX_KHAT, certificate_of
+from jaxcoreset.diagnostics.gaussian import laplace_divergence
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.weighting.laplace import LaplaceFitter
 
 # Above this many nats the estimate is reported as a lower bound.
 _BOUND = 0.3

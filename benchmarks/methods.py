@@ -22,8 +22,8 @@ import numpy as np
 
 import jaxcoreset as jc
 from benchmarks import common
-from jaxcoreset.diagnostics import Divergence, laplace_divergence
-from jaxcoreset.laplace import LaplaceApproximation, LaplaceFitter
+from jaxcoreset.diagnostics.gaussian import Divergence, laplace_divergence
+from jaxcoreset.weighting.laplace import LaplaceApproximation, LaplaceFitter
 
 SOLVERS: dict[str, jc.Solver] = {
     "Uniform": jc.UniformSampling(replace=True),

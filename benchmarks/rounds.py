@@ -29,7 +29,7 @@ from numpyro.infer import MCMC, NUTS, Predictive
 
 import jaxcoreset as jc
 from benchmarks import common
-from jaxcoreset.embedding import log_likelihood_matrix, log_likelihood_sum
+from jaxcoreset.likelihood.embedding import log_likelihood_matrix, log_likelihood_sum
 from jaxcoreset.weighting.nuts import CoresetSampler
 
 ROUNDS = 5

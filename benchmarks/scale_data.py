@@ -14,7 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from jaxcoreset import sources
-from jaxcoreset.sources.base import RowSource
+from jaxcoreset.data.sources.base import RowSource
 
 # Rows of a batch, and what shards of several processes begin at multiples of.
 BATCH = 1 << 15

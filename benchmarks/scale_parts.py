@@ -14,10 +14,10 @@ import jaxcoreset as jc
 from benchmarks import common
 from benchmarks.scale_data import BATCH, logistic
 from jaxcoreset import sources
-from jaxcoreset.blocks import column_sums
-from jaxcoreset.features import Features, feature_sum
-from jaxcoreset.flights import late_arrival, load_flights
-from jaxcoreset.rows import Rows
+from jaxcoreset.command.flights import late_arrival, load_flights
+from jaxcoreset.data.blocks import column_sums
+from jaxcoreset.data.rows import Rows
+from jaxcoreset.likelihood.passes import Features, feature_sum
 
 
 class _Itself(Features):

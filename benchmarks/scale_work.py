@@ -40,7 +40,7 @@ def measure(
     """
     command = [sys.executable]
     if processes is not None:
-        command += ["-m", "jaxcoreset.cli", "launch", "--processes", str(processes)]
+        command += ["-m", "jaxcoreset.command.main", "launch", "--processes", str(processes)]
     command += [str(Path(__file__).resolve()), json.dumps(dict(job))]
     flags = f"--xla_force_host_platform_device_count={devices}" if devices > 1 else ""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
@@ -64,7 +64,7 @@ def build(job: Mapping[str, Any]) -> dict[str, Any]:
 
     import jaxcoreset as jc
     from benchmarks.scale_data import Table, logistic
-    from jaxcoreset.processes import _COUNTER
+    from jaxcoreset.data.processes import _COUNTER
 
     index, count = 0, 1
     if "JAXCORESET_PROCESSES" in os.environ:
@@ -108,7 +108,7 @@ def exchange(job: Mapping[str, Any]) -> dict[str, Any]:
     import numpy as np
 
     import jaxcoreset as jc
-    from jaxcoreset.processes import DistributedProcesses
+    from jaxcoreset.data.processes import DistributedProcesses
 
     jc.initialize_processes()
     processes = DistributedProcesses()

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxcoreset as jc
 from benchmarks import common
-from jaxcoreset.solvers import exchange_pursuit
+from jaxcoreset.solvers.exchange import pursuit as exchange_pursuit
 
 # What takes less than a third of this many seconds is timed more than three times.
 _AT_LEAST = 5.0

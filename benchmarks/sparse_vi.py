@@ -24,9 +24,9 @@ import numpyro.distributions as dist
 
 import jaxcoreset as jc
 from benchmarks import common
-from jaxcoreset.laplace import LaplaceApproximation, laplace_approximation
+from jaxcoreset.builders.sparse_vi import SparseVI
 from jaxcoreset.solvers.giga import GIGA
-from jaxcoreset.sparse_vi import SparseVI
+from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation
 
 _DIMENSION = 20
 # What the papers do, and what is cheaper or better.

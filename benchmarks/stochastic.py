@@ -23,9 +23,9 @@ import optax
 
 import jaxcoreset as jc
 from benchmarks import common
-from jaxcoreset.solvers.hard_thresholding import AIHT, AIHT2, HardThresholding
-from jaxcoreset.solvers.stochastic import SVRGIHT, ProjectedOptax, StochasticAIHT
-from jaxcoreset.solvers.stochastic_loop import Stochastic
+from jaxcoreset.solvers.thresholding.epochs import Stochastic
+from jaxcoreset.solvers.thresholding.hard import AIHT, AIHT2, HardThresholding
+from jaxcoreset.solvers.thresholding.stochastic import SVRGIHT, ProjectedOptax, StochasticAIHT
 
 _FOREVER = 10**6
 _PASSES = (1, 3, 10, 30, 60)

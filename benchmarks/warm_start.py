@@ -23,7 +23,7 @@ from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
 from benchmarks import common
-from jaxcoreset.flights import late_arrival, load_flights
+from jaxcoreset.command.flights import late_arrival, load_flights
 
 _COLUMNS = (
     "method",

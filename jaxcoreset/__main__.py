@@ -1,6 +1,6 @@
 """`python -m jaxcoreset` is the command `jaxcoreset`."""
 
-from jaxcoreset.cli import main
+from jaxcoreset.command.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

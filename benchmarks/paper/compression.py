@@ -11,13 +11,13 @@ import jaxcoreset as jc
 from benchmarks.pages import markdown
 from benchmarks.paper import charts
 from benchmarks.paper.runner import Settings, significant
-from jaxcoreset.kernel import (
+from jaxcoreset.plotting.style import plain_log_axis
+from jaxcoreset.solvers.kernel import (
     GaussianKernel,
     kernel_problem,
     median_bandwidth,
     simplex_problem,
 )
-from jaxcoreset.plotting.style import plain_log_axis
 
 TITLE = "Compression of distributions and of data (Zhang et al. 2019, section 4.2; Figure 3)"
 _IHT, _OURS = "IHT", "default (ExchangePursuit)"

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxcoreset.diagnostics import Divergence
+from jaxcoreset.diagnostics.gaussian import Divergence
 
 
 class ExactModel(Protocol):

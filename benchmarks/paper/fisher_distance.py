@@ -15,7 +15,7 @@ from benchmarks.paper.chains import KINDS, chain
 from benchmarks.paper.glm import Regression
 from benchmarks.paper.large_scale import synthetic
 from benchmarks.paper.runner import Settings, significant
-from jaxcoreset.diagnostics import fisher_distance
+from jaxcoreset.diagnostics.gaussian import fisher_distance
 from jaxcoreset.plotting.style import plain_log_axis
 
 TITLE = "Fisher distance and sampling time (Campbell and Broderick 2018; Figure 4)"

@@ -14,7 +14,7 @@ from benchmarks.pages import markdown
 from benchmarks.paper import charts, methods
 from benchmarks.paper.glm import Regression
 from benchmarks.paper.runner import Settings, significant
-from jaxcoreset.laplace import laplace_approximation
+from jaxcoreset.weighting.laplace import laplace_approximation
 
 TITLE = "Large data sets (Zhang et al. 2021, section 5.3; Figure 4)"
 _SYNTHETIC, _PHISHING = "synthetic", "phishing"

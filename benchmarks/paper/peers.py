@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import jaxcoreset as jc
-from jaxcoreset.kernel import median_bandwidth
+from jaxcoreset.solvers.kernel import median_bandwidth
 
 # Weights of every row for each k, (m, n), and the seconds that each took from nothing.
 Found = tuple[np.ndarray, list[float]]

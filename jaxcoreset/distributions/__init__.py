@@ -14,7 +14,7 @@ paper's Algorithm 1, `sparse_projection` its Algorithm 2, `DistributionGreedy` i
 `compress_distribution` keeps the expectations of given functions.
 
 Sparsity of a distribution's own entries (the paper's appendix A) is another matter: there the
-distribution is a vector of weights on the simplex, see `jaxcoreset.kernel`.
+distribution is a vector of weights on the simplex, see `jaxcoreset.solvers.kernel`.
 """
 
 from jaxcoreset.distributions.learn import compress_distribution as compress_distribution

@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxcoreset.problem import is_concrete
+from jaxcoreset.solvers.problem import is_concrete
 
 
 def _strides(lattice: tuple[int, ...]) -> Int[Array, " n"]:

@@ -27,7 +27,7 @@ from jaxcoreset.distributions.solvers import (
     DistributionSolver,
 )
 from jaxcoreset.distributions.thresholding import DistributionIHT
-from jaxcoreset.problem import is_concrete
+from jaxcoreset.solvers.problem import is_concrete
 
 
 def learn_distribution(

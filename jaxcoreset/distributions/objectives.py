@@ -9,8 +9,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxcoreset.distributions.lattice import checked_table
-from jaxcoreset.nnls import nnls
-from jaxcoreset.problem import HIGHEST, is_concrete
+from jaxcoreset.solvers.nnls import nnls
+from jaxcoreset.solvers.problem import HIGHEST, is_concrete
 
 
 class DistributionObjective(eqx.Module):

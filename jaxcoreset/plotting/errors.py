@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jax.typing import ArrayLike
 
+from jaxcoreset.coreset.report import Report
 from jaxcoreset.plotting.style import (
     COLOURS,
     CORESET,
@@ -18,8 +19,7 @@ from jaxcoreset.plotting.style import (
     new_axes,
     tidy,
 )
-from jaxcoreset.report import Report
-from jaxcoreset.solution import Solution
+from jaxcoreset.solvers.solution import Solution
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxcoreset.laplace import LaplaceApproximation, parameter_names
 from jaxcoreset.plotting.style import CORESET, DASHES, FULL, new_axes
+from jaxcoreset.weighting.laplace import LaplaceApproximation, parameter_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

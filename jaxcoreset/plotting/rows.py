@@ -7,7 +7,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Num
 
-from jaxcoreset.coreset import Coreset
+from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.plotting.style import (
     CORESET,
     DASHES,
@@ -18,7 +18,7 @@ from jaxcoreset.plotting.style import (
     plain_log_axis,
     tidy,
 )
-from jaxcoreset.solution import Solution
+from jaxcoreset.solvers.solution import Solution
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

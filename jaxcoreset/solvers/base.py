@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from jaxcoreset.nnls import product
-from jaxcoreset.problem import CoresetProblem
-from jaxcoreset.solution import Solution, make_solution
+from jaxcoreset.solvers.nnls import product
+from jaxcoreset.solvers.problem import CoresetProblem
+from jaxcoreset.solvers.solution import Solution, make_solution
 
 # Array entries that the lanes of one batch of a sweep may hold between them: 256 MB in float32.
 _LANE_BUDGET = 64_000_000

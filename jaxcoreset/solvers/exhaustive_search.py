@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxcoreset.nnls import nnls, product
-from jaxcoreset.problem import HIGHEST, CoresetProblem
-from jaxcoreset.solution import Solution, make_solution
 from jaxcoreset.solvers.base import PathSolver
+from jaxcoreset.solvers.nnls import nnls, product
+from jaxcoreset.solvers.problem import HIGHEST, CoresetProblem
+from jaxcoreset.solvers.solution import Solution, make_solution
 
 # Every support with at most five of 25 rows.
 MAX_SUPPORTS = 68_405
@@ -41,7 +41,7 @@ class ExhaustiveSearch(PathSolver):
     The default solver where it can be used, and the judge of the others. Supports are compared by
     the normal equations in the problem's precision, which tells objectives apart that differ by a
     few roundings of ‖y‖², and the best thousand then by their residuals. The best one's weights
-    come from `jaxcoreset.nnls`. One run holds the solutions for every k.
+    come from `jaxcoreset.solvers.nnls`. One run holds the solutions for every k.
 
     Raises:
         ValueError: if there are more than 68,405 supports, those with up to five of 25 rows.

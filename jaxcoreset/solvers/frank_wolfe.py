@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxcoreset.nnls import pick, product, rounding
-from jaxcoreset.problem import CoresetProblem
-from jaxcoreset.solution import Solution
 from jaxcoreset.solvers.base import PathSolver
+from jaxcoreset.solvers.nnls import pick, product, rounding
+from jaxcoreset.solvers.problem import CoresetProblem
+from jaxcoreset.solvers.solution import Solution
 
 # The image Φw is updated in place, and made anew from the weights so often, against drift.
 _REFRESH_EVERY = 32

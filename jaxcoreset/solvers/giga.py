@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxcoreset.nnls import product
-from jaxcoreset.problem import CoresetProblem
 from jaxcoreset.solvers.frank_wolfe import (
     IncrementalSolver,
     Step,
     best_aligned,
     inverse,
 )
+from jaxcoreset.solvers.nnls import product
+from jaxcoreset.solvers.problem import CoresetProblem
 
 # An atom whose squared sine with the iterate is fewer roundings than this has no geodesic.
 _SMALLEST_SQUARED_SINE = 64

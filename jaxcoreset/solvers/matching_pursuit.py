@@ -5,7 +5,7 @@ by Bruckstein, Elad and Zibulevsky, "On the uniqueness of nonnegative sparse sol
 underdetermined systems of equations" (IEEE Trans. Inf. Theory 2008). As in Yaghoobi, Wu and Davies,
 "Fast non-negative orthogonal matching pursuit" (IEEE Signal Process. Lett. 2015), the least-squares
 problem on the support is carried on from step to step and never solved afresh; here by the moves of
-an active set, see `jaxcoreset.nnls`, which are exact.
+an active set, see `jaxcoreset.solvers.nnls`, which are exact.
 
 The papers keep every atom that was once chosen. Here an atom whose weight the least-squares problem
 drives to zero gives its slot back, so that k counts rows that are used. The pursuit is then Lawson
@@ -18,7 +18,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxcoreset.nnls import (
+from jaxcoreset.solvers.base import PathSolver
+from jaxcoreset.solvers.batching import few_at_a_time
+from jaxcoreset.solvers.nnls import (
     ActiveSet,
     any_lane,
     empty_set,
@@ -28,10 +30,8 @@ from jaxcoreset.nnls import (
     rounding,
     settle,
 )
-from jaxcoreset.problem import CoresetProblem
-from jaxcoreset.solution import Solution, make_solution
-from jaxcoreset.solvers.base import PathSolver
-from jaxcoreset.solvers.lanes import few_at_a_time
+from jaxcoreset.solvers.problem import CoresetProblem
+from jaxcoreset.solvers.solution import Solution, make_solution
 
 # After so many atoms in a row that did not lower the objective, the arithmetic has no more to give.
 _MAX_REFUSALS = 10

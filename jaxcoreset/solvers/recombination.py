@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxcoreset.nnls import any_lane, nnls, product
-from jaxcoreset.problem import CoresetProblem
-from jaxcoreset.solution import Solution, make_solution
 from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.nnls import any_lane, nnls, product
+from jaxcoreset.solvers.problem import CoresetProblem
+from jaxcoreset.solvers.solution import Solution, make_solution
 
 # Directions beyond those wanted that the range finder carries, and its power iterations: Halko,
 # Martinsson and Tropp (2011), remark 4.4 and algorithm 4.4.

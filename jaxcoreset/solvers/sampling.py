@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxcoreset.problem import CoresetProblem
-from jaxcoreset.solution import Solution
 from jaxcoreset.solvers.base import PathSolver
+from jaxcoreset.solvers.problem import CoresetProblem
+from jaxcoreset.solvers.solution import Solution
 
 
 class _Sampling(PathSolver):

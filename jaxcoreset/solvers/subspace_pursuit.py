@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxcoreset.nnls import any_lane, nnls, product, resolution, rounding
-from jaxcoreset.problem import CoresetProblem
-from jaxcoreset.solution import Solution, make_solution
 from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.nnls import any_lane, nnls, product, resolution, rounding
+from jaxcoreset.solvers.problem import CoresetProblem
+from jaxcoreset.solvers.solution import Solution, make_solution
 
 
 class _Point(eqx.Module):

@@ -8,7 +8,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from jaxcoreset.laplace import Params as Params
+from jaxcoreset.likelihood.likelihood import Params as Params
 from jaxcoreset.weighting.base import DrawSource as DrawSource
 from jaxcoreset.weighting.base import Weighting as Weighting
 from jaxcoreset.weighting.draws import Draws as Draws

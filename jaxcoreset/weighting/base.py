@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
-from jaxcoreset.laplace import LaplaceApproximation, Params
-from jaxcoreset.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.weighting.laplace import LaplaceApproximation
 
 # Fewer draws can be neither centred nor shared out.
 FEWEST = 8

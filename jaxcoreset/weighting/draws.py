@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
-from jaxcoreset.laplace import Params
-from jaxcoreset.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.weighting.base import DrawSource, Weighting
 
 

@@ -4,10 +4,14 @@ import jax
 import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
-from jaxcoreset.host import progress_bar
-from jaxcoreset.laplace import LaplaceApproximation, Params, laplace_approximation, warm_start_rows
-from jaxcoreset.likelihood import ModelLikelihood
+from jaxcoreset.data.host import progress_bar
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.weighting.base import DrawSource, Weighting
+from jaxcoreset.weighting.laplace import (
+    LaplaceApproximation,
+    laplace_approximation,
+    warm_start_rows,
+)
 
 
 class Laplace(Weighting):

@@ -12,9 +12,8 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoGuide, AutoMultivariateNormal
 from numpyro.infer.initialization import init_to_value
 
-from jaxcoreset.host import at_least, host_generator, progress_bar
-from jaxcoreset.laplace import Params
-from jaxcoreset.likelihood import ModelLikelihood, weighted_model
+from jaxcoreset.data.host import at_least, host_generator, progress_bar
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params, weighted_model
 from jaxcoreset.weighting.base import DrawSource, Weighting
 
 # Steps in one compiled call, for which the rows are gathered on the host.

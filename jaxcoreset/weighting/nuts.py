@@ -14,11 +14,11 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer.hmc import HMCState, hmc
 
-from jaxcoreset.float64 import as_float64, wants_float64
-from jaxcoreset.host import at_least, host_generator
-from jaxcoreset.laplace import Params
-from jaxcoreset.likelihood import ModelLikelihood
-from jaxcoreset.problem import HIGHEST
+from jaxcoreset.data.dtypes import as_float64
+from jaxcoreset.data.host import at_least, host_generator
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.likelihood.precision import wants_float64
+from jaxcoreset.solvers.problem import HIGHEST
 from jaxcoreset.weighting.base import DrawSource, Weighting
 
 # Up to so many parameters the whole mass matrix is adapted, beyond its diagonal.
@@ -75,7 +75,7 @@ class CoresetSampler:
 
     It moves in coordinates z with θ = centre + scale · z, so that what is known of the posterior
     is a warm start of its mass matrix. Warm-up and sampling are calls of one compiled function, in
-    which chains are a batch. For long tables they run in float64, see `jaxcoreset.float64`.
+    which chains are a batch. For long tables they run in float64, see `likelihood.precision`.
 
     Args:
         likelihood: the model's likelihood and data.

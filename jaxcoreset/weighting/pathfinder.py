@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxcoreset.blocks import block_rows
-from jaxcoreset.host import at_least
-from jaxcoreset.laplace import Params
-from jaxcoreset.likelihood import ModelLikelihood
-from jaxcoreset.problem import HIGHEST
+from jaxcoreset.data.blocks import block_rows
+from jaxcoreset.data.host import at_least
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.solvers.problem import HIGHEST
 from jaxcoreset.weighting.base import DrawSource, Weighting
 
 # Widths of the jitter of the starting points, in unconstrained units.

@@ -1,0 +1,172 @@
+"""Draws from the posterior of weighted rows, inside a compiled program: what SparseVI steps on.
+
+A `PosteriorSampler` carries a state from call to call, so that a posterior that has moved little
+costs little. `LaplaceSampler` serves any model whose likelihood can be differentiated twice.
+"""
+
+import abc
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.solvers.problem import HIGHEST
+
+# The Newton decrement, in nats, from which one more full step is enough; the step lengths tried.
+_DECREMENT = 1e-2
+_STEP_LENGTHS = 2.0 ** -np.arange(0, 16, 2)
+
+Sampler = Callable[[Array, PyTree, PRNGKeyArray, int], Params]
+
+
+class PosteriorSampler(eqx.Module):
+    """A way to draw from the coreset posterior, with a state that the next draws start from.
+
+    Its methods are traced: they may use no Python control flow that depends on values.
+    """
+
+    @abc.abstractmethod
+    def start(self, likelihood: ModelLikelihood) -> PyTree:
+        """The state before anything was drawn, a pytree of arrays."""
+
+    @abc.abstractmethod
+    def draw(
+        self,
+        likelihood: ModelLikelihood,
+        state: PyTree,
+        weights: Float[Array, " k"],
+        rows: PyTree,
+        key: PRNGKeyArray,
+        num: int,
+    ) -> tuple[Params, PyTree, Bool[Array, ""]]:
+        """Draw from the posterior of weighted rows.
+
+        Args:
+            likelihood: the model's likelihood.
+            state: what `start` or the last call of `draw` returned.
+            weights: shape (k,); a row of weight 0 does not count.
+            rows: the k rows, laid out as `ModelLikelihood.data`.
+            key: a JAX random key.
+            num: how many draws.
+
+        Returns:
+            `num` draws, a dictionary of unconstrained parameters with that leading axis; the new
+            state; and whether they can be relied on.
+        """
+
+
+class LaplaceSampler(PosteriorSampler):
+    """Draws from the Laplace approximation of the coreset posterior.
+
+    Its mode is found by Newton's method from where it was last, which is one or two steps while
+    the weights change little. The best of several step lengths is taken, and where the Hessian is
+    not positive definite its eigenvalues are made so.
+
+    Args:
+        max_iters: at most so many Newton steps per call.
+    """
+
+    max_iters: int = 50
+
+    def start(self, likelihood: ModelLikelihood) -> Float[Array, " d"]:
+        """The starting point of the model."""
+        return ravel_pytree(likelihood.init_params)[0]
+
+    def draw(
+        self,
+        likelihood: ModelLikelihood,
+        state: Float[Array, " d"],
+        weights: Float[Array, " k"],
+        rows: PyTree,
+        key: PRNGKeyArray,
+        num: int,
+    ) -> tuple[Params, Float[Array, " d"], Bool[Array, ""]]:
+        """See `PosteriorSampler.draw`; the state is the mode."""
+        _, unravel = ravel_pytree(likelihood.init_params)
+
+        def energy(flat: Array) -> Float[Array, ""]:
+            params = unravel(flat)
+            terms = likelihood.log_likelihood(params, rows)
+            return -jnp.vdot(weights, terms, precision=HIGHEST) - likelihood.log_prior(params)
+
+        mode, factor, converged = _find_mode(energy, state, self.max_iters)
+        normal = jax.random.normal(key, (num, mode.size), mode.dtype)
+        flat = mode + solve_triangular(factor, normal.T, trans=1, lower=True).T
+        return jax.vmap(unravel)(flat), mode, converged
+
+
+class Stateless(PosteriorSampler):
+    """A function of the user as a sampler."""
+
+    function: Sampler
+
+    def start(self, likelihood: ModelLikelihood) -> tuple:
+        """Nothing."""
+        return ()
+
+    def draw(
+        self,
+        likelihood: ModelLikelihood,
+        state: PyTree,
+        weights: Float[Array, " k"],
+        rows: PyTree,
+        key: PRNGKeyArray,
+        num: int,
+    ) -> tuple[Params, PyTree, Bool[Array, ""]]:
+        """See `PosteriorSampler.draw`; the draws are always relied on."""
+        return self.function(weights, rows, key, num), (), jnp.array(True)
+
+
+def _find_mode(
+    energy: Callable[[Array], Array], start: Float[Array, " d"], max_iters: int
+) -> tuple[Float[Array, " d"], Float[Array, "d d"], Bool[Array, ""]]:
+    """The minimum of an energy, the Cholesky factor of its Hessian there, and whether it is one."""
+
+    def is_far(state: tuple) -> Array:
+        _, _, decrement, iteration = state
+        # Written so that a decrement that is not a number ends the search.
+        return (decrement > _DECREMENT) & (iteration < max_iters)
+
+    def move(state: tuple) -> tuple:
+        position, _, _, iteration = state
+        factor = _factor(jax.hessian(energy)(position))
+        half = solve_triangular(factor, -jax.grad(energy)(position), lower=True)
+        step = solve_triangular(factor, half, trans=1, lower=True)
+        decrement = jnp.vdot(half, half)
+
+        def best_length() -> Array:
+            lengths = jnp.asarray(_STEP_LENGTHS, position.dtype)
+            values = jax.vmap(lambda length: energy(position + length * step))(lengths)
+            return lengths[jnp.argmin(jnp.where(jnp.isfinite(values), values, jnp.inf))]
+
+        is_near = decrement <= _DECREMENT
+        length = jax.lax.cond(is_near, lambda: jnp.ones((), position.dtype), best_length)
+        return position + length * step, factor, decrement, iteration + 1
+
+    nothing = jnp.zeros((start.size, start.size), start.dtype)
+    position, factor, decrement, _ = jax.lax.while_loop(
+        is_far, move, (start, nothing, jnp.full((), jnp.inf, start.dtype), jnp.array(0))
+    )
+    return position, factor, decrement <= _DECREMENT
+
+
+def _factor(hessian: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    """The Cholesky factor of a matrix, or of one that is positive definite where it is not."""
+    factor = jnp.linalg.cholesky(hessian)
+
+    def repaired() -> Array:
+        values, vectors = jnp.linalg.eigh(hessian)
+        smallest = jnp.finfo(values.dtype).eps * jnp.max(jnp.abs(values))
+        values = jnp.maximum(jnp.abs(values), smallest)
+        return jnp.linalg.cholesky(
+            jnp.matmul(vectors * values, vectors.T, precision=HIGHEST)
+            + smallest * jnp.eye(values.size, dtype=values.dtype)
+        )
+
+    return jax.lax.cond(jnp.isfinite(factor).all(), lambda: factor, repaired)

@@ -1,0 +1,1 @@
+"""The command ``jaxcoreset``: a demonstration, and coresets of files of rows."""

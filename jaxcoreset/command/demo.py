@@ -1,0 +1,191 @@
+"""The main job on real data: 325,000 flights, 250 weighted rows, the same posterior."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC, NUTS
+
+from jaxcoreset.builders.builder import CoresetBuilder
+from jaxcoreset.command.flights import flights_table, late_arrival, load_flights
+from jaxcoreset.coreset.coreset import Coreset
+from jaxcoreset.data.host import peak_memory, write_whole
+from jaxcoreset.likelihood.likelihood import model_likelihood
+from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation
+
+Say = Callable[[str], Any]
+_NUM_WARMUP, _NUM_SAMPLES = 1000, 1000
+
+
+def run_demo(
+    *,
+    size: int = 250,
+    seed: int = 0,
+    full_nuts: bool = False,
+    output: Path = Path("jaxcoreset-demo"),
+    show_progress: bool = True,
+    say: Say = print,
+) -> dict[str, Any]:
+    """Build a coreset of the flights, run NUTS on it, and compare with the posterior of all rows.
+
+    Args:
+        size: rows that the coreset may have.
+        seed: of all random numbers.
+        full_nuts: whether to run NUTS on all rows too, which takes from minutes to hours.
+        output: a directory for the figure and the coreset; made if missing.
+        show_progress: whether to show progress bars on a terminal.
+        say: where the text goes.
+
+    Returns:
+        What was found: "coreset", "table" (the text), "mean_error" (the largest, in posterior sd),
+        "sd_ratio" (least and largest), "figure" (its path), and "seconds".
+
+    Raises:
+        ModuleNotFoundError: if a package of the extra ``demo`` is missing.
+        FileExistsError: if `output` is a file.
+    """
+    start = time.perf_counter()
+    output.mkdir(parents=True, exist_ok=True)
+    build_key, nuts_key, full_key = jax.random.split(jax.random.key(seed), 3)
+    say("Reading the flights and their weather ...")
+    features, late, names = load_flights()
+    say(f"{features.shape[0]:,} flights, {features.shape[1]} parameters, {late.mean():.1%} late.\n")
+
+    builder = CoresetBuilder(late_arrival, size, progress_bar=show_progress)
+    coreset = builder.run(build_key, features, late)
+    say(f"{coreset.report}\n")
+
+    say(f"NUTS on the {len(coreset)} rows, {_NUM_WARMUP} warm-up and {_NUM_SAMPLES} kept ...")
+    draws, nuts_seconds = _nuts(nuts_key, coreset.model, coreset.args, show_progress)
+    say(f"done in {nuts_seconds:.1f} s, compilation included.\n")
+
+    full = coreset.approximation
+    if full is None:  # a coreset of all the rows needs no weighting
+        full = laplace_approximation(model_likelihood(late_arrival, (features, late)))
+    small = laplace_approximation(
+        model_likelihood(late_arrival, coreset.args), weights=coreset.weights, start=full.params()
+    )
+    table = _table(names, draws, full, small)
+    say(table)
+    errors = np.abs(small.mode - full.mode) / full.sd
+    ratios = small.sd / full.sd
+    say(
+        f"Laplace against Laplace, so free of Monte Carlo error: the largest error of a posterior "
+        f"mean is {errors.max():.4f} sd, sd ratios are {ratios.min():.3f} to {ratios.max():.3f}.\n"
+    )
+    if full_nuts:
+        say("NUTS on all rows; this takes a while ...")
+        all_draws, seconds = _nuts(full_key, late_arrival, (features, late), show_progress)
+        say(f"done in {seconds:.0f} s.\n{_nuts_table(names, draws, all_draws)}")
+
+    figure = _figure(output / "flights.png", coreset, names, draws, full)
+    saved = coreset.save(output / "coreset.npz")
+    seconds = time.perf_counter() - start
+    memory = peak_memory()
+    held = "" if memory is None else f" Peak memory {memory / 2**30:.2f} GiB."
+    say(f"Wrote {figure} and {saved}. {seconds:.0f} s in all.{held}")
+    return {
+        "coreset": coreset,
+        "table": table,
+        "mean_error": float(errors.max()),
+        "sd_ratio": (float(ratios.min()), float(ratios.max())),
+        "figure": figure,
+        "seconds": seconds,
+    }
+
+
+def write_flights(path: Path, say: Say = print) -> Path:
+    """Write the flights as a CSV file, for `jaxcoreset build`.
+
+    Raises:
+        ModuleNotFoundError: if a package of the extra ``demo`` is missing.
+    """
+    table = flights_table()
+    written = write_whole(path, lambda file: table.to_csv(file, index=False, encoding="utf-8"))
+    say(f"Wrote {written}: {len(table):,} flights, {', '.join(table.columns)}.")
+    return written
+
+
+def _nuts(key: Any, model: Callable, args: tuple, show_progress: bool) -> tuple[np.ndarray, float]:
+    start = time.perf_counter()
+    mcmc = MCMC(
+        NUTS(model),
+        num_warmup=_NUM_WARMUP,
+        num_samples=_NUM_SAMPLES,
+        progress_bar=show_progress and _on_terminal(),
+    )
+    mcmc.run(key, *args)
+    draws = np.asarray(mcmc.get_samples()["beta"])
+    return draws, time.perf_counter() - start
+
+
+def _on_terminal() -> bool:
+    import sys
+
+    return sys.stderr.isatty()
+
+
+def _table(
+    names: list[str], draws: np.ndarray, full: LaplaceApproximation, small: LaplaceApproximation
+) -> str:
+    """Means and sds: NUTS on the coreset, Laplace on the coreset, Laplace on all rows."""
+    error = draws.std(0) / np.sqrt(effective_sample_size(draws[None]))
+    lines = [
+        f"{'':<16}{'coreset, NUTS':^26}{'coreset, Laplace':^20}{'all rows, Laplace':^20}",
+        f"{'':<16}{'mean':>9}{'± MC':>8}{'sd':>9}{'mean':>11}{'sd':>9}{'mean':>11}{'sd':>9}",
+    ]
+    for i, name in enumerate(names):
+        lines.append(
+            f"{name:<16}{draws[:, i].mean():>9.4f}{error[i]:>8.4f}{draws[:, i].std():>9.4f}"
+            f"{small.mode[i]:>11.4f}{small.sd[i]:>9.4f}{full.mode[i]:>11.4f}{full.sd[i]:>9.4f}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _nuts_table(names: list[str], draws: np.ndarray, all_draws: np.ndarray) -> str:
+    lines = [f"{'':<16}{'coreset, NUTS':^18}{'all rows, NUTS':^18}{'difference':>12}"]
+    for i, name in enumerate(names):
+        mean, sd = draws[:, i].mean(), draws[:, i].std()
+        all_mean, all_sd = all_draws[:, i].mean(), all_draws[:, i].std()
+        lines.append(
+            f"{name:<16}{mean:>9.4f}{sd:>9.4f}{all_mean:>9.4f}{all_sd:>9.4f}"
+            f"{(mean - all_mean) / all_sd:>9.3f} sd"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _figure(
+    path: Path, coreset: Coreset, names: list[str], draws: np.ndarray, full: LaplaceApproximation
+) -> Path:
+    """Marginals laid over each other, and error against the number of rows."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from jaxcoreset.plotting import plot_error, plot_marginals
+
+    figure = plt.figure(figsize=(12, 5.6), layout="constrained")
+    parts = figure.subfigures(1, 2, width_ratios=[2.1, 1], squeeze=False)
+    left, right = parts[0]
+    labels = ("coreset, NUTS", "all rows, Laplace")
+    grid = left.subplots(4, 5).flat
+    axes = plot_marginals(draws, full.mode, full.sd, names, grid, labels=labels)
+    left.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False
+    )
+    report = coreset.report
+    left.suptitle(
+        f"Posterior from {report.num_used} weighted rows over that of all {report.num_data:,}"
+    )
+    ax = plot_error(report, right.subplots())
+    ax.set_title("Error against coreset size")
+    temporary = path.with_suffix(".part.png")
+    figure.savefig(temporary, dpi=130)
+    temporary.replace(path)
+    plt.close(figure)
+    return path

@@ -1,0 +1,387 @@
+"""From a table to a model and its arguments, for the command ``jaxcoreset build``.
+
+Either a regression by name, whose numeric columns are standardised, or a NumPyro model of the user,
+whose arguments are filled from columns of the same names.
+"""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxcoreset.command.regressions import PRIOR_SCALE, REGRESSIONS
+from jaxcoreset.command.tables import Table, TableError, standardise
+from jaxcoreset.data.messages import did_you_mean, listed
+
+_MATRIX_NAMES = ("x", "X")
+_RESPONSE_NAME = "y"
+_MOST_LEVELS = 200
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A model and what it is called with.
+
+    Attributes:
+        model: the NumPyro model.
+        title: what it is, for people.
+        arguments: its arguments by name.
+        data_axes: as of `model_likelihood`.
+        likelihood: the name of the regression, if it is one.
+        response: the column of the response, if one was named.
+        columns: the columns that the model is given, without the response.
+        levels: for each column that was taken as categories their names, in order.
+        kinds: of the columns with levels, and of a response with classes, as `Table.kind` has it.
+        classes: of a categorical response.
+        scaling: for each standardised column its mean and standard deviation.
+        coefficients: what each column of the regression's matrix is.
+        notes: what else was done with the table, sentences.
+    """
+
+    model: Callable
+    title: str
+    arguments: dict[str, Any]
+    data_axes: Any = None
+    likelihood: str | None = None
+    response: str | None = None
+    columns: list[str] = field(default_factory=list)
+    levels: dict[str, list[str]] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    classes: list[str] = field(default_factory=list)
+    scaling: dict[str, tuple[float, float]] = field(default_factory=dict)
+    coefficients: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def parameter_name(self, name: str) -> str:
+        """An unconstrained parameter's name for people: ``age`` for ``beta[2]``."""
+        site, _, index = name.rstrip("]").partition("[")
+        if self.likelihood is None:
+            return name
+        if site not in ("beta", "intercept"):
+            return f"log {name}"  # scales and shapes, all positive
+        places = [int(place) for place in index.split(",") if place]
+        plain = self.coefficients[places.pop(0)] if site == "beta" else site
+        return f"{plain} → {self.classes[places[0] + 1]}" if places else plain
+
+
+def regression_inputs(
+    table: Table,
+    likelihood: str,
+    response: str,
+    columns: Sequence[str] | None = None,
+    categorical: Sequence[str] = (),
+    *,
+    scale_columns: bool = True,
+    prior_scale: float = PRIOR_SCALE,
+) -> Inputs:
+    """A regression by name, and its matrix and response from a table.
+
+    Args:
+        table: the table.
+        likelihood: a name in `REGRESSIONS`.
+        response: the column to be explained.
+        columns: the columns that explain it; all others that have a name if left out, but for those
+            with one value only.
+        categorical: those of them that are categories; each gets a column of 0 and 1 for every
+            category but the first.
+        scale_columns: whether columns of numbers are standardised, and the response of `normal` and
+            `student_t`.
+        prior_scale: the prior's standard deviation of a coefficient.
+
+    Raises:
+        TableError: if the table does not have what is wanted.
+    """
+    regression = REGRESSIONS[likelihood]
+    y, more = regression.read_response(table, response)
+    classes = table.labels(response)[1] if likelihood == "categorical" else []
+    named = columns is not None
+    columns = _columns(table, columns, [response], categorical)
+    _refuse_idle_categories(columns, categorical, response)
+    parts, coefficients, scaling, notes = [], [], {}, []
+    levels: dict[str, list[str]] = {}
+    for name in columns:
+        if name in categorical:
+            codes, levels[name] = _categories(table, name)
+            parts += [(codes == level).astype(float) for level in range(1, len(levels[name]))]
+            coefficients += [f"{name} = {level}" for level in levels[name][1:]]
+            continue
+        values = table.numbers(
+            name,
+            f"If {name!r} is a category, say --categorical {name}; to leave it out, name the "
+            "columns that you want with --columns.",
+        )
+        if values.min() == values.max() and (scale_columns or not named):
+            if named:
+                raise TableError(
+                    f"{table.path}, column {name!r} has the same value in every row, so it "
+                    "explains nothing; wanted two values or more. Leave it out of --columns."
+                )
+            notes.append(f"Column {name!r} is left out: it has the same value in every row.")
+            continue
+        if scale_columns and not _is_true_or_false(table, name):
+            values, *scaling[name] = _standardised(table, name, values)
+        parts.append(values.astype(float))
+        coefficients.append(name)
+    if not parts:
+        raise TableError(f"{table.path} has no column left to explain {response!r} by.")
+    if repeated := [name for name in coefficients if coefficients.count(name) > 1]:
+        raise TableError(
+            f"{table.path}: two columns of the regression would be called {repeated[0]!r}, a "
+            "category's and another; wanted a different name for each. Rename a column."
+        )
+    if scale_columns and regression.scales_response:
+        if y.min() == y.max():
+            raise TableError(f"{table.path}, column {response!r} has the same value in every row.")
+        y, *scaling[response] = _standardised(table, response, y)
+    return Inputs(
+        model=regression.model,
+        title=regression.title,
+        arguments={"x": np.stack(parts, axis=1), "y": y, **more, "prior_scale": prior_scale},
+        data_axes={"x": 0, "y": 0},
+        likelihood=likelihood,
+        response=response,
+        columns=[name for name in columns if name in coefficients or name in levels],
+        levels=levels,
+        kinds={name: table.kind(name) for name in (*levels, *([response] if classes else []))},
+        classes=classes,
+        scaling={name: (mean, sd) for name, (mean, sd) in scaling.items()},
+        coefficients=coefficients,
+        notes=notes,
+    )
+
+
+def model_inputs(
+    table: Table,
+    spec: str,
+    response: str | None = None,
+    columns: Sequence[str] | None = None,
+    categorical: Sequence[str] = (),
+) -> Inputs:
+    """A user's model, and its arguments from a table.
+
+    An argument is filled with the column of its name; with the matrix of the columns ``name[0]``,
+    ``name[1]``, ...; if it is called ``y``, with the response; and if it is called ``x`` or ``X``,
+    with the matrix of `columns`. What is left must have a default.
+
+    Args:
+        table: the table.
+        spec: ``module:function``, or ``file.py:function``.
+        response: the column for an argument called ``y``.
+        columns: the columns for an argument called ``x`` or ``X``; if left out, all those that no
+            other argument takes.
+        categorical: columns of categories; the model is given whole numbers from 0, in the order of
+            the sorted categories.
+
+    Raises:
+        TableError: if there is no such model, or the table does not have what it takes.
+    """
+    model = import_model(spec)
+    sources = _sources(
+        table, spec, inspect.signature(model).parameters, response, columns, categorical
+    )
+    levels: dict[str, list[str]] = {}
+
+    def read(name: str) -> np.ndarray:
+        if name in categorical:
+            codes, levels[name] = table.labels(name)
+            return codes
+        return table.numbers(
+            name,
+            f"If {name!r} is a category, say --categorical {name}; to leave it out of a matrix, "
+            "name those wanted with --columns.",
+        )
+
+    arguments = {
+        name: read(source)
+        if isinstance(source, str)
+        else np.stack([read(column) for column in source], axis=1)
+        for name, source in sources.items()
+    }
+    used = {name for source in sources.values() for name in _as_list(source)}
+    return Inputs(
+        model=model,
+        title=f"the model {spec}",
+        arguments=arguments,
+        response=response,
+        columns=[name for name in table.columns if name in used and name != response],
+        levels=levels,
+    )
+
+
+def _sources(
+    table: Table,
+    spec: str,
+    parameters: Mapping[str, inspect.Parameter],
+    response: str | None,
+    columns: Sequence[str] | None,
+    categorical: Sequence[str],
+) -> dict[str, str | list[str]]:
+    """For each argument of a model the column, or the columns of the matrix, that it is given."""
+    for name in (*categorical, *([response] if response is not None else [])):
+        table.check(name)
+    sources: dict[str, str | list[str]] = {}
+    for name in parameters:
+        if name in table.columns:
+            sources[name] = name
+        elif matrix := table.matrix_columns(name):
+            sources[name] = matrix
+        elif name == _RESPONSE_NAME and response is not None:
+            sources[name] = response
+    taken = {name for names in sources.values() for name in _as_list(names)}
+    rest = _columns(table, columns, [*taken, *([response] if response else [])], categorical)
+    for name, parameter in parameters.items():
+        if name in sources or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if name in _MATRIX_NAMES:
+            sources[name] = [column for column in rest if column not in categorical]
+            if not sources[name]:
+                raise TableError(f"{table.path} has no columns left for the matrix {name!r}.")
+        elif parameter.default is parameter.empty:
+            response_hint = " or name it with --response" if name == _RESPONSE_NAME else ""
+            raise TableError(
+                f"{spec} has an argument {name!r}, and {table.path} no column of that name"
+                f"{did_you_mean(name, table.columns)} Wanted: a column {name!r}{response_hint}, "
+                f"columns {name}[0], {name}[1], ... for a matrix, or a default in the model. The "
+                f"columns are {listed(table.columns)}."
+            )
+    if not sources:
+        raise TableError(
+            f"no argument of {spec} is a column of {table.path}: its arguments are "
+            f"{listed(list(parameters)) or 'none'}, the columns {listed(table.columns)}."
+        )
+    used = {name for source in sources.values() for name in _as_list(source)}
+    for option, names in (
+        ("--response", [response] if response else []),
+        ("--columns", columns or []),
+        ("--categorical", categorical),
+    ):
+        if idle := [name for name in names if name not in used]:
+            raise TableError(
+                f"{option} names {idle[0]!r}, which no argument of {spec} takes: its arguments are "
+                f"{listed(list(parameters))}. An argument takes the column of its own name, y the "
+                "response, and x or X the matrix of the columns of numbers."
+            )
+    return sources
+
+
+def import_model(spec: str) -> Callable:
+    """The function that ``module:function`` or ``file.py:function`` names.
+
+    The current directory is looked in first, as ``python -m`` does.
+
+    Raises:
+        TableError: if it cannot be imported.
+    """
+    module_name, _, name = spec.rpartition(":")
+    if not module_name or not name:
+        raise TableError(
+            f"--model is {spec!r}; wanted module:function, such as models:late_arrival for the "
+            "function late_arrival in models.py."
+        )
+    folder = Path.cwd()
+    if module_name.endswith(".py"):
+        path = Path(module_name)
+        if not path.is_file():
+            raise TableError(f"--model is {spec!r}, and there is no file {path}.")
+        folder, module_name = path.resolve().parent, path.stem
+    sys.path.insert(0, str(folder))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module_name.split(".")[0] == error.name:
+            raise TableError(
+                f"--model is {spec!r}, and there is no module {error.name!r} in {folder} or among "
+                "the installed packages."
+            ) from error
+        raise TableError(
+            f"--model is {spec!r}, and {module_name} cannot be imported: {error}."
+        ) from error
+    except Exception as error:  # whatever the user's file does
+        raise TableError(
+            f"--model is {spec!r}, and {module_name} cannot be imported: "
+            f"{type(error).__name__}: {error}."
+        ) from error
+    finally:
+        sys.path.remove(str(folder))
+    model = getattr(module, name, None)
+    if not callable(model):
+        functions = [other for other, value in vars(module).items() if inspect.isfunction(value)]
+        raise TableError(
+            f"--model is {spec!r}, and {module_name} has no function {name!r}"
+            f"{did_you_mean(name, functions)}"
+        )
+    return model
+
+
+def _columns(
+    table: Table, columns: Sequence[str] | None, taken: Sequence[str], categorical: Sequence[str]
+) -> list[str]:
+    """The columns to use: those named, or all that have a name and are not taken."""
+    for name in (*(columns or ()), *categorical):
+        table.check(name)
+    if columns is None:
+        columns = [
+            name for name in table.columns if name not in taken and not name.startswith("Unnamed:")
+        ]
+    repeated = [name for name in columns if list(columns).count(name) > 1]
+    if repeated:
+        raise TableError(f"--columns names {repeated[0]!r} more than once; wanted each once.")
+    both = [name for name in columns if name in taken]
+    if both:
+        raise TableError(
+            f"--columns names {both[0]!r}, which the model is given already, as the response or by "
+            "its own name; wanted other columns."
+        )
+    return list(columns)
+
+
+def _refuse_idle_categories(
+    columns: Sequence[str], categorical: Sequence[str], response: str
+) -> None:
+    idle = [name for name in categorical if name not in columns]
+    if response in idle:
+        raise TableError(
+            f"--categorical names {response!r}, which is the response; wanted columns that explain "
+            "it. For a response of categories take --likelihood categorical, or logistic for 0 and "
+            "1."
+        )
+    if idle:
+        raise TableError(
+            f"--categorical names {idle[0]!r}, which is not among the columns that explain "
+            f"{response!r}: these are {listed(columns)}. Name it in --columns too, or leave it out."
+        )
+
+
+def _standardised(table: Table, name: str, values: np.ndarray) -> tuple[np.ndarray, float, float]:
+    try:
+        return standardise(values)
+    except ValueError as error:
+        raise TableError(
+            f"{table.path}, column {name!r}: the values differ by no more than rounding; wanted "
+            "values to tell apart. Subtract what they have in common, or leave the column out."
+        ) from error
+
+
+def _categories(table: Table, name: str) -> tuple[np.ndarray, list[str]]:
+    codes, levels = table.labels(name)
+    if not 2 <= len(levels) <= _MOST_LEVELS:
+        raise TableError(
+            f"{table.path}, column {name!r} has {len(levels):,} different values; as categories "
+            f"from 2 to {_MOST_LEVELS} are wanted. Leave it out, or join rare ones."
+        )
+    return codes, levels
+
+
+def _is_true_or_false(table: Table, name: str) -> bool:
+    import pandas as pd
+
+    return pd.api.types.is_bool_dtype(table.frame[name])
+
+
+def _as_list(names: str | list[str]) -> list[str]:
+    return [names] if isinstance(names, str) else names

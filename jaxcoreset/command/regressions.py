@@ -1,0 +1,179 @@
+"""Regressions by name, for tables: the NumPyro models and what their responses must be.
+
+All have a linear predictor η = intercept + x β, with priors β ~ Normal(0, s) and intercept ~
+Normal(0, 4 s), where s is `prior_scale`. They suit standardised columns: there 2.5, the default of
+rstanarm too, is a wide prior.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, Num
+
+from jaxcoreset.command.tables import Table, TableError
+
+PRIOR_SCALE = 2.5
+_MOST_CLASSES = 50
+_MOST_COUNTED = 2**31 - 1  # an int32, which JAX makes of them
+
+
+def logistic(
+    x: Float[ArrayLike, "n d"],
+    y: Num[ArrayLike, " n"] | None = None,
+    prior_scale: float = PRIOR_SCALE,
+) -> None:
+    """Logistic: y ~ Bernoulli(1/(1 + exp(−η)))."""
+    eta = _linear_predictor(x, prior_scale)
+    with numpyro.plate("rows", eta.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
+
+
+def poisson(
+    x: Float[ArrayLike, "n d"],
+    y: Num[ArrayLike, " n"] | None = None,
+    prior_scale: float = PRIOR_SCALE,
+) -> None:
+    """Counts: y ~ Poisson(exp(η))."""
+    eta = _linear_predictor(x, prior_scale)
+    with numpyro.plate("rows", eta.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(eta)), obs=y)
+
+
+def normal(
+    x: Float[ArrayLike, "n d"],
+    y: Num[ArrayLike, " n"] | None = None,
+    prior_scale: float = PRIOR_SCALE,
+) -> None:
+    """Linear: y ~ Normal(η, sigma), with sigma ~ HalfNormal(s)."""
+    eta = _linear_predictor(x, prior_scale)
+    sigma = numpyro.sample("sigma", dist.HalfNormal(prior_scale))
+    with numpyro.plate("rows", eta.shape[0]):
+        numpyro.sample("y", dist.Normal(eta, sigma), obs=y)
+
+
+def student_t(
+    x: Float[ArrayLike, "n d"],
+    y: Num[ArrayLike, " n"] | None = None,
+    prior_scale: float = PRIOR_SCALE,
+) -> None:
+    """Robust: y ~ StudentT(nu, η, sigma), with sigma ~ HalfNormal(s) and nu ~ Gamma(2, 0.1)."""
+    eta = _linear_predictor(x, prior_scale)
+    sigma = numpyro.sample("sigma", dist.HalfNormal(prior_scale))
+    nu = numpyro.sample("nu", dist.Gamma(2.0, 0.1))
+    with numpyro.plate("rows", eta.shape[0]):
+        numpyro.sample("y", dist.StudentT(nu, eta, sigma), obs=y)
+
+
+def negative_binomial(
+    x: Float[ArrayLike, "n d"],
+    y: Num[ArrayLike, " n"] | None = None,
+    prior_scale: float = PRIOR_SCALE,
+) -> None:
+    """Counts with mean m = exp(η) and variance m + m²/phi, with phi ~ LogNormal(0, 2)."""
+    eta = _linear_predictor(x, prior_scale)
+    phi = numpyro.sample("phi", dist.LogNormal(0.0, 2.0))
+    with numpyro.plate("rows", eta.shape[0]):
+        numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(eta), phi), obs=y)
+
+
+def categorical(
+    x: Float[ArrayLike, "n d"],
+    y: Int[ArrayLike, " n"] | None = None,
+    num_classes: int = 2,
+    prior_scale: float = PRIOR_SCALE,
+) -> None:
+    """Classes: y ~ Categorical(softmax(η)), with a column of η a class, 0 for the first."""
+    x = jnp.asarray(x)
+    others = num_classes - 1
+    intercept = numpyro.sample(
+        "intercept", dist.Normal(0.0, 4 * prior_scale).expand([others]).to_event(1)
+    )
+    prior = dist.Normal(0.0, prior_scale).expand([x.shape[1], others]).to_event(2)
+    eta = intercept + x @ jnp.asarray(numpyro.sample("beta", prior))
+    with numpyro.plate("rows", x.shape[0]):
+        logits = jnp.concatenate([jnp.zeros((x.shape[0], 1), eta.dtype), eta], axis=1)
+        numpyro.sample("y", dist.CategoricalLogits(logits=logits), obs=y)
+
+
+def _linear_predictor(x: ArrayLike, prior_scale: float) -> Float[Array, " n"]:
+    x = jnp.asarray(x)
+    intercept = numpyro.sample("intercept", dist.Normal(0.0, 4 * prior_scale))
+    prior = dist.Normal(0.0, prior_scale).expand([x.shape[1]]).to_event(1)
+    return jnp.asarray(intercept) + x @ jnp.asarray(numpyro.sample("beta", prior))
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A regression that can be asked for by name.
+
+    Attributes:
+        title: its name in a sentence.
+        model: the NumPyro model.
+        scales_response: whether standardising means the response too.
+        read_response: from a table and a column to the response and further keyword arguments.
+    """
+
+    title: str
+    model: Callable[..., None]
+    scales_response: bool
+    read_response: Callable[[Table, str], tuple[np.ndarray, dict[str, Any]]]
+
+
+def _binary(table: Table, name: str) -> tuple[np.ndarray, dict[str, Any]]:
+    wanted = "Wanted for --likelihood logistic: 0 and 1, or true and false"
+    values = table.numbers(name, f"{wanted}; recode the column.")
+    bad = (values != 0) & (values != 1)
+    table.refuse(name, bad, f"found {_first(values, bad)}", f"{wanted}; recode it.")
+    return values.astype(np.int64), {}
+
+
+def _counts(title: str) -> Callable[[Table, str], tuple[np.ndarray, dict[str, Any]]]:
+    def read(table: Table, name: str) -> tuple[np.ndarray, dict[str, Any]]:
+        wanted = f"Wanted for --likelihood {title}: counts, so whole numbers from 0 up"
+        values = table.numbers(name, f"{wanted}.")
+        bad = (values < 0) | (values != np.floor(values))
+        table.refuse(name, bad, f"found {_first(values, bad)}", f"{wanted}.")
+        bad = values > _MOST_COUNTED
+        wanted = f"Wanted for --likelihood {title}: counts up to {_MOST_COUNTED:,}"
+        advice = "Count in a larger unit, or take --likelihood normal."
+        table.refuse(name, bad, f"found {_first(values, bad)}", f"{wanted}. {advice}")
+        return values.astype(np.int64), {}
+
+    return read
+
+
+def _real(table: Table, name: str) -> tuple[np.ndarray, dict[str, Any]]:
+    return table.numbers(name, "The response of this likelihood is a number.").astype(float), {}
+
+
+def _classes(table: Table, name: str) -> tuple[np.ndarray, dict[str, Any]]:
+    codes, levels = table.labels(name)
+    if not 2 <= len(levels) <= _MOST_CLASSES:
+        raise TableError(
+            f"{table.path}, column {name!r} has {len(levels):,} different values; --likelihood "
+            f"categorical wants from 2 to {_MOST_CLASSES} classes. Is it a number? Then take "
+            "--likelihood normal or poisson."
+        )
+    return codes, {"num_classes": len(levels)}
+
+
+def _first(values: np.ndarray, bad: np.ndarray) -> str:
+    return f"{values[bad][0]:g}" if bad.any() else ""
+
+
+REGRESSIONS = {
+    "logistic": Regression("logistic regression", logistic, False, _binary),
+    "poisson": Regression("Poisson regression", poisson, False, _counts("poisson")),
+    "normal": Regression("normal linear regression", normal, True, _real),
+    "student_t": Regression("Student-t linear regression", student_t, True, _real),
+    "negative_binomial": Regression(
+        "negative binomial regression", negative_binomial, False, _counts("negative_binomial")
+    ),
+    "categorical": Regression("categorical regression", categorical, False, _classes),
+}

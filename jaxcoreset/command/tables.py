@@ -1,0 +1,391 @@
+"""Tables that people keep in files: CSV, Parquet and NPZ, read and checked by column and row.
+
+What is wrong with a value is said as a person finds it: the file, the line (or row) and the column.
+In a CSV file lines are counted as an editor counts them, the header being line 1; in Parquet and
+NPZ files, which have no lines, the first row is row 1.
+"""
+
+import codecs
+import csv
+import itertools
+import os
+import re
+import warnings
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float, Int, Num
+
+from jaxcoreset.data.messages import did_you_mean, listed, require
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MIDNIGHT = " 00:00:00"
+SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
+_MOST_INT64 = 2**63 - 1
+
+
+class TableError(ValueError):
+    """A table cannot be used; the message says where, what was found, and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table and the file that it came from.
+
+    Attributes:
+        path: the file.
+        frame: its columns, as a data frame whose index is 0, 1, ....
+        separator: what separates the values of a line in a text file; empty for other files.
+    """
+
+    path: Path
+    frame: "pd.DataFrame"
+    separator: str = ""
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns, in the order of the file."""
+        return list(self.frame.columns)
+
+    def column(self, name: str) -> "pd.Series":
+        """One column without missing values, as it stands in the file.
+
+        Raises:
+            TableError: if there is no such column, or values are missing in it.
+        """
+        self.check(name)
+        values: Any = self.frame[name]
+        self.refuse(name, values.isna().to_numpy(), "a value is missing", "Fill it in or drop it.")
+        return values
+
+    def check(self, name: str) -> None:
+        """See that there is a column of a name.
+
+        Raises:
+            TableError: if there is none; the message has the nearest names.
+        """
+        if name not in self.columns:
+            raise TableError(
+                f"{self.path} has no column {name!r}{did_you_mean(name, self.columns)} Its columns "
+                f"are {listed(self.columns)}."
+            )
+
+    def numbers(self, name: str, hint: str = "") -> Num[np.ndarray, " n"]:
+        """One column as numbers: int64 or float64; true and false become 1 and 0.
+
+        Args:
+            name: the column.
+            hint: what else could be done, for the error's end.
+
+        Raises:
+            TableError: if there is no such column, or a value is missing, infinite or no number.
+        """
+        import pandas as pd
+
+        values: Any = self.column(name)
+        if pd.api.types.is_datetime64_any_dtype(values) or pd.api.types.is_timedelta64_dtype(
+            values
+        ):
+            raise TableError(
+                f"{self.path}, column {name!r} holds dates or times; numbers are wanted: turn them "
+                f"into a number of days or seconds first. {hint}".rstrip()
+            )
+        if not (pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values)):
+            values = values.astype(object)
+            numbers: Any = pd.to_numeric(values, errors="coerce")
+            text = numbers.isna().to_numpy()
+            if text.any():
+                found = str(values[text].iloc[0])
+                comma = re.fullmatch(r"\s*[-+]?\d+,\d+\s*", found)
+                advice = "Write decimals with a point, not a comma." if comma else hint
+                self.refuse(name, text, f"{_short(found)} is text", f"A number is wanted. {advice}")
+            values = numbers
+        if pd.api.types.is_complex_dtype(values):
+            raise TableError(f"{self.path}, column {name!r} holds complex numbers; wanted real.")
+        real = pd.api.types.is_float_dtype(values)
+        if pd.api.types.is_unsigned_integer_dtype(values) and values.max() > _MOST_INT64:
+            real = True  # as int64 it would be negative
+        array = values.to_numpy(dtype=np.float64 if real else np.int64)
+        self.refuse(name, ~np.isfinite(array), "the value is infinite", "A number is wanted.")
+        return array
+
+    def labels(self, name: str) -> tuple[Int[np.ndarray, " n"], list[str]]:
+        """One column as categories: a whole number for each row, and the categories sorted.
+
+        A category's name is what stands in the file of the coreset; a date at midnight has no time.
+
+        Raises:
+            TableError: if there is no such column, or a value is missing.
+        """
+        import pandas as pd
+
+        values: Any = self.column(name)
+        if self.kind(name) == "text":  # may be text and numbers in one column, which have no order
+            values = values.astype(str)
+        codes, levels = pd.factorize(values, sort=True)
+        if self.kind(name) == "date":  # how pandas writes one as text depends on the others
+            return codes.astype(np.int64), [str(level).removesuffix(MIDNIGHT) for level in levels]
+        return codes.astype(np.int64), pd.Series(levels).astype(str).tolist()
+
+    def kind(self, name: str) -> str:
+        """What the values of a column are: "date", "truth", "whole number", "number" or "text".
+
+        Raises:
+            TableError: if there is no such column.
+        """
+        import pandas as pd
+
+        self.check(name)
+        values: Any = self.frame[name]
+        kinds = {
+            "date": pd.api.types.is_datetime64_any_dtype,
+            "truth": pd.api.types.is_bool_dtype,
+            "whole number": pd.api.types.is_integer_dtype,
+            "number": pd.api.types.is_numeric_dtype,
+        }
+        if isinstance(values.dtype, pd.CategoricalDtype):
+            return "text"
+        return next((kind for kind, fits in kinds.items() if fits(values)), "text")
+
+    def matrix_columns(self, name: str) -> list[str]:
+        """The columns ``name[0]``, ``name[1]``, ... that make up a matrix; maybe none."""
+        have = set(self.columns)
+        found = itertools.takewhile(have.__contains__, (f"{name}[{i}]" for i in itertools.count()))
+        return list(found)
+
+    def refuse(self, name: str, bad: np.ndarray, found: str, wanted: str) -> None:
+        """Tell the rows of a column whose values cannot be used.
+
+        Args:
+            name: the column.
+            bad: booleans of shape (n,), true in these rows.
+            found: what stands in the first of them.
+            wanted: what was wanted and what to do, a sentence.
+
+        Raises:
+            TableError: if there is such a row.
+        """
+        rows = np.flatnonzero(bad)
+        if not rows.size:
+            return
+        word = "line" if self.separator else "row"
+        first, *others = self.places(rows[:4].tolist())
+        more = ""
+        if others:
+            rest = f" and {rows.size - 4:,} more" if rows.size > 4 else ""
+            plural = "s" if len(others) > 1 else ""
+            more = f" (the same in {word}{plural} {', '.join(map(str, others))}{rest})"
+        raise TableError(
+            f"{self.path}, {word} {first}, column {name!r}: {found}{more}. {wanted}".rstrip()
+        )
+
+    def places(self, rows: Sequence[int]) -> list[int]:
+        """Where rows stand in the file: line numbers of a text file, else counted from 1.
+
+        Args:
+            rows: positions in `frame`, increasing.
+        """
+        if not self.separator:
+            return [row + 1 for row in rows]
+        # A quoted value may span lines, and empty lines are no rows, so lines must be counted.
+        records = _records(self.path, self.separator)
+        lines = [line for line, _ in itertools.islice(records, rows[-1] + 2)]
+        return [lines[row + 1] for row in rows]
+
+
+def read_table(path: str | os.PathLike) -> Table:
+    """Read a table.
+
+    Args:
+        path: a file that ends in ``.csv`` or ``.tsv`` (text in UTF-8 with a header, separated by
+            commas, semicolons or tabs), ``.parquet``, or ``.npz``, whose arrays are columns: one of
+            shape (n,) by its own name, one of shape (n, d) as ``name[0]`` to ``name[d-1]``.
+
+    Raises:
+        TableError: if there is no such file, or it is no such table, or has no rows.
+        ModuleNotFoundError: if pandas, or for Parquet pyarrow, is not installed.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if not path.exists():
+        folder = path.parent
+        names = [file.name for file in folder.iterdir()] if folder.is_dir() else []
+        raise TableError(f"there is no file {path}{did_you_mean(path.name, names)}")
+    if path.is_dir():
+        raise TableError(f"{path} is a directory; wanted a file of one table.")
+    if suffix not in SUFFIXES:
+        raise TableError(
+            f"{path} ends in {suffix or 'nothing'!r}; wanted one of {', '.join(SUFFIXES)}. Save a "
+            "spreadsheet as CSV first."
+        )
+    require("pandas")
+    if suffix == ".npz":
+        table = Table(path, _read_npz(path))
+    elif suffix == ".parquet":
+        table = Table(path, _read_parquet(path))
+    else:
+        separator = _separator(path)
+        table = Table(path, _read_text(path, separator), separator)
+    if not len(table):
+        raise TableError(f"{path} has a header and no rows; wanted at least one row of data.")
+    return table
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:37] + "...")
+
+
+def _records(path: Path, separator: str) -> Iterable[tuple[int, list[str]]]:
+    """The records of a text file, header first, each with the line that it begins in."""
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=separator)
+        line = 1
+        for record in reader:
+            if len(record) > 1 or (record and record[0].strip()):
+                yield line, record
+            line = reader.line_num + 1
+
+
+def _separator(path: Path) -> str:
+    """What the header has most of outside of quotes: commas, semicolons or tabs."""
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            header = next((line for line in file if line.strip()), "")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path) from error
+    if not header:
+        raise TableError(f"{path} is empty; wanted a header with the columns' names, and rows.")
+    header = re.sub('"[^"]*"?', "", header)
+    return max(",;\t", key=lambda mark: (header.count(mark), mark == ","))
+
+
+def _not_utf8(path: Path) -> TableError:
+    with open(path, "rb") as file:
+        mark = file.read(2)
+    if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return TableError(
+            f"{path} is text in UTF-16; wanted UTF-8. Save it as 'CSV UTF-8' in the spreadsheet, "
+            "or convert it: iconv -f utf-16 -t utf-8."
+        )
+    return TableError(
+        f"{path} is no text in UTF-8; wanted that. Save it as 'CSV UTF-8' in the spreadsheet, or "
+        "convert it: iconv -f latin1 -t utf-8."
+    )
+
+
+def _read_text(path: Path, separator: str) -> "pd.DataFrame":
+    import pandas as pd
+
+    try:
+        _, header = next(iter(_records(path, separator)))
+        repeated = sorted({name for name in header if header.count(name) > 1})
+        if repeated:
+            raise TableError(
+                f"{path}, line 1: the column name {repeated[0]!r} stands there more than once; "
+                "wanted a different name for each column."
+            )
+        with warnings.catch_warnings():
+            # Lines that are longer than the header would lose their ends with no more than this.
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = pd.read_csv(
+                path, sep=separator, index_col=False, low_memory=False, encoding="utf-8-sig"
+            )
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path) from error
+    except (pd.errors.ParserError, pd.errors.ParserWarning, csv.Error) as error:
+        raise TableError(
+            f"{path} cannot be read as a table: {_first_bad_line(path, separator) or error}"
+        ) from error
+    stripped = [name.strip() or name for name in frame.columns]
+    if len(set(stripped)) == len(stripped):  # "y, age" has a column age
+        frame.columns = stripped
+    return frame
+
+
+def _first_bad_line(path: Path, separator: str) -> str:
+    """Which line first has more values than the header, as a sentence."""
+    records = iter(_records(path, separator))
+    _, header = next(records)
+    for line, record in records:
+        if len(record) > len(header):
+            return (
+                f"line {line} has {len(record)} values, and the header has {len(header)} names. "
+                "Put quotes around a value that holds the separator."
+            )
+    return ""
+
+
+def _read_parquet(path: Path) -> "pd.DataFrame":
+    require("pyarrow")
+    import pandas as pd
+    import pyarrow as pa
+
+    try:
+        frame = pd.read_parquet(path, engine="pyarrow")
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise TableError(f"{path} cannot be read as Parquet: {error}") from error
+    named = frame.reset_index() if any(name is not None for name in frame.index.names) else frame
+    named.columns = [str(name) for name in named.columns]
+    return named.reset_index(drop=True)
+
+
+def _read_npz(path: Path) -> "pd.DataFrame":
+    import pandas as pd
+
+    if not zipfile.is_zipfile(path):
+        raise TableError(
+            f"{path} is no NPZ file, whatever its name; wanted one that numpy.savez wrote."
+        )
+    try:
+        with np.load(path, allow_pickle=False) as contents:
+            arrays = {name: contents[name] for name in contents.files}
+    except Exception as error:  # zip, struct and pickle all have errors of their own
+        found = str(error).rstrip(".")
+        raise TableError(
+            f"{path} cannot be read: {found}. Wanted a file that numpy.savez wrote, with arrays of "
+            "numbers or text, not of Python objects."
+        ) from error
+    bad = [name for name, array in arrays.items() if array.ndim not in (1, 2)]
+    if bad or not arrays:
+        found = f"array {bad[0]!r} has the shape {arrays[bad[0]].shape}" if bad else "it is empty"
+        raise TableError(f"{path}: {found}; wanted arrays of shape (rows,) or (rows, columns).")
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name!r} {length:,}" for name, length in lengths.items())
+        raise TableError(
+            f"{path}: the arrays have different numbers of rows: {found}; wanted as many in each. "
+            "Save those of the table alone."
+        )
+    columns: dict[str, Any] = {}
+    for name, array in arrays.items():
+        columns |= (
+            {name: array}
+            if array.ndim == 1
+            else {f"{name}[{i}]": array[:, i] for i in range(array.shape[1])}
+        )
+    return pd.DataFrame(columns)
+
+
+def standardise(values: Num[np.ndarray, " n"]) -> tuple[Float[np.ndarray, " n"], float, float]:
+    """Values minus their mean, over their standard deviation (of the n values, not n - 1).
+
+    Returns:
+        The scaled values, the mean and the standard deviation.
+
+    Raises:
+        ValueError: if all are the same, or as good as: they differ by less than 1e-12 of the
+            largest absolute value, which is rounding.
+    """
+    mean, sd = float(np.mean(values, dtype=np.float64)), float(np.std(values, dtype=np.float64))
+    if not sd > 1e-12 * float(np.max(np.abs(values))):
+        raise ValueError("all values are the same")
+    return (values - mean) / sd, mean, sd

@@ -1,0 +1,1 @@
+"""Rows of data and passes over them: in memory, streamed, on several devices and processes."""

@@ -1,0 +1,236 @@
+"""Rows in blocks of one shape: how they are cut, moved to the devices, and evaluated there.
+
+A *block* is what is evaluated at once; its number of rows follows from the width of the evaluation
+alone, so that its values are the same however the rows are read and wherever they are evaluated. A
+*group* is the blocks that are moved to the devices together: a compiled loop evaluates them one
+after the other, and with several devices each has its share of the blocks.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, PyTree
+
+from jaxcoreset.data.host import available_memory
+from jaxcoreset.data.reading import is_streamed, read_chunks
+from jaxcoreset.data.trees import leading
+
+# Entries of one block's matrix of log-likelihoods. A CPU is twice as fast where it fits its cache;
+# an accelerator wants large ones, 32 MB in float32.
+_CPU_BLOCK_ENTRIES, _BLOCK_ENTRIES = 1 << 20, 1 << 23
+_FEWEST_ROWS, _MOST_ROWS = 256, 1 << 15
+# Bytes of a block's data, above which rows are wide and blocks shorter.
+_BLOCK_BYTES = 1 << 24
+_FEWEST_WIDE_ROWS = 8
+# A group's data, in bytes and in blocks: enough that reading and calls cost little beside it, and a
+# small part of the memory that there is.
+_CPU_GROUP_BYTES, _GROUP_BYTES = 1 << 24, 1 << 28
+_GROUP_BLOCKS = 128
+_PART_OF_MEMORY = 64
+# Rows are added by so many at a time, so that float32 loses some 1e-7 of a sum at most.
+_FOLD = 8
+# Columns, by so many: they are contiguous, and a vector of partial sums takes them.
+_PART = 256
+
+
+def block_rows(width: int, num_bytes: int = 1) -> int:
+    """Rows of a block: a power of two.
+
+    Args:
+        width: how many numbers a row becomes.
+        num_bytes: bytes of a row's data.
+    """
+    entries = _CPU_BLOCK_ENTRIES if jax.default_backend() == "cpu" else _BLOCK_ENTRIES
+    rows = 1 << int(math.log2(max(entries // max(width, 1), 1)))
+    rows = min(max(rows, _FEWEST_ROWS), _MOST_ROWS)
+    wide = 1 << int(math.log2(max(_BLOCK_BYTES // num_bytes, _FEWEST_WIDE_ROWS)))
+    return min(rows, wide)
+
+
+def group_bytes() -> int:
+    """Bytes of a group's data, by the memory that there is."""
+    if jax.default_backend() == "cpu":
+        return min(_CPU_GROUP_BYTES, (available_memory() or 1 << 40) // _PART_OF_MEMORY)
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 1 << 40)
+    return min(_GROUP_BYTES, int(limit) // _PART_OF_MEMORY)
+
+
+def row_bytes(tree: PyTree) -> int:
+    """The bytes of one row of the arrays, as they are on the device."""
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        itemsize = jax.dtypes.canonicalize_dtype(leaf.dtype).itemsize
+        total += itemsize * math.prod(leaf.shape[1:])
+    return max(total, 1)
+
+
+def fold_rows(values: Array) -> Array:
+    """The sum over the leading axis, by eights: of 2¹⁵ equal numbers it is right to some 1e-6."""
+    while values.shape[0] > _FOLD and values.shape[0] % _FOLD == 0:
+        values = jnp.sum(values.reshape(-1, _FOLD, *values.shape[1:]), axis=1)
+    return jnp.sum(values, axis=0)
+
+
+def column_sums(values: Array) -> Array:
+    """Sums along the last axis, of 256 entries each; its length is a power of two."""
+    num = values.shape[-1]
+    return jnp.sum(values.reshape(*values.shape[:-1], -1, math.gcd(num, _PART)), axis=-1)
+
+
+def fold_to(values: Array, num: int) -> Array:
+    """Sums of `num` rows each, for float64 on the host to add; the last one may be of fewer."""
+    spare = -values.shape[0] % num
+    padded = jnp.pad(values, ((0, spare), *((0, 0) for _ in values.shape[1:])))
+    parts = padded.reshape(-1, num, *values.shape[1:])
+    return fold_rows(jnp.moveaxis(parts, 1, 0))
+
+
+def group_blocks(data: PyTree, block: int, num_devices: int, batch_size: int | None = None) -> int:
+    """How many blocks are moved to the devices at a time, a multiple of their number."""
+    num_rows = leading(data)
+    total = -(-num_rows // block)
+    if batch_size is None:
+        most = max(1, min(_GROUP_BLOCKS * num_devices, group_bytes() // (block * row_bytes(data))))
+    else:
+        most = -(-batch_size // block)
+    most = -(-most // num_devices) * num_devices
+    # Groups of one size, so that the last one has little to spare.
+    even = -(-total // -(-total // most))
+    return -(-even // num_devices) * num_devices
+
+
+def evaluate_blocks(
+    fn: Callable[[PyTree, PyTree, Bool[Array, " b"]], PyTree],
+    args: PyTree,
+    data: PyTree,
+    block: int,
+    *,
+    first: int = 0,
+    mesh: Mesh | None = None,
+    batch_size: int | None = None,
+) -> Iterator[tuple[int, int, PyTree]]:
+    """Evaluate a function of a block on all rows, in order.
+
+    Args:
+        fn: ``fn(args, rows, counted)`` of a block of rows, a pytree like `data` with `block` rows,
+            and of a mask that says which of them are rows and which fill the block up; it returns
+            arrays of fixed shapes. It is compiled once per function and shapes.
+        args: what does not depend on the rows.
+        data: pytree of arrays with a leading axis of length n; some may be read from a source.
+        block: rows of a block.
+        first: the row to begin at, a multiple of `block`.
+        mesh: devices that share the blocks, of one axis; the default device if left out.
+        batch_size: rows that are read and moved at a time, rounded up to blocks.
+
+    Yields:
+        The group's first row, how many rows it has, and the values of its blocks with a leading
+        axis; values of blocks beyond the last row are there too, and to be masked or ignored. The
+        device is at the next group meanwhile.
+    """
+    leaves, tree = jax.tree.flatten(data)
+    num_devices = 1 if mesh is None else mesh.size
+    size = group_blocks(data, block, num_devices, batch_size)
+    fn = _Tree(fn, tree)
+    pending = None
+    for at, num_rows, chunk in _groups(leaves, size * block, first):
+        counted = np.arange(size * block) < num_rows
+        stacked, mask = _place((chunk, counted), (size, block), mesh)
+        values = _evaluate(fn, args, stacked, mask, mesh)
+        if pending is not None:
+            yield pending
+        pending = at, num_rows, values
+    if pending is not None:
+        yield pending
+
+
+class _Tree(eqx.Module):
+    """A function of a pytree of rows as one of its leaves."""
+
+    fn: Callable
+    tree: Any = eqx.field(static=True)
+
+    def __call__(self, args: PyTree, leaves: tuple, counted: Array) -> PyTree:
+        with jax.default_matmul_precision("highest"):
+            return self.fn(args, jax.tree.unflatten(self.tree, leaves), counted)
+
+
+@eqx.filter_jit
+def _evaluate(fn: Callable, args: PyTree, chunk: tuple, counted: Array, mesh: Mesh | None) -> Any:
+    arrays, static = eqx.partition(args, eqx.is_array)
+
+    def one_after_the_other(arrays: PyTree, chunk: tuple, counted: Array) -> Any:
+        joined = eqx.combine(arrays, static)
+        return jax.lax.map(lambda block: fn(joined, *block), (chunk, counted))
+
+    if mesh is None:
+        return one_after_the_other(arrays, chunk, counted)
+    axis = PartitionSpec(mesh.axis_names[0])
+    return jax.shard_map(
+        one_after_the_other,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), axis, axis),
+        out_specs=axis,
+        check_vma=False,
+    )(arrays, chunk, counted)
+
+
+def _place(tree: PyTree, shape: tuple[int, int], mesh: Mesh | None) -> PyTree:
+    """Arrays of a group on the devices, with blocks as their leading axis."""
+    stacked = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), tree)
+    if mesh is None:
+        return jax.device_put(stacked)
+    return jax.device_put(stacked, NamedSharding(mesh, PartitionSpec(mesh.axis_names[0])))
+
+
+def _groups(leaves: list, size: int, first: int) -> Iterator[tuple[int, int, tuple]]:
+    """Groups of `size` rows, as (first row, how many rows there are, the leaves)."""
+    num_rows = leading(leaves)
+    # What is on a device is sliced there; what is not is read, ahead of the device where it may
+    # take time.
+    on_device = [isinstance(leaf, jax.Array) for leaf in leaves]
+    host = tuple(leaf for leaf, there in zip(leaves, on_device, strict=True) if not there)
+    if any(is_streamed(leaf) for leaf in host):
+        chunks = read_chunks(host, size, first)
+    else:
+        chunks = (
+            (at, tuple(leaf[at : at + size] for leaf in host))
+            for at in range(first, num_rows, size)
+        )
+    for at, parts in chunks:
+        rest = iter(parts)
+        chunk = tuple(
+            _slice(leaf, at, size) if there else _filled(next(rest), size)
+            for leaf, there in zip(leaves, on_device, strict=True)
+        )
+        yield at, min(size, num_rows - at), chunk
+
+
+def _filled(rows: np.ndarray, size: int) -> np.ndarray:
+    """Rows, and after them copies of the first one: values that the model can evaluate."""
+    if len(rows) == size:
+        return rows
+    filler = np.broadcast_to(rows[:1], (size - len(rows), *rows.shape[1:]))
+    return np.concatenate([rows, filler])
+
+
+@eqx.filter_jit
+def _device_slice(array: Array, first: Array, shift: Array, size: int) -> Array:
+    rows = jax.lax.dynamic_slice_in_dim(array, first, min(size, array.shape[0]))
+    rows = jnp.roll(rows, -shift, axis=0)
+    if array.shape[0] < size:
+        filler = jnp.broadcast_to(rows[:1], (size - array.shape[0], *array.shape[1:]))
+        rows = jnp.concatenate([rows, filler])
+    return rows
+
+
+def _slice(array: Array, first: int, size: int) -> Array:
+    # The first row is data, so that all groups share a program; the last one begins early and is
+    # turned, which leaves other rows of the array where there are none.
+    start = max(0, min(first, array.shape[0] - size))
+    return _device_slice(array, jnp.asarray(start), jnp.asarray(first - start), size)

@@ -1,0 +1,35 @@
+"""Parts of error messages: names that are near, lists of names, and packages of an extra."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+_LISTED = 12
+
+
+def require(package: str) -> None:
+    """See that a package of the extra ``tables`` is installed.
+
+    Raises:
+        ModuleNotFoundError: if it is not.
+    """
+    try:
+        __import__(package)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{package} is missing; tables need it: pip install 'jaxcoreset[tables]'", name=package
+        ) from error
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The nearest of the known names as a question; a full stop if none is near."""
+    by_case = {other.casefold(): other for other in known}
+    near = difflib.get_close_matches(name.casefold(), list(by_case), n=2, cutoff=0.6)
+    if not near:
+        return "."
+    return f"; did you mean {' or '.join(repr(by_case[other]) for other in near)}?"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a message, the first dozen of them."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(map(repr, names[:_LISTED])) + more

@@ -1,0 +1,323 @@
+"""All the rows of the data, wherever they are: in memory, in files, on several machines.
+
+What a build needs of rows that need not fit anywhere: a few of them by number, and passes over all
+of them that end in something small. A pass is a *fold*: a function is evaluated on blocks of rows
+on the devices, and its values are added on the host, in float64 and in the rows' order, so that
+neither chunks nor devices change them. Among several processes each folds its own rows, and what
+they have is merged in the processes' order.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Int, PyTree
+
+from jaxcoreset.data.blocks import block_rows, evaluate_blocks, row_bytes
+from jaxcoreset.data.checkpoint import Journal
+from jaxcoreset.data.processes import ALONE, Processes
+from jaxcoreset.data.reading import is_streamed, read_chunks, take_rows
+from jaxcoreset.data.trees import leading
+
+State = dict[str, np.ndarray]
+
+_FEWEST_BLOCKS = 8
+_SMALLEST_BLOCK = 256
+# A pass says how far it has come so that nothing is lost; so many rows are named if they are bad.
+NUM_BAD_ROWS_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where rows are read and evaluated, and where their passes are noted.
+
+    Attributes:
+        mesh: the devices of this process that share the rows, one axis; None for the default one.
+        batch_size: rows that are read and moved to the devices at a time; None for a default.
+        processes: the processes that have a part of the rows each.
+        journal: where finished passes are kept, or None.
+    """
+
+    mesh: Mesh | None = None
+    batch_size: int | None = None
+    processes: Processes = ALONE
+    journal: Journal | None = None
+
+
+@dataclass(eq=False)
+class Rows:
+    """The rows of a pytree of arrays with a common leading axis.
+
+    Args:
+        data: the arrays of this process; NumPy arrays stay on the host, and leaves of a
+            `RowSource` are read as they are needed.
+        placement: where they are read and evaluated.
+
+    Attributes:
+        num_rows: rows of all processes, n.
+        offset: the number of this process's first row.
+        passes: how many times all rows were gone through, by what for.
+    """
+
+    data: PyTree
+    placement: Placement = field(default_factory=Placement)
+    num_rows: int = field(init=False)
+    offset: int = field(init=False)
+    passes: dict[str, int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.num_local = leading(self.data)
+        counts = self.placement.processes.gather({"rows": np.asarray(self.num_local)})
+        self._counts = np.array([int(count["rows"]) for count in counts])
+        self.num_rows = int(self._counts.sum())
+        self.offset = int(self._counts[: self.placement.processes.index].sum())
+        self._kept: tuple[np.ndarray, tuple] = np.zeros(0, np.int64), ()
+
+    @classmethod
+    def of(cls, data: "PyTree | Rows", batch_size: int | None = None) -> "Rows":
+        """The rows of some arrays, or what are rows already."""
+        return data if isinstance(data, Rows) else cls(data, Placement(batch_size=batch_size))
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether some of the rows are read from files or batches."""
+        return any(is_streamed(leaf) for leaf in jax.tree.leaves(self.data))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this process has all the rows."""
+        return self.placement.processes.count == 1
+
+    @property
+    def has_random_access(self) -> bool:
+        """Whether a few rows can be had without going through all of them."""
+        sources = (getattr(leaf, "source", None) for leaf in jax.tree.leaves(self.data))
+        return all(source is None or source.random_access for source in sources)
+
+    def block(self, width: int) -> int:
+        """Rows of a block of an evaluation of `width` numbers per row."""
+        even = 1 << max(0, int(np.ceil(np.log2(self.num_rows / _FEWEST_BLOCKS))))
+        return min(block_rows(width, row_bytes(self.data)), max(_SMALLEST_BLOCK, even))
+
+    def close_journal(self) -> None:
+        """Keep no further passes."""
+        self.placement = dataclasses.replace(self.placement, journal=None)
+
+    def count_pass(self, what: str) -> None:
+        """Note that all rows are gone through."""
+        self.passes[what] = self.passes.get(what, 0) + 1
+
+    def take(self, indices: Int[np.ndarray, " m"]) -> PyTree:
+        """The rows with the given numbers, on every process; NumPy leaves stay NumPy.
+
+        Raises:
+            IndexError: a row number is outside [0, n).
+        """
+        indices = np.asarray(indices, np.int64)
+        if indices.size and (indices.min() < 0 or indices.max() >= self.num_rows):
+            raise IndexError(
+                f"indices run from {indices.min()} to {indices.max()}; row numbers from 0 to "
+                f"{self.num_rows - 1} are wanted."
+            )
+        known, kept = self._kept
+        at = np.minimum(np.searchsorted(known, indices), known.size - 1)
+        if known.size and np.array_equal(known[at], indices):
+            return jax.tree.unflatten(self._tree, [leaf[at] for leaf in kept])
+        return jax.tree.unflatten(self._tree, self._take(indices))
+
+    def head(self, num: int) -> PyTree:
+        """The first rows of this process."""
+        leaves = tuple(jax.tree.leaves(self.data))
+        _, parts = next(read_chunks(leaves, min(num, self.num_local), prefetch=0))
+        return jax.tree.unflatten(self._tree, parts)
+
+    def keep(self, indices: Int[np.ndarray, " m"]) -> None:
+        """Read rows that are going to be taken, all at once, where each `take` would cost a pass.
+
+        Of rows that can be had one by one, and are all here, nothing is read.
+        """
+        if self.is_local and self.has_random_access:
+            return
+        self.remember(indices := np.unique(indices), self._take(indices))
+
+    def remember(self, indices: Int[np.ndarray, " m"], leaves: tuple) -> None:
+        """Hold on to rows that were read: different ones, with their leaves, in any order."""
+        known, kept = self._kept
+        new = np.flatnonzero(~np.isin(indices, known))
+        joined = np.concatenate([known, indices[new]])
+        order = np.argsort(joined)
+        self._kept = (
+            joined[order],
+            tuple(
+                np.concatenate([before, leaf[new]])[order]
+                if known.size
+                else np.asarray(leaf[order])
+                for before, leaf in zip(kept or leaves, leaves, strict=True)
+            ),
+        )
+
+    def fold(
+        self,
+        fn: Callable[[PyTree, PyTree, Bool[Array, " b"]], PyTree],
+        args: PyTree,
+        width: int,
+        start: State,
+        add: Callable[[State, PyTree, int, int], State],
+        *,
+        what: str,
+        per_row: Sequence = (),
+        on_rows: Callable[[int], Any] = lambda rows: None,
+    ) -> list[State]:
+        """One pass: evaluate a function on all blocks of rows, and add its values up.
+
+        Args:
+            fn: see `evaluate_blocks`; its rows are ``(data, per_row)``.
+            args: what does not depend on the rows.
+            width: how many numbers a row becomes in `fn`, by which blocks are chosen.
+            start: arrays to add to.
+            add: ``add(state, values, first, num)`` with the values of some blocks, the number of
+                their first row and how many rows they have; it returns the state after them.
+            what: what the pass is for, in a word.
+            per_row: further arrays of this process, one entry per row.
+            on_rows: called with the number of rows done since the last call, for a progress bar.
+
+        Returns:
+            The state of every process, in their order.
+        """
+        self.count_pass(what)
+        placement = self.placement
+        with placement.processes.together(what):
+            state = self._fold(fn, args, width, start, add, what, tuple(per_row), on_rows)
+        return placement.processes.gather(state)
+
+    def _fold(
+        self,
+        fn: Callable,
+        args: PyTree,
+        width: int,
+        state: State,
+        add: Callable,
+        what: str,
+        per_row: tuple,
+        on_rows: Callable,
+    ) -> State:
+        placement, block, first = self.placement, self.block(width), 0
+        entry = None
+        if placement.journal is not None:
+            entry = placement.journal.open(what, _digest(args))
+            if entry.is_done:
+                on_rows(self.num_local)
+                return entry.state
+            if entry.next_row:
+                state, first = entry.state, entry.next_row
+                on_rows(first)
+        if first < self.num_local:
+            groups = evaluate_blocks(
+                fn,
+                args,
+                (self.data, per_row),
+                block,
+                first=first,
+                mesh=placement.mesh,
+                batch_size=placement.batch_size,
+            )
+            for at, num, values in groups:
+                state = add(state, jax.tree.map(np.asarray, values), self.offset + at, num)
+                on_rows(num)
+                if entry is not None:
+                    entry.advance(state, at + num)
+        if entry is not None:
+            entry.finish(state)
+        return state
+
+    @property
+    def _tree(self) -> Any:
+        return jax.tree.structure(self.data)
+
+    def _take(self, indices: Int[np.ndarray, " m"]) -> tuple:
+        leaves = tuple(jax.tree.leaves(self.data))
+        if not self.has_random_access:
+            self.count_pass("candidates")
+        processes = self.placement.processes
+        mine = indices - self.offset
+        mine = mine[(mine >= 0) & (mine < self.num_local)]
+        if processes.count == 1:
+            return self._read(leaves, mine)
+        with processes.together("candidates"):
+            parts = tuple(np.asarray(leaf) for leaf in self._read(leaves, mine))
+        ends = np.cumsum(self._counts)
+        owner = np.searchsorted(ends, indices, side="right")
+        most = max(int(np.bincount(owner, minlength=processes.count).max(initial=0)), 1)
+        padded = {
+            str(i): np.concatenate(
+                [part, np.zeros((most - len(part), *part.shape[1:]), part.dtype)]
+            )
+            for i, part in enumerate(parts)
+        }
+        found = processes.gather(padded)
+        # The m-th row of a process, in the order in which it was asked for.
+        place = np.zeros(indices.size, np.int64)
+        for process in range(processes.count):
+            at = owner == process
+            place[at] = np.arange(np.count_nonzero(at))
+        return tuple(
+            np.stack([state[str(i)] for state in found])[owner, place] for i in range(len(leaves))
+        )
+
+    def _read(self, leaves: tuple, rows: Int[np.ndarray, " m"]) -> tuple:
+        journal = self.placement.journal
+        if journal is None or self.has_random_access:
+            return take_rows(leaves, rows)
+        entry = journal.open("candidates", _digest(rows))
+        if not entry.is_done:
+            parts = take_rows(leaves, rows)
+            entry.finish({str(i): np.asarray(part) for i, part in enumerate(parts)})
+        return tuple(entry.state[str(i)] for i in range(len(leaves)))
+
+
+class BadRows:
+    """Counts rows whose values are not finite, in a fold's state, and names the first of them."""
+
+    @staticmethod
+    def start() -> State:
+        """No bad rows."""
+        return {"num_bad": np.zeros((), np.int64), "bad": np.full(NUM_BAD_ROWS_SHOWN, -1)}
+
+    @staticmethod
+    def add(state: State, bad: np.ndarray, first: int, num: int) -> State:
+        """Note the bad ones of `num` rows from row `first` on."""
+        bad = bad.reshape(-1)[:num]
+        if not bad.any():
+            return {name: state[name] for name in ("num_bad", "bad")}
+        rows = np.concatenate([state["bad"][state["bad"] >= 0], first + np.flatnonzero(bad)])
+        return BadRows._state(int(state["num_bad"]) + int(np.count_nonzero(bad)), rows)
+
+    @staticmethod
+    def merged(states: Sequence[State]) -> tuple[int, list[int]]:
+        """How many there are, and the numbers of the first."""
+        rows = np.concatenate([state["bad"] for state in states])
+        count = sum(int(state["num_bad"]) for state in states)
+        return count, rows[rows >= 0][:NUM_BAD_ROWS_SHOWN].tolist()
+
+    @staticmethod
+    def _state(count: int, rows: np.ndarray) -> State:
+        shown = np.full(NUM_BAD_ROWS_SHOWN, -1)
+        shown[: min(rows.size, shown.size)] = rows[: shown.size]
+        return {"num_bad": np.asarray(count, np.int64), "bad": shown}
+
+
+def _digest(args: PyTree) -> str:
+    """A hash of the arrays among a function's arguments."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(args):
+        if eqx.is_array_like(leaf):
+            array = np.asarray(leaf)
+            digest.update(f"{array.shape}{array.dtype}".encode())
+            digest.update(array.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,401 @@
+"""What a source of rows is: its shape, its batches in order, and the checks that each batch passes.
+
+A kind of source says how batches are read (`RowSource._read`). What is wrong with them is found
+here, once for all kinds, and told with the source, the batch and its rows, the first row being 0.
+"""
+
+import abc
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from jaxcoreset.data.dtypes import cast, handed_on, is_float, is_number
+
+# Where a source can choose, a batch has about so many bytes.
+BATCH_BYTES = 1 << 24
+
+
+class SourceError(ValueError):
+    """A source cannot be used as it was described; the message says where and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class RawBatch:
+    """Rows as they were read, before any check.
+
+    Attributes:
+        label: what messages call the batch: its number, or its file in a folder, or nothing.
+        start: the row number of the first row.
+        leaves: arrays with a common leading axis; they may be masked arrays, of which no entry may
+            be masked.
+    """
+
+    label: str
+    start: int
+    leaves: tuple[np.ndarray, ...]
+
+
+class RowSource(abc.ABC):
+    """Rows that are read in order, in batches, as often as wanted.
+
+    Args:
+        name: what stands for the source in messages.
+        num_rows: the number of rows, n.
+        tree: the structure of a batch.
+        shapes: of each leaf the shape of one row.
+        dtypes: of each leaf the type that is read. Batches may have any type that can be cast to it
+            without loss; what is handed on is the type that JAX makes of it.
+        allow_nonfinite: whether NaN and infinities may stand in the data.
+
+    Attributes:
+        name: what stands for the source in messages.
+        num_rows: the number of rows, n.
+        tree: the structure of a batch.
+        leaves: shape (n, ...) and type of each leaf as it is handed on.
+        random_access: whether `take` costs by the rows that are asked for, not by a pass.
+
+    Raises:
+        SourceError: if there are no rows or no leaves, or a type is no real number.
+    """
+
+    random_access: bool = False
+
+    def __init__(
+        self,
+        name: str,
+        num_rows: int,
+        tree: Any,
+        shapes: Sequence[tuple[int, ...]],
+        dtypes: Sequence[Any],
+        *,
+        allow_nonfinite: bool = False,
+    ) -> None:
+        self.name = name
+        self.num_rows = num_rows
+        self.tree = tree
+        if not shapes:
+            raise SourceError(f"{name} has no arrays; wanted at least one.")
+        if num_rows < 1:
+            raise SourceError(f"{name} has {num_rows} rows; wanted at least one.")
+        self._names = _leaf_names(tree)
+        self._read_types = tuple(np.dtype(dtype) for dtype in dtypes)
+        for leaf, dtype in zip(self._names, self._read_types, strict=True):
+            if not is_number(dtype):
+                raise SourceError(
+                    f"{name}: {leaf} is of type {dtype}; wanted real numbers, integers or "
+                    "booleans. Encode text, dates and categories as numbers first."
+                )
+        self.leaves: tuple[jax.ShapeDtypeStruct, ...] = tuple(
+            jax.ShapeDtypeStruct((num_rows, *shape), handed_on(dtype))
+            for shape, dtype in zip(shapes, self._read_types, strict=True)
+        )
+        self._allow_nonfinite = allow_nonfinite
+
+    @property
+    def arrays(self) -> "PyTree[SourceArray]":
+        """What stands for the data among a model's arguments: one array per leaf, not yet read."""
+        return jax.tree.unflatten(
+            self.tree, [SourceArray(self, i) for i in range(len(self.leaves))]
+        )
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row as it is handed on."""
+        return sum(math.prod(x.shape[1:]) * np.dtype(x.dtype).itemsize for x in self.leaves)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(
+            f"{name} {x.shape} {x.dtype}" for name, x in zip(self._names, self.leaves, strict=True)
+        )
+        return f"{type(self).__name__}({self.name!r}, {self.num_rows:,} rows: {shapes})"
+
+    def batches(self, first: int = 0) -> Iterator[tuple[int, tuple[np.ndarray, ...]]]:
+        """The rows in order, from a batch that holds row `first`.
+
+        Args:
+            first: a row; those before it may be left out.
+
+        Yields:
+            The number of a batch's first row, and its leaves.
+
+        Raises:
+            SourceError: if the rows are not what the source was described as.
+        """
+        if not 0 <= first <= self.num_rows:
+            raise IndexError(
+                f"first is {first}; wanted a row of {self.name}, 0 to {self.num_rows}."
+            )
+        if first == self.num_rows:
+            return
+        done = first
+        for batch in self._read(first):
+            leaves = self._checked(batch)
+            if len(leaves[0]):
+                done = batch.start + len(leaves[0])
+                yield batch.start, leaves
+        if done < self.num_rows:
+            raise SourceError(
+                f"{self.name} ended after {done:,} rows; wanted {self.num_rows:,}, in every pass."
+                " Give the number of rows that there are, and the same rows each time."
+            )
+
+    def take(self, rows: Any) -> tuple[np.ndarray, ...]:
+        """Some rows of each leaf.
+
+        Args:
+            rows: row numbers of shape (m,), in any order, with repeats.
+
+        Returns:
+            Arrays of shape (m, ...), in the order of `rows`.
+
+        Raises:
+            IndexError: if there is no such row.
+            SourceError: if the rows are not what the source was described as.
+        """
+        rows = checked_rows(rows, self.num_rows, self.name)
+        taken = tuple(np.empty((len(rows), *x.shape[1:]), x.dtype) for x in self.leaves)
+        if not len(rows):
+            return taken
+        order = np.argsort(rows, kind="stable")
+        ordered = rows[order]
+        done = 0
+        for batch in self._read_holding(ordered):
+            stop = batch.start + (len(batch.leaves[0]) if batch.leaves[0].ndim else 0)
+            upto = int(np.searchsorted(ordered, stop))
+            if upto > done:
+                at = ordered[done:upto] - batch.start
+                for to, leaf in zip(taken, self._checked(batch), strict=True):
+                    to[order[done:upto]] = leaf[at]
+                done = upto
+            if done == len(rows):
+                return taken
+        raise SourceError(
+            f"{self.name} ended before row {ordered[done]:,}; wanted {self.num_rows:,} rows, in "
+            "every pass. Give the number of rows that there are."
+        )
+
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """A short hash that differs, as far as a look shows, where the data do."""
+
+    @abc.abstractmethod
+    def _read(self, first: int) -> Iterator[RawBatch]:
+        """The batches in order, from one that holds row `first`, with no gap between them."""
+
+    def _read_holding(self, rows: np.ndarray) -> Iterator[RawBatch]:
+        """Batches in order that hold all of some rows, which are sorted and at least one."""
+        return self._read(int(rows[0]))
+
+    def _place(self, leaf: int, inner: tuple[int, ...]) -> str:
+        """What messages call one number of a row."""
+        return self._names[leaf] + (f"[row, {', '.join(map(str, inner))}]" if inner else "")
+
+    def error(self, label: str, start: int, count: int, what: str) -> SourceError:
+        """A mistake in a batch, told with the source, the batch and its rows."""
+        rows = f"row {start:,}" if count == 1 else f"rows {start:,} to {start + count - 1:,}"
+        return SourceError(f"{', '.join(filter(None, (self.name, label, rows)))}: {what}")
+
+    def _checked(self, batch: RawBatch) -> tuple[np.ndarray, ...]:
+        leaves, expected = batch.leaves, self.leaves
+        count = leaves[0].shape[0] if leaves[0].ndim else 0
+        lengths = [leaf.shape[0] if leaf.ndim else None for leaf in leaves]
+        if set(lengths) != {count}:
+            found = ", ".join(f"{n} {x.shape}" for n, x in zip(self._names, leaves, strict=True))
+            raise self.error(
+                batch.label,
+                batch.start,
+                max(1, *(length or 0 for length in lengths)),
+                f"the arrays have the shapes {found}; wanted as many rows in each.",
+            )
+        if batch.start + count > self.num_rows:
+            raise self.error(
+                batch.label,
+                batch.start,
+                count,
+                f"there are more than the {self.num_rows:,} rows that were wanted, in every pass. "
+                "Give the number of rows that there are.",
+            )
+        checked = []
+        for i, (leaf, wanted) in enumerate(zip(leaves, expected, strict=True)):
+            if leaf.shape[1:] != wanted.shape[1:]:
+                raise self.error(
+                    batch.label,
+                    batch.start,
+                    count,
+                    f"rows of {self._names[i]} have the shape {leaf.shape[1:]}; wanted "
+                    f"{wanted.shape[1:]} in every batch.",
+                )
+            checked.append(self._cast(batch, i, leaf))
+        return tuple(checked)
+
+    def _cast(self, batch: RawBatch, i: int, leaf: np.ndarray) -> np.ndarray:
+        count, first = len(leaf), self._read_types[i]
+        if leaf.dtype != first and not (
+            is_number(leaf.dtype) and np.can_cast(leaf.dtype, first, "safe")
+        ):
+            raise self.error(
+                batch.label,
+                batch.start,
+                count,
+                f"{self._names[i]} is of type {leaf.dtype}, and was of type {first} at first, "
+                f"which cannot hold all of that; wanted {first} in every batch.",
+            )
+        if isinstance(leaf, np.ma.MaskedArray):
+            leaf = self._unmasked(batch, i, leaf)
+        result, bad = cast(leaf, np.dtype(self.leaves[i].dtype))
+        if bad is not None:
+            row, *inner = (int(at) for at in np.unravel_index(bad, leaf.shape))
+            raise self.error(
+                batch.label,
+                batch.start,
+                count,
+                f"{self._place(i, tuple(inner))} is {leaf.flat[bad]} in row {batch.start + row:,}, "
+                f"which {result.dtype} cannot hold; wanted smaller numbers. Scale them, or switch "
+                "on JAX's x64 before making the source.",
+            )
+        if is_float(result.dtype) and not self._allow_nonfinite:
+            finite = np.isfinite(result)
+            if not finite.all():
+                bad = int(np.argmin(finite))
+                row, *inner = (int(at) for at in np.unravel_index(bad, finite.shape))
+                more = int(finite.size - np.count_nonzero(finite)) - 1
+                others = f" and {more:,} more numbers like it follow" if more else ""
+                raise self.error(
+                    batch.label,
+                    batch.start,
+                    count,
+                    f"{self._place(i, tuple(inner))} is {result.flat[bad]} in row "
+                    f"{batch.start + row:,}{others}; wanted finite numbers. Fill in or drop such "
+                    "rows, or pass allow_nonfinite=True if the model knows what they mean.",
+                )
+        return result
+
+    def _unmasked(self, batch: RawBatch, i: int, leaf: np.ma.MaskedArray) -> np.ndarray:
+        """The data of a masked array; what stands under a mask is no number of the data."""
+        masked = np.ma.getmaskarray(leaf)
+        if masked.any():
+            bad = int(np.argmax(masked))
+            row, *inner = (int(at) for at in np.unravel_index(bad, masked.shape))
+            raise self.error(
+                batch.label,
+                batch.start,
+                len(leaf),
+                f"{self._names[i]} has {np.count_nonzero(masked):,} masked entries, the first "
+                f"{self._place(i, tuple(inner))} in row {batch.start + row:,}; wanted none. Fill "
+                "in or drop such rows.",
+            )
+        return leaf.data
+
+
+class SourceArray:
+    """One leaf of a source: an array that is read when rows of it are asked for.
+
+    Attributes:
+        source: where its rows come from.
+        leaf: which of the source's leaves it is.
+        shape: (n, ...).
+        dtype: the type of its numbers as they are handed on.
+    """
+
+    __hash__ = object.__hash__
+
+    def __init__(self, source: RowSource, leaf: int) -> None:
+        self.source = source
+        self.leaf = leaf
+        self.shape: tuple[int, ...] = tuple(source.leaves[leaf].shape)
+        self.dtype = np.dtype(source.leaves[leaf].dtype)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of numbers."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the whole would take."""
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        name = self.source._names[self.leaf]
+        return f"SourceArray({name} of {self.source.name!r}, {self.shape}, {self.dtype})"
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        """Some rows: a slice with step 1, or integers of shape (m,).
+
+        Raises:
+            IndexError: if there is no such row.
+            TypeError: if it is asked for anything else.
+        """
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(len(self))
+            if step == 1:
+                return self._range(start, stop)
+        elif not isinstance(rows, tuple):
+            wanted = np.asarray(rows)
+            if wanted.ndim == 1 and (wanted.dtype.kind in "iu" or not wanted.size):
+                return self.source.take(wanted)[self.leaf]
+        raise TypeError(
+            f"{self!r} was indexed with {rows!r}; it has only whole rows to give: wanted a slice "
+            "with step 1 or a one-dimensional array of row numbers. Take rows first, then columns."
+        )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        raise TypeError(
+            f"{self!r} is read in batches and never whole ({self.nbytes:,} bytes), so it cannot be "
+            "used as an array. Take some rows, array[:1000], or walk over source.batches(); where "
+            "everything fits in memory, array[:] is the whole."
+        )
+
+    def _range(self, start: int, stop: int) -> np.ndarray:
+        result = np.empty((max(stop - start, 0), *self.shape[1:]), self.dtype)
+        if not len(result):
+            return result
+        for first, leaves in self.source.batches(start):
+            leaf = leaves[self.leaf][max(start - first, 0) : stop - first]
+            at = max(first, start) - start
+            result[at : at + len(leaf)] = leaf
+            if at + len(leaf) == len(result):
+                break
+        return result
+
+
+def checked_rows(rows: Any, num_rows: int, name: str) -> np.ndarray:
+    """Row numbers as an array of int64 of shape (m,).
+
+    Raises:
+        IndexError: if there is no such row, or they are no integers.
+    """
+    array = np.asarray(rows)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise IndexError(
+            f"rows of {name} have the shape {array.shape} and type {array.dtype}; wanted integers "
+            "of shape (m,)."
+        )
+    array = array.astype(np.int64)
+    if array.size and not (array.min() >= 0 and array.max() < num_rows):
+        bad = array.min() if array.min() < 0 else array.max()
+        raise IndexError(f"row {bad} was asked for; {name} has the rows 0 to {num_rows - 1:,}.")
+    return array
+
+
+def _leaf_names(tree: Any) -> tuple[str, ...]:
+    """What messages call the leaves of a structure, as X, or 1 in a tuple."""
+    numbered = jax.tree.unflatten(tree, range(tree.num_leaves))
+    paths, _ = jax.tree_util.tree_flatten_with_path(numbered)
+    return tuple(
+        f"array {jax.tree_util.keystr(path, simple=True, separator='.')}" if path else "the array"
+        for path, _ in paths
+    )

@@ -1,0 +1,171 @@
+"""Batches that a program of the user's hands out: a loader, a query, a list of arrays."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxcoreset.data.fingerprint import Hash
+from jaxcoreset.data.host import at_least
+from jaxcoreset.data.sources.base import RawBatch, RowSource, SourceError
+
+_AGAIN = (
+    "It is read more than once: pass a list, an object whose __iter__ starts anew, or a function "
+    "without arguments that returns a new iterator, as batches(lambda: load(path), num_rows)."
+)
+
+
+def batches(
+    iterable: Iterable[Any] | Callable[[], Iterable[Any]],
+    num_rows: int,
+    *,
+    fingerprint: str | None = None,
+    allow_nonfinite: bool = False,
+) -> RowSource:
+    """Rows from anything that hands out batches, the same ones in every pass.
+
+    Args:
+        iterable: hands out pytrees of arrays with a common leading axis, which may differ from
+            batch to batch; a list, an object with ``__iter__``, or a function without arguments
+            that returns an iterator. Structure, shapes and types are those of the first batch.
+        num_rows: the number of rows of all batches together.
+        fingerprint: what tells these data from others, as a version or a date, beside the first
+            batch, which is looked at anyway.
+        allow_nonfinite: whether NaN and infinities may stand in the data.
+
+    Raises:
+        SourceError: if it can be iterated over but once, has no batches, or of no arrays.
+        ValueError: if `num_rows` is no whole number of at least 1.
+    """
+    num_rows = at_least("num_rows", num_rows, 1)
+    start = _starter(iterable)
+    iterator = start()
+    try:
+        first = next(iterator, None)
+    finally:
+        _close(iterator)
+    if first is None:
+        raise SourceError("batches has none to hand out; wanted at least one.")
+    leaves, tree = jax.tree.flatten(first)
+    arrays = tuple(_as_array(leaf, 0, 0) for leaf in leaves)
+    if any(not array.ndim for array in arrays):
+        raise SourceError(
+            "batches, batch 0: a number stands where an array was wanted, with one row per datum."
+        )
+    return _BatchSource(start, num_rows, tree, arrays, fingerprint, allow_nonfinite)
+
+
+class _BatchSource(RowSource):
+    def __init__(
+        self,
+        start: Callable[[], Iterator[Any]],
+        num_rows: int,
+        tree: Any,
+        first: tuple[np.ndarray, ...],
+        fingerprint: str | None,
+        allow_nonfinite: bool,
+    ) -> None:
+        shapes = [array.shape[1:] for array in first]
+        dtypes = [array.dtype for array in first]
+        super().__init__("batches", num_rows, tree, shapes, dtypes, allow_nonfinite=allow_nonfinite)
+        self._start = start
+        mark = Hash("batches", num_rows, str(tree), fingerprint)
+        for array in first:
+            mark.array(array)
+        self._mark = mark.hex()
+
+    def fingerprint(self) -> str:
+        return self._mark
+
+    def _read(self, first: int) -> Iterator[RawBatch]:
+        iterator, row, number = self._start(), 0, 0
+        try:
+            while True:
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+                except Exception as error:
+                    error.add_note(f"This is from batch {number} of batches, at row {row:,}.")
+                    raise
+                leaves, tree = jax.tree.flatten(batch)
+                if tree != self.tree:
+                    raise SourceError(
+                        f"batches, batch {number}, rows from {row:,}: the structure is {tree}; "
+                        f"wanted that of the first batch, {self.tree}."
+                    )
+                raw = RawBatch(
+                    f"batch {number}",
+                    row,
+                    tuple(_as_array(leaf, number, row) for leaf in leaves),
+                )
+                count = raw.leaves[0].shape[0] if raw.leaves[0].ndim else 0
+                if row + count > first or not count:
+                    yield raw
+                row, number = row + count, number + 1
+        finally:
+            _close(iterator)
+
+
+def _starter(source: Any) -> Callable[[], Iterator[Any]]:
+    """What begins a pass.
+
+    Raises:
+        SourceError: if there can be but one.
+    """
+    if isinstance(source, np.ndarray | jax.Array):
+        raise SourceError(
+            f"batches was given an array of shape {source.shape}; wanted batches of rows. Pass "
+            "an array on as it is, or a list of parts of it."
+        )
+    if hasattr(source, "__iter__"):
+        if iter(source) is source:
+            raise SourceError(
+                f"batches was given a {type(source).__name__}, which can be read once. {_AGAIN}"
+            )
+        return lambda: iter(source)
+    if not callable(source):
+        raise SourceError(
+            f"batches was given a {type(source).__name__}; wanted what hands out batches. {_AGAIN}"
+        )
+
+    def start() -> Iterator[Any]:
+        made: Any = source()
+        if not hasattr(made, "__iter__"):
+            raise SourceError(
+                f"the function that batches was given returned a {type(made).__name__}; wanted an "
+                f"iterator over batches. {_AGAIN}"
+            )
+        return iter(made)
+
+    one, two = start(), start()
+    same = one is two
+    _close(one)
+    _close(two)
+    if same:
+        raise SourceError(
+            "the function that batches was given returns the same iterator each time, which can be "
+            f"read once. {_AGAIN}"
+        )
+    return start
+
+
+def _as_array(leaf: Any, number: int, row: int) -> np.ndarray:
+    if isinstance(leaf, jax.Array):
+        return np.asarray(leaf)
+    try:
+        # A copy: loaders use one buffer for all their batches. A mask is kept, to be looked at.
+        return np.ma.array(leaf, copy=True) if np.ma.isMaskedArray(leaf) else np.array(leaf)
+    except (ValueError, TypeError) as error:
+        raise SourceError(
+            f"batches, batch {number}, rows from {row:,}: a {type(leaf).__name__} stands where an "
+            f"array was wanted: {error}"
+        ) from error
+
+
+def _close(iterator: Iterator[Any]) -> None:
+    """End a generator now, with the files that it holds open."""
+    close = getattr(iterator, "close", None)
+    if callable(close):
+        close()

@@ -1,0 +1,91 @@
+"""Arrays in NumPy's own files, mapped into memory: the operating system reads what is looked at."""
+
+import math
+import os
+from mmap import mmap
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from jaxcoreset.data.dtypes import is_number
+from jaxcoreset.data.fingerprint import file_state
+from jaxcoreset.data.sources.base import SourceError
+
+# Files as they were when they were opened, or first read, by what all slices of an array share.
+_STATES: WeakKeyDictionary[mmap, tuple[int, int]] = WeakKeyDictionary()
+
+
+def npy(path: str | os.PathLike) -> np.memmap:
+    """An array in a file that `numpy.save` wrote, to be read as it is needed.
+
+    Args:
+        path: a file that ends in ``.npy``, with an array of shape (n, ...).
+
+    Returns:
+        The array, mapped and read-only. It is passed on as it is.
+
+    Raises:
+        SourceError: if there is no such file, it is cut short, or its array has no rows or holds no
+            numbers of this machine's byte order.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise SourceError(f"there is no file {path}; wanted one that numpy.save wrote.")
+    try:
+        with open(path, "rb") as file:
+            version = np.lib.format.read_magic(file)
+            header = (
+                np.lib.format.read_array_header_1_0
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0
+            )
+            shape, _, dtype = header(file)
+            begin = file.tell()
+    except (ValueError, OSError) as error:
+        raise SourceError(
+            f"{path} cannot be read: {error} Wanted a file that numpy.save wrote; of an .npz save "
+            "each array on its own."
+        ) from error
+    if not shape or not shape[0]:
+        found = f"{shape[0]} rows" if shape else "no axes"
+        raise SourceError(f"{path} holds an array with {found}; wanted at least one row.")
+    if not is_number(dtype) or not dtype.isnative:
+        raise SourceError(
+            f"{path} holds an array of type {dtype.str}; wanted real numbers, integers or booleans "
+            "in this machine's byte order. Convert it with astype and save it again."
+        )
+    wanted, found = begin + math.prod(shape) * dtype.itemsize, path.stat().st_size
+    if found < wanted:
+        rows = (found - begin) * shape[0] // max(wanted - begin, 1)
+        raise SourceError(
+            f"{path} is cut short: {found:,} bytes, about {max(rows, 0):,} rows; wanted {wanted:,} "
+            f"for the shape {shape}. Write it again."
+        )
+    mapped = np.load(path, mmap_mode="r")
+    assert isinstance(mapped, np.memmap)
+    check_unchanged(mapped)
+    return mapped
+
+
+def check_unchanged(mapped: np.memmap) -> None:
+    """See that a mapped file is what it was when this was first asked of it.
+
+    Only read-only maps are looked at: into others their owner may write. A file that was deleted is
+    still there for those who have mapped it.
+
+    Raises:
+        SourceError: if its size or time of change is another.
+    """
+    shared, path = getattr(mapped, "_mmap", None), mapped.filename
+    if shared is None or path is None or mapped.mode not in ("r", "c"):
+        return
+    try:
+        state = file_state(path)
+    except FileNotFoundError:
+        return
+    if _STATES.setdefault(shared, state) != state:
+        raise SourceError(
+            f"{path} was changed after it was opened; wanted the same rows in every pass. Open it "
+            "again, and pass on the new array."
+        )

@@ -1,0 +1,13 @@
+"""How far a coreset's posterior is from that of all rows, and its draws reweighted to it."""
+
+from jaxcoreset.diagnostics.gaussian import Divergence as Divergence
+from jaxcoreset.diagnostics.gaussian import RelativeErrors as RelativeErrors
+from jaxcoreset.diagnostics.gaussian import divergence as divergence
+from jaxcoreset.diagnostics.gaussian import fisher_distance as fisher_distance
+from jaxcoreset.diagnostics.gaussian import gaussian_fisher_distance as gaussian_fisher_distance
+from jaxcoreset.diagnostics.gaussian import gaussian_kl as gaussian_kl
+from jaxcoreset.diagnostics.gaussian import laplace_divergence as laplace_divergence
+from jaxcoreset.diagnostics.gaussian import map_distance as map_distance
+from jaxcoreset.diagnostics.gaussian import moments as moments
+from jaxcoreset.diagnostics.gaussian import relative_error as relative_error
+from jaxcoreset.diagnostics.gaussian import relative_errors as relative_errors

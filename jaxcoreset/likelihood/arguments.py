@@ -1,0 +1,260 @@
+"""The arguments of a NumPyro model, and which of them hold data: one row per datum.
+
+A model is called as `model(*args, **kwargs)`. Here (args, kwargs) is flattened to leaves, some of
+which are *data leaves*; `Arguments.fill` builds the call again with other rows in their place.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcoreset.data.sources.base import SourceArray
+
+
+class ModelError(ValueError):
+    """A model or its arguments cannot be used; the message says which part, and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arguments:
+    """The model's (args, kwargs), flattened, with the positions of the data leaves.
+
+    Attributes:
+        tree: the structure that the leaves came from.
+        leaves: whatever the model was given.
+        names: for each leaf its name in messages, as X or batch['x'].
+        positional: the names of the positional arguments.
+        data_at: the positions of the data leaves.
+        counts_at: the positions of integers that hold the number of rows, as in model(X, y, n).
+    """
+
+    tree: Any
+    leaves: tuple
+    names: tuple[str, ...]
+    positional: tuple[str, ...]
+    data_at: tuple[int, ...] = ()
+    counts_at: tuple[int, ...] = ()
+
+    @property
+    def data(self) -> tuple:
+        """The data leaves, with all the rows."""
+        return tuple(self.leaves[position] for position in self.data_at)
+
+    @property
+    def num_data(self) -> int:
+        """The number of rows, n."""
+        return self.data[0].shape[0]
+
+    @property
+    def arrays(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the arrays among the leaves, by name."""
+        named = zip(self.names, self.leaves, strict=True)
+        return {name: tuple(leaf.shape) for name, leaf in named if is_array(leaf)}
+
+    def fill(self, data: Sequence) -> tuple[tuple, dict]:
+        """The (args, kwargs) with `data` in place of the data leaves."""
+        leaves = list(self.leaves)
+        for position, rows in zip(self.data_at, data, strict=True):
+            leaves[position] = rows
+        for position in self.counts_at:
+            leaves[position] = data[0].shape[0]
+        return jax.tree.unflatten(self.tree, leaves)
+
+    def counting_rows(self) -> "Arguments":
+        """The same, where integers equal to n follow the number of rows."""
+        counts = (
+            i
+            for i, leaf in enumerate(self.leaves)
+            if isinstance(leaf, int | np.integer)
+            and not isinstance(leaf, bool)
+            and leaf == self.num_data
+        )
+        return dataclasses.replace(self, counts_at=tuple(counts))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {shape}" for name, shape in self.arrays.items()) or "no arrays"
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf could be data: an array of numbers with at least one axis."""
+    if not isinstance(leaf, np.ndarray | jax.Array | SourceArray) or leaf.ndim == 0:
+        return False
+    return jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == np.bool_
+
+
+def flatten(model: Callable, args: tuple, kwargs: dict) -> Arguments:
+    """The arguments of `model(*args, **kwargs)`, with no data leaves named yet.
+
+    Raises:
+        ModelError: an argument is a data frame or a column of one, or has masked entries.
+    """
+    paths, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
+    positional = _positional_names(model, len(args))
+    names = []
+    for (group, argument, *rest), leaf in paths:
+        name = positional[argument.idx] if group.idx == 0 else str(argument.key)
+        names.append(name + jax.tree_util.keystr(tuple(rest)))
+        if hasattr(leaf, "to_numpy"):
+            raise ModelError(
+                f"argument {names[-1]} is a {type(leaf).__name__}; arrays of numbers are wanted: "
+                "pass its .to_numpy()."
+            )
+        if np.ma.isMaskedArray(leaf) and np.ma.getmaskarray(leaf).any():
+            first = np.unravel_index(np.argmax(np.ma.getmaskarray(leaf)), leaf.shape)[0]
+            raise ModelError(
+                f"argument {names[-1]} has masked entries, the first of them in row {first}; "
+                "numbers are wanted in all rows: fill in or drop such rows."
+            )
+    leaves = tuple(leaf.data if np.ma.isMaskedArray(leaf) else leaf for _, leaf in paths)
+    return Arguments(tree, leaves, tuple(names), positional)
+
+
+def _positional_names(model: Callable, count: int) -> tuple[str, ...]:
+    try:
+        parameters = list(inspect.signature(model).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [parameter.name for parameter in parameters if parameter.kind in kinds][:count]
+    return (*names, *(f"number {i}" for i in range(len(names), count)))
+
+
+def mark_arrays(arguments: Arguments) -> Arguments:
+    """Marks every array as a data leaf, before it is known which are.
+
+    Raises:
+        ModelError: there is none, or one without rows.
+    """
+    if not arguments.arrays:
+        raise ModelError(
+            "no argument of the model is an array of numbers, so there are no data to choose rows "
+            "from: pass the data as arguments of the model, not through a closure."
+        )
+    _refuse_no_rows(arguments.arrays)
+    arrays = tuple(i for i, leaf in enumerate(arguments.leaves) if is_array(leaf))
+    return dataclasses.replace(arguments, data_at=arrays)
+
+
+def mark_length(arguments: Arguments, num_data: int) -> Arguments:
+    """Marks as data leaves the arrays with `num_data` rows.
+
+    Raises:
+        ModelError: an array of that length does not hold numbers.
+    """
+    long = [
+        i
+        for i, leaf in enumerate(arguments.leaves)
+        if isinstance(leaf, np.ndarray | jax.Array | SourceArray) and leaf.shape[:1] == (num_data,)
+    ]
+    refuse_text(arguments, num_data)
+    return dataclasses.replace(arguments, data_at=tuple(long))
+
+
+def refuse_text(arguments: Arguments, num_data: int, reason: str = "") -> None:
+    """Raises an error if an array with `num_data` rows holds text, dates or objects."""
+    for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
+        if not isinstance(leaf, np.ndarray | jax.Array) or is_array(leaf):
+            continue
+        if leaf.shape[:1] == (num_data,):
+            raise ModelError(
+                f"argument {name} has as many rows as the data and dtype {leaf.dtype}; numbers are "
+                "wanted: convert it by .astype(float), or number its categories by "
+                "np.unique(values, return_inverse=True)[1]." + reason
+            )
+
+
+def mark_axes(arguments: Arguments, args: tuple, kwargs: dict, data_axes: Any) -> Arguments:
+    """Marks as data leaves what `data_axes` says; see `model_likelihood`.
+
+    Raises:
+        ModelError: `data_axes` does not fit the arguments, or names none, or what it names are no
+            arrays, or have no rows, or differ in their number.
+    """
+    axes = _axes_by_leaf(arguments, args, kwargs, data_axes)
+    chosen = tuple(i for i, axis in enumerate(axes) if axis is not None)
+    if not chosen:
+        raise ModelError("data_axes names no data argument: give axis 0 to those that hold data.")
+    for i in chosen:
+        if not is_array(arguments.leaves[i]):
+            found = type(arguments.leaves[i]).__name__
+            raise ModelError(
+                f"data_axes gives axis 0 to argument {arguments.names[i]}, which is a {found}; an "
+                "array of numbers with one row per datum is wanted: give it None, or an array."
+            )
+    shapes = {arguments.names[i]: arguments.leaves[i].shape for i in chosen}
+    refuse_unequal_rows(shapes)
+    _refuse_no_rows(shapes)
+    return dataclasses.replace(arguments, data_at=chosen)
+
+
+def _axes_by_leaf(arguments: Arguments, args: tuple, kwargs: dict, data_axes: Any) -> list:
+    """One entry (0 or None) per leaf, from a prefix of the arguments."""
+    axes: list = []
+
+    def spread(axis: Any, part: Any) -> None:
+        axes.extend([axis] * len(jax.tree.leaves(part)))
+
+    prefix = _axes_by_argument(arguments.positional, kwargs, data_axes)
+    try:
+        jax.tree.map(spread, prefix, (args, kwargs), is_leaf=lambda axis: axis is None)
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"data_axes={data_axes!r} does not fit the arguments ({arguments}); a prefix of their "
+            f"structure is wanted, as for vmap's in_axes: {error}"
+        ) from error
+    for axis in axes:
+        if axis is not None and (isinstance(axis, bool) or axis != 0):
+            raise ModelError(
+                f"data_axes has the entry {axis!r}; 0 (one datum per row) or None (not data) is "
+                "wanted: move the data's axis to the front."
+            )
+    return axes
+
+
+def _axes_by_argument(positional: tuple[str, ...], kwargs: dict, data_axes: Any) -> tuple:
+    """`data_axes` laid out as (args, kwargs)."""
+    if isinstance(data_axes, Mapping):
+        unknown = set(data_axes) - set(positional) - set(kwargs)
+        if unknown:
+            raise ModelError(
+                f"data_axes names {sorted(map(str, unknown))}; the arguments given are "
+                f"{[*positional, *kwargs]}: use these names."
+            )
+        by_position = tuple(data_axes.get(name) for name in positional)
+        return by_position, {name: data_axes.get(name) for name in kwargs}
+    count = len(positional)
+    entries = list(data_axes) if isinstance(data_axes, tuple | list) else [data_axes] * count
+    by_keyword = entries.pop() if len(entries) == count + 1 else {}
+    if (
+        len(entries) != count
+        or not isinstance(by_keyword, Mapping)
+        or not set(by_keyword) <= set(kwargs)
+    ):
+        raise ModelError(
+            f"data_axes={data_axes!r} does not fit {count} positional arguments and the keywords "
+            f"{list(kwargs)}; one entry per positional argument is wanted, then a dict for "
+            "keywords, or one dict by argument name."
+        )
+    return tuple(entries), {name: by_keyword.get(name) for name in kwargs}
+
+
+def refuse_unequal_rows(shapes: Mapping[str, tuple[int, ...]], reason: str = "") -> None:
+    """Raises an error that lists the numbers of rows, if they differ."""
+    if len({shape[0] for shape in shapes.values()}) > 1:
+        listed = " and ".join(f"{name} has {shape[0]} rows" for name, shape in shapes.items())
+        raise ModelError(
+            f"argument {listed}; data arguments need equally many: pass one row per datum in each."
+            + reason
+        )
+
+
+def _refuse_no_rows(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for name, shape in shapes.items():
+        if shape[0] == 0:
+            raise ModelError(f"argument {name} has 0 rows; at least one is wanted: pass the data.")

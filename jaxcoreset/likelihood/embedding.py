@@ -1,0 +1,230 @@
+"""From log-likelihoods at draws to atoms: Φ and its target, built on the device in fixed chunks.
+
+Datum i's log-likelihood at the draws θ_1..θ_S of the weighting distribution π̂, less its mean over
+the draws and divided by √S, is its atom: inner products of atoms are then covariances under π̂, and
+‖y − Φw‖² estimates the variance of L − L_w (Campbell and Broderick 2019, section 4.2).
+
+The weighted Fisher information distance, `embed(norm="fisher")`, measures a log-likelihood by its
+gradient instead (`jaxcoreset.likelihood.fisher`). Either way the data go through in chunks of one
+shape.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+
+from jaxcoreset.data.blocks import column_sums
+from jaxcoreset.data.dtypes import in_float64
+from jaxcoreset.data.trees import leading
+from jaxcoreset.likelihood.checks import refuse_other_program
+from jaxcoreset.likelihood.fisher import fisher_features, fisher_matrix
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.passes import (
+    Features,
+    LogLikelihood,
+    centred_columns,
+    check_shape,
+    checked_draws,
+    feature_matrix,
+    feature_sum,
+)
+from jaxcoreset.solvers.problem import CoresetProblem, is_concrete
+
+# Rows and draws at which a program for many draws is held to one for a single draw.
+_CHECKED_ROWS, _CHECKED_DRAWS = 61, 24
+
+
+def embed(
+    log_likelihood: LogLikelihood,
+    draws: PyTree,
+    data: PyTree,
+    norm: str = "l2",
+    batch_size: int | None = None,
+    *,
+    num_features: int | None = None,
+    key: PRNGKeyArray | None = None,
+) -> CoresetProblem:
+    """Evaluate log-likelihoods at draws into a `CoresetProblem` with an atom for every datum.
+
+    Compilers make wrong programs now and then. So for "l2" some of the values are held to those of
+    a program for a single draw: `ModelLikelihood.check_program` where the function is that of a
+    likelihood, and `check_single` for any other. For "fisher" nothing is checked.
+
+    Args:
+        log_likelihood: ``log_likelihood(draw, data) -> (n,)``, the log-likelihood of each datum at
+            one draw, in nats. It is vmapped over draws and sees the data in chunks; for "fisher"
+            it is differentiated forwards in the draw as well.
+        draws: pytree of arrays with a leading axis of length S, draws from the weighting π̂.
+        data: pytree of arrays with a leading axis of length n.
+        norm: "l2", the L2(π̂) norm of Zhang et al. (2021), equation 2; or "fisher", the weighted
+            Fisher information distance of Campbell and Broderick (2018), equation 39, whose
+            objective is E_π̂ ‖∇(L − L_w)‖². The latter depends on the units of θ.
+        batch_size: rows per chunk; chosen from the atoms' length if left out.
+        num_features: for "fisher", the number J of random (draw, coordinate) pairs, see
+            `fisher_features`. By default all S·D partial derivatives are taken, where D is the
+            number of coordinates of θ: no error beyond that of the draws, and n·S·D numbers of
+            memory.
+        key: a JAX random key, for `num_features`; the same key gives the same atoms.
+
+    Returns:
+        A problem with atoms of shape (n, S), or (n, J) or (n, S·D) for "fisher", and their sum as
+        target.
+
+    Raises:
+        ValueError: if the norm is unknown, lengths differ, there are no rows or too few draws (two
+            for "l2", one for "fisher"), a log-likelihood or its gradient is not finite (the
+            message names rows), or `num_features` is out of range, without a key, or given for
+            "l2".
+        TypeError: if `num_features` is not a whole number, or draws to be differentiated at are
+            not floating-point.
+        RuntimeError: if the compiled program is found to be wrong.
+    """
+    if norm == "fisher":
+        features = fisher_features(draws, num_features, key)
+        atoms = fisher_matrix(log_likelihood, features, data, batch_size=batch_size)
+    elif norm == "l2":
+        if num_features is not None:
+            raise ValueError(
+                f"num_features is {num_features} and norm is 'l2', whose atoms have one entry per "
+                "draw; leave it out, or pass norm='fisher'."
+            )
+        values = log_likelihood_matrix(log_likelihood, draws, data, batch_size=batch_size)
+        owner = getattr(log_likelihood, "__self__", None)
+        if not is_concrete(values, draws, data):
+            pass  # under somebody's jit, where no value can be looked at
+        elif isinstance(owner, ModelLikelihood) and log_likelihood == owner.log_likelihood:
+            owner.check_program(draws, jax.tree.leaves(data), values)
+        else:
+            at = np.linspace(0, len(values) - 1, min(_CHECKED_ROWS, len(values))).astype(int)
+            some = jax.tree.map(lambda leaf: np.asarray(leaf[at]), data)
+            check_single(log_likelihood, draws, some, np.asarray(values[at]))
+        atoms = centre(values)
+    else:
+        raise ValueError(f"norm is {norm!r}; wanted 'l2' or 'fisher'.")
+    return CoresetProblem(atoms, jnp.sum(atoms, axis=0))
+
+
+def check_single(
+    log_likelihood: LogLikelihood,
+    draws: PyTree,
+    data: PyTree,
+    values: Float[np.ndarray, "m s"],
+    *,
+    in_sum: bool = False,
+) -> None:
+    """Hold values that a program for many draws has made to those of one for a single draw.
+
+    It costs the compilation of the latter, and the evaluation of these rows at 24 of the draws.
+    `ModelLikelihood.check_program` has a program already, and looks at more.
+
+    Args:
+        log_likelihood: as in `embed`.
+        draws: as in `embed`.
+        data: m rows.
+        values: their log-likelihoods at the draws, each row up to a constant.
+        in_sum: whether `values` is one row, the sum of the m rows.
+
+    Raises:
+        RuntimeError: if they differ by more than rounding. Where float32 is too coarse to tell and
+            the function cannot be evaluated in float64, nothing is raised.
+    """
+    num_draws = values.shape[1]
+    columns = np.unique(np.linspace(0, num_draws - 1, _CHECKED_DRAWS).round().astype(int))
+    each = [jax.tree.map(lambda leaf, at=at: leaf[at], draws) for at in columns]
+    program = jax.jit(log_likelihood)
+
+    def by(evaluate: Callable) -> np.ndarray:
+        found = np.stack([np.asarray(evaluate(draw, data)) for draw in each], axis=1)
+        return found.sum(axis=0, keepdims=True, dtype=np.float64) if in_sum else found
+
+    def exact() -> np.ndarray:
+        try:
+            found = by(lambda *given: in_float64(jax.jit(log_likelihood), *given))
+        except Exception:  # the function wants another type
+            return seen
+        return found[:, usable]
+
+    again = by(program)
+    # A draw may be one that the data rule out.
+    usable = np.isfinite(again).all(axis=0) & np.isfinite(values[:, columns]).all(axis=0)
+    seen = np.asarray(values, np.float64)[:, columns][:, usable]
+    if usable.any():
+        dtype = jax.dtypes.canonicalize_dtype(float)
+        refuse_other_program(seen, again[:, usable].astype(dtype), exact)
+
+
+def centre(values: Float[Array, "... s"]) -> Float[Array, "... s"]:
+    """Log-likelihoods at S draws, along the last axis, into atoms: centred and divided by √S."""
+    centred = values - jnp.mean(values, axis=-1, keepdims=True)
+    return centred / np.sqrt(values.shape[-1])
+
+
+def log_likelihood_matrix(
+    log_likelihood: LogLikelihood,
+    draws: PyTree,
+    data: PyTree,
+    *,
+    batch_size: int | None = None,
+) -> Float[Array, "n s"]:
+    """Log-likelihoods of all rows at all draws, each row less its mean, streamed in chunks.
+
+    Arguments and errors as in `embed`. The rows' means go because float32 cannot hold a large
+    log-likelihood and its small variation over the draws in a sum.
+    """
+    return feature_matrix(log_likelihood, _Values(checked_draws(draws, 2)), data, batch_size)
+
+
+def log_likelihood_sum(
+    log_likelihood: LogLikelihood,
+    draws: PyTree,
+    data: PyTree,
+    *,
+    batch_size: int | None = None,
+    on_rows: Callable[[int], Any] = lambda rows: None,
+) -> Float[Array, " s"]:
+    """The sum over all rows of the log-likelihood at each draw, up to a constant, in one pass.
+
+    Nothing of size n × S is kept. Each row's mean over the first few draws is taken off before it
+    is added, and the blocks' sums are added in float64 on the host.
+
+    Arguments and errors as in `embed`.
+
+    Args:
+        log_likelihood: as in `embed`.
+        draws: as in `embed`.
+        data: as in `embed`.
+        batch_size: as in `embed`.
+        on_rows: called with the number of rows done since the last call, for a progress bar.
+    """
+    return feature_sum(log_likelihood, _Values(checked_draws(draws, 2)), data, batch_size, on_rows)
+
+
+class _Values(Features):
+    """Log-likelihoods at draws, each row less its mean."""
+
+    quantity = "the log-likelihood"
+
+    draws: PyTree
+
+    @property
+    def width(self) -> int:
+        return leading(self.draws)
+
+    def block(self, log_likelihood: LogLikelihood, chunk: PyTree) -> tuple[Array, Array]:
+        values = jax.vmap(log_likelihood, in_axes=(0, None), out_axes=-1)(self.draws, chunk)
+        check_shape(values.shape[:-1], leading(chunk))
+        # The mean is finite where all its values are; that is cheaper to ask.
+        mean = jnp.mean(values, axis=-1, keepdims=True)
+        return values - mean, ~jnp.isfinite(mean[:, 0])
+
+    def sum(
+        self, log_likelihood: LogLikelihood, chunk: PyTree, counted: Bool[Array, " m"]
+    ) -> Array:
+        """The sum over the rows counted of log-likelihoods up to a constant, (width,)."""
+        values, reference = centred_columns(log_likelihood, self.draws, chunk)
+        values = (values - reference) * counted.astype(values.dtype)
+        return jnp.sum(column_sums(values), axis=-1)

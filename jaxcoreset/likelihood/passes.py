@@ -1,0 +1,212 @@
+"""Numbers of a datum's log-likelihood that can be added over data, as matrices and as sums.
+
+`Features` says what the numbers are: log-likelihoods at draws (`likelihood.embedding`) or their
+partial derivatives (`likelihood.fisher`). Passes over the data go block by block, note rows whose
+numbers are not finite, and name them at the end.
+"""
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, PyTree
+
+from jaxcoreset.data.blocks import evaluate_blocks
+from jaxcoreset.data.rows import BadRows, Rows, State
+from jaxcoreset.data.trees import leading
+
+LogLikelihood = Callable[[Any, Any], Array]
+
+# Before log-likelihoods are added over rows, each row's are centred by their mean at so many draws.
+_FEW_DRAWS = 16
+
+
+class Features(eqx.Module):
+    """What the log-likelihood of a datum is reduced to: numbers that can be added over data.
+
+    Attributes:
+        quantity: what these numbers need to be finite, in words.
+    """
+
+    quantity: ClassVar[str]
+
+    @property
+    @abc.abstractmethod
+    def width(self) -> int:
+        """How many numbers a datum has."""
+
+    @abc.abstractmethod
+    def block(self, log_likelihood: LogLikelihood, chunk: PyTree) -> tuple[Array, Array]:
+        """The numbers of a chunk's m rows, (m, width), and which rows are not finite, (m,)."""
+
+    @abc.abstractmethod
+    def sum(
+        self, log_likelihood: LogLikelihood, chunk: PyTree, counted: Bool[Array, " m"]
+    ) -> Array:
+        """The sum of `block` over the rows counted, (width,), not finite where a row is not."""
+
+
+def feature_matrix(
+    log_likelihood: LogLikelihood, features: Features, data: PyTree, batch_size: int | None
+) -> Array:
+    """The features of all rows, evaluated in blocks; a ValueError names rows that are not finite.
+
+    Args:
+        log_likelihood: as in `embed`.
+        features: what the log-likelihood is reduced to.
+        data: pytree of arrays with a leading axis of length n.
+        batch_size: rows that are moved to the device at a time.
+    """
+    num_rows = _num_rows(data)
+    rows = Rows.of(data, batch_size)
+    parts, state = [], BadRows.start()
+    groups = evaluate_blocks(
+        _block,
+        (log_likelihood, features),
+        (rows.data, ()),
+        rows.block(features.width),
+        batch_size=batch_size,
+    )
+    for first, num, (values, bad) in groups:
+        state = BadRows.add(state, np.asarray(bad), first, num)
+        parts.append(values.reshape(-1, values.shape[-1])[:num])
+    _check_health([state], num_rows, features.quantity)
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+
+def feature_sum(
+    log_likelihood: LogLikelihood,
+    features: Features,
+    data: "PyTree | Rows",
+    batch_size: int | None,
+    on_rows: Callable[[int], Any],
+) -> Array:
+    """Their sum over all rows, in one pass; see `feature_matrix`.
+
+    Args:
+        log_likelihood: as in `embed`.
+        features: as in `feature_matrix`.
+        data: arrays, or `Rows`, which may be anywhere.
+        batch_size: as in `feature_matrix`; of `Rows`, their own holds.
+        on_rows: called with the number of rows done since the last call.
+
+    Raises:
+        ValueError: if it is not finite. A second pass finds the rows to name.
+    """
+    if not isinstance(data, Rows):
+        _num_rows(data)
+    rows = Rows.of(data, batch_size)
+    states = rows.fold(
+        _sum,
+        (log_likelihood, features),
+        features.width,
+        {"total": np.zeros(features.width)},
+        _add_sums,
+        what="target",
+        on_rows=on_rows,
+    )
+    total = np.sum([state["total"] for state in states], axis=0)
+    if not np.isfinite(total).all():
+        _name_rows_not_finite(log_likelihood, features, rows)
+    return jnp.asarray(total, float)
+
+
+def _block(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array]:
+    log_likelihood, features = args
+    return features.block(log_likelihood, rows[0])
+
+
+def _sum(args: tuple, rows: tuple, counted: Array) -> Array:
+    log_likelihood, features = args
+    return features.sum(log_likelihood, rows[0], counted)
+
+
+def _bad_rows(args: tuple, rows: tuple, counted: Array) -> Array:
+    return _block(args, rows, counted)[1]
+
+
+def _add_sums(state: State, sums: np.ndarray, first: int, num: int) -> State:
+    return {"total": state["total"] + sums.sum(axis=0, dtype=np.float64)}
+
+
+def _name_rows_not_finite(log_likelihood: LogLikelihood, features: Features, rows: Rows) -> None:
+    """Raise a ValueError that names the rows whose features are not finite."""
+    states = rows.fold(
+        _bad_rows,
+        (log_likelihood, features),
+        features.width,
+        BadRows.start(),
+        BadRows.add,
+        what="rows that are not finite",
+    )
+    _check_health(states, rows.num_rows, features.quantity)
+    raise ValueError(
+        f"{features.quantity} is finite in every row, but not its sum over all {rows.num_rows} of "
+        "them; values this large are out of the range of float32. Rescale the model's terms."
+    )
+
+
+def centred_columns(
+    log_likelihood: LogLikelihood, draws: PyTree, chunk: PyTree
+) -> tuple[Array, Array]:
+    """Log-likelihoods at draws with a column for each row, and what to centre the columns by.
+
+    Centred by the mean over a few draws and not over all, each value is used once. With draws in
+    front, products and no selections, XLA on a CPU then adds columns up while it evaluates them,
+    and keeps no matrix.
+
+    Args:
+        log_likelihood: as in `embed`.
+        draws: pytree of arrays with a leading axis of length s.
+        chunk: m rows of the data.
+
+    Returns:
+        The log-likelihoods, (s, m), and each row's mean over those of a few draws that are finite,
+        (m,).
+    """
+    evaluate = jax.vmap(log_likelihood, in_axes=(0, None))
+    few = evaluate(jax.tree.map(lambda leaf: leaf[:_FEW_DRAWS], draws), chunk)
+    check_shape(few.shape[1:], leading(chunk))
+    finite = jnp.isfinite(few)
+    means = jnp.sum(jnp.where(finite, few, 0), axis=0) / jnp.maximum(finite.sum(axis=0), 1)
+    return evaluate(draws, chunk), means
+
+
+def checked_draws(draws: PyTree, lowest: int) -> PyTree:
+    """The draws; a ValueError where there are too few or their lengths differ."""
+    num_draws = leading(draws, "draws")
+    if num_draws < lowest:
+        wanted = "at least two, to centre them" if lowest == 2 else "at least one"
+        raise ValueError(f"draws has {num_draws} draws; wanted {wanted}.")
+    return draws
+
+
+def check_shape(shape: tuple[int, ...], num_rows: int) -> None:
+    """Raise a ValueError if a log-likelihood does not return one number per row."""
+    if shape != (num_rows,):
+        raise ValueError(
+            f"log_likelihood returned shape {shape} for {num_rows} rows; wanted ({num_rows},), the "
+            "log-likelihood of each row at one draw."
+        )
+
+
+def _check_health(states: Sequence[State], num_rows: int, quantity: str) -> None:
+    """Raise a ValueError that names rows that are not finite, if there are any."""
+    count, shown = BadRows.merged(states)
+    if count:
+        raise ValueError(
+            f"{quantity} is not finite at one of the draws in {count} of {num_rows} rows, the "
+            f"first of them {shown}. Look at these rows for missing values or responses that the "
+            "model gives no probability; leave them out, or use a likelihood with wider support."
+        )
+
+
+def _num_rows(data: PyTree) -> int:
+    num_rows = leading(data, "data")
+    if num_rows == 0:
+        raise ValueError("data has no rows; wanted at least one.")
+    return num_rows

@@ -1,0 +1,105 @@
+"""Float64 where float32 cannot hold what a long table weighs, though JAX's x64 is off.
+
+A row's log-likelihood is rounded to some 1e-8 nats, and a coreset row of a table of n rows has a
+weight of n/k. So k rows add up with an error of variance (n²/k)·1e-15 nats², which is nothing for
+n = 10⁵ and 0.1 for n = 10⁸; and the weighted sum itself, of the order of n nats, is rounded to
+n·1e-7. The few rows that are weighted are therefore evaluated in float64 from a million rows on. A
+row's log-likelihood less its mean over the draws is then small, and float32 holds it well.
+"""
+
+import warnings
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxcoreset.data.dtypes import in_float64
+from jaxcoreset.data.trees import leading
+from jaxcoreset.likelihood.embedding import log_likelihood_matrix
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+
+# From so many rows on. At a million the variance is 2e-5 with 50 rows.
+_LONG = 1_000_000
+# Where more rows than this are candidates, float64 would take memory that may not be there.
+_MANY = 100_000
+# NUTS gets lost where energies are rounded to more nats than this.
+_ROUGH = 0.2
+
+T = TypeVar("T")
+
+
+def wants_float64(likelihood: ModelLikelihood, total_weight: float | int) -> bool:
+    """Whether rows whose weights have this sum are to be evaluated in float64.
+
+    Not where JAX does so anyway, nor where the model cannot: where it fixes a type, as some loops
+    do.
+    """
+    if total_weight < _LONG or jax.config.jax_enable_x64:  # pyright: ignore
+        return False
+    try:
+        found = in_float64(
+            lambda params, rows: jax.eval_shape(likelihood.log_likelihood, params, rows),
+            likelihood.init_params,
+            likelihood.two_rows,
+        )
+    except Exception:
+        return False
+    return found.dtype == np.float64
+
+
+def matrix_of_weighted(
+    likelihood: ModelLikelihood,
+    draws: Params,
+    data: tuple,
+    total_weight: float | int,
+    batch_size: int | None = None,
+) -> Float[Array, "m s"]:
+    """Log-likelihoods at draws of rows that are to be weighted, each row less its mean.
+
+    Args:
+        likelihood: the model's likelihood.
+        draws: s draws of unconstrained parameters, with a leading axis.
+        data: m rows, laid out as the likelihood's data.
+        total_weight: what their weights add up to, as the number of rows they stand for.
+        batch_size: rows that are evaluated at a time.
+    """
+
+    def evaluate(draws: Params, data: tuple) -> Float[Array, "m s"]:
+        return log_likelihood_matrix(likelihood.log_likelihood, draws, data, batch_size=batch_size)
+
+    if leading(data) > _MANY or not wants_float64(likelihood, total_weight):
+        return evaluate(draws, data)
+    return jnp.asarray(np.asarray(in_float64(evaluate, draws, data)), float)
+
+
+def rounding_of(
+    likelihood: ModelLikelihood,
+    params: Params,
+    data: tuple,
+    weights: Float[np.ndarray, " m"],
+) -> float | None:
+    """What float32 rounds a coreset's log-likelihood to, in nats; None where it is little.
+
+    Warns that NUTS on the coreset wants float64, else.
+
+    Args:
+        likelihood: the model's likelihood and data.
+        params: unconstrained parameters at which to look, such as a draw of the posterior.
+        data: the coreset's rows, laid out as the likelihood's data.
+        weights: its weights.
+    """
+    if weights.sum() < _LONG or jax.config.jax_enable_x64:  # pyright: ignore
+        return None
+    values = np.asarray(likelihood.log_likelihood(params, data), np.float64)
+    rounding = float(abs(weights @ values) * np.finfo(np.float32).eps)
+    if rounding <= _ROUGH:
+        return None
+    warnings.warn(
+        f"the coreset's log density is rounded to {rounding:.1g} nats in float32, in which NUTS "
+        "gets lost. Run it in float64, which costs little on so few rows: under "
+        "jax.enable_x64(True), or with jax.config.update('jax_enable_x64', True).",
+        stacklevel=2,
+    )
+    return rounding

@@ -1,0 +1,239 @@
+"""Which arguments of a model are data, and along which axis its observed sites follow them.
+
+The *data axis* is the one dimension of an observed site's log-probability that grows with the rows
+of the data; mostly it is the dimension of the model's data plate, but a model without plates has
+one too. It is found by tracing the model abstractly with two numbers of rows and looking at which
+dimension followed; so nothing is guessed from names.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxcoreset.likelihood.arguments import (
+    Arguments,
+    ModelError,
+    flatten,
+    mark_arrays,
+    mark_axes,
+    mark_length,
+)
+from jaxcoreset.likelihood.trace import FixedSizeError, Site, sites_with_all_rows, sites_with_rows
+
+# Two row counts for the abstract traces: primes, so that no other axis is likely to have them.
+_ABSTRACT_ROWS = (31, 37)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What is known of a model and its arguments before any value is computed.
+
+    Attributes:
+        arguments: the arguments, with their data leaves.
+        data_dims: for each observed site with a data axis that dimension, counted from the right.
+        latent_shapes: for each latent site the shape of its unconstrained value.
+    """
+
+    arguments: Arguments
+    data_dims: dict[str, int]
+    latent_shapes: dict[str, tuple[int, ...]]
+
+
+def find_data(
+    model: Callable, args: tuple, kwargs: dict, data_axes: Any, plate: str | None
+) -> list[Arguments]:
+    """The arguments with their data leaves, given by `data_axes`, or found if that is None.
+
+    Returns:
+        The ways to read them, the likeliest first: with `data_axes` or `plate` one, and else one
+        for each plate of the observed site with the longest that arguments match.
+
+    Raises:
+        ModelError: there are none, or the model as its user calls it cannot be used.
+    """
+    arguments = flatten(model, args, kwargs)
+    if data_axes is not None:
+        arguments = mark_axes(arguments, args, kwargs, data_axes)
+        sites_with_all_rows(model, arguments)
+        return [arguments]
+    if not arguments.arrays:
+        _refuse_no_arrays(arguments, args, kwargs)
+    sites = sites_with_all_rows(model, mark_arrays(arguments))
+    observed = [site for site in sites if site.observed]
+    return [mark_length(arguments, num) for num in _find_num_data(observed, arguments, plate)]
+
+
+def _refuse_no_arrays(arguments: Arguments, args: tuple, kwargs: dict) -> None:
+    """Raises an error that names lists and structured arrays, where there is nothing else."""
+
+    def is_list(part: Any) -> bool:
+        leaves = jax.tree.leaves(part) if isinstance(part, list | tuple) else []
+        return bool(leaves) and all(isinstance(leaf, float | int | np.generic) for leaf in leaves)
+
+    found, advice = [], ""
+    for argument, value in [*zip(arguments.positional, args, strict=True), *kwargs.items()]:
+        for path, part in jax.tree_util.tree_flatten_with_path(value, is_leaf=is_list)[0]:
+            name = argument + jax.tree_util.keystr(path)
+            if is_list(part):
+                found.append(f"argument {name} is a {type(part).__name__}")
+                advice = f"numpy.asarray({name})"
+            elif isinstance(part, np.ndarray) and part.dtype.names:
+                found.append(f"argument {name} is a structured array")
+                columns = ", ".join(f"{field!r}: {name}[{field!r}]" for field in part.dtype.names)
+                advice = f"a dictionary of its columns, {{{columns}}}"
+    if found:
+        raise ModelError(
+            f"{' and '.join(found)}, and no argument is an array of numbers; arrays with one row "
+            f"per datum are wanted: pass {advice}."
+        )
+
+
+def _find_num_data(observed: list[Site], arguments: Arguments, plate: str | None) -> list[int]:
+    """The number of data: the largest size along an observed site that an argument has too.
+
+    After it the smaller ones of the same site: where items are more than persons, and each item
+    has a covariate, the model may not run with fewer items, and does with fewer persons.
+    """
+    if plate is None:
+        sizes = {size for site in observed for size in _sizes(site)}
+    else:
+        sizes = {site.plates[plate] for site in observed if plate in site.plates}
+        if not sizes:
+            known = sorted({name for site in observed for name in site.plates})
+            raise ModelError(
+                f"plate={plate!r} holds no observed site; plates that do: {known or 'none'}: "
+                "name one of these."
+            )
+    if not sizes:
+        raise not_independent(observed[0].name, "is a single number")
+    lengths = {shape[0] for shape in arguments.arrays.values()}
+    if not sizes & lengths:
+        raise ModelError(
+            f"no argument has a leading axis as long as the observed sites (sizes "
+            f"{sorted(sizes)}; arguments: {arguments}): pass the data with one row per datum, as "
+            "arguments of the model."
+        )
+    longest = max(sizes & lengths)
+    alike = [set(site.plates.values()) for site in observed if longest in _sizes(site)]
+    others = set.intersection(*alike) & sizes & lengths
+    return sorted(others | {longest}, reverse=True)
+
+
+def _sizes(site: Site) -> set[int]:
+    if site.plates:
+        return set(site.plates.values())
+    return set(site.shape[:1]) & set(site.log_prob_shape) or set(site.log_prob_shape)
+
+
+def find_structure(model: Callable, readings: list[Arguments]) -> Structure:
+    """Finds the data axes; an integer argument equal to n counts rows if the model needs that.
+
+    Args:
+        model: the model.
+        readings: its arguments, with what may be the data; the first that will do is taken.
+
+    Raises:
+        ModelError: a latent site grows with the rows, or an observed one does in another way than
+            by one entry for each.
+    """
+    try:
+        return _structure_of(model, readings[0])
+    except FixedSizeError as error:
+        for arguments in readings[1:]:
+            with contextlib.suppress(ModelError):
+                return _structure_of(model, arguments)
+        if len(readings) == 1:
+            raise
+        arguments = readings[0]
+        names = ", ".join(arguments.names[i] for i in arguments.data_at)
+        lengths = " and ".join(str(other.num_data) for other in readings)
+        raise FixedSizeError(
+            f"the data were taken to be {names}, with {arguments.num_data} rows, as an observed "
+            f"site's longest axis has (it has axes of {lengths}); if they are not, name those that "
+            f"are by data_axes, or their plate by plate. If they are: {error}"
+        ) from error
+
+
+def _structure_of(model: Callable, arguments: Arguments) -> Structure:
+    try:
+        return _structure(model, arguments)
+    except FixedSizeError:
+        counting = arguments.counting_rows()
+        if not counting.counts_at:
+            raise
+    return _structure(model, counting)
+
+
+def _structure(model: Callable, arguments: Arguments) -> Structure:
+    few, more = (sites_with_rows(model, arguments, rows) for rows in _ABSTRACT_ROWS)
+    changed = {site.name for site in few} ^ {site.name for site in more}
+    if changed:
+        raise ModelError(
+            f"the sites {sorted(changed)[:3]} come and go with the number of rows; the same sites "
+            "for any rows are wanted: sample all rows in one site, within a plate."
+        )
+    data_dims = {}
+    for site, other in zip(few, more, strict=True):
+        if not site.observed and site.shape != other.shape:
+            raise _per_datum_latent(site)
+        if site.observed and (dim := _data_dim(site, other)) is not None:
+            data_dims[site.name] = dim
+    if not data_dims:
+        observed = [site for site in few if site.observed]
+        _refuse_fixed_plate(observed, arguments.num_data)
+        raise not_independent(observed[0].name, "does not grow with the rows")
+    shapes = {site.name: site.unconstrained_shape for site in few if not site.observed}
+    return Structure(arguments, data_dims, shapes)
+
+
+def _data_dim(few: Site, more: Site) -> int | None:
+    """The dimension, counted from the right, in which the log-probability follows the rows."""
+    shapes = few.log_prob_shape, more.log_prob_shape
+    if shapes[0] == shapes[1]:
+        if few.shape != more.shape:
+            raise not_independent(few.name, "does not grow with the rows, though its value does")
+        return None
+    if len(shapes[0]) != len(shapes[1]):
+        raise not_independent(few.name, "has another number of axes for other rows")
+    dims = [d for d in range(-len(shapes[0]), 0) if shapes[0][d] != shapes[1][d]]
+    if len(dims) > 1:
+        raise not_independent(
+            few.name,
+            "grows with the rows in two axes (is one of its arrays of shape (n, 1), another (n,)?)",
+        )
+    if (shapes[0][dims[0]], shapes[1][dims[0]]) != _ABSTRACT_ROWS:
+        raise not_independent(few.name, "has not one entry per row")
+    return dims[0]
+
+
+def not_independent(name: str, found: str) -> ModelError:
+    """The error for an observed site without one log-probability per datum."""
+    return ModelError(
+        f"the log-probability of observed site {name!r} {found}; one entry per datum is wanted, "
+        "with the data conditionally independent given the parameters: drop to_event over the "
+        "data, do not sum over them in numpyro.factor, and do not use a joint distribution over "
+        "them (a multivariate normal, a Gaussian process, a time series)."
+    )
+
+
+def _per_datum_latent(site: Site) -> ModelError:
+    cause = "obs_mask makes such a site: " if site.name.endswith("_unobserved") else ""
+    return ModelError(
+        f"latent site {site.name!r} grows with the rows; a coreset keeps few rows, so parameters "
+        f"must be shared by all of them: {cause}integrate it out by hand, or index group effects "
+        "of a fixed number by a column of the data."
+    )
+
+
+def _refuse_fixed_plate(observed: list[Site], num_data: int) -> None:
+    for site in observed:
+        for name, size in site.plates.items():
+            if size == num_data:
+                raise FixedSizeError(
+                    f"plate {name!r} has the size {size} whatever rows are passed; a size that "
+                    "follows the data is wanted: take it from an argument (X.shape[0])."
+                )

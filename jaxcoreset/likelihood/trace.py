@@ -1,0 +1,251 @@
+"""One run of a NumPyro model: the sites in it, their shapes and log-probabilities.
+
+Most runs here are abstract: `jax.eval_shape` traces the model with shapes in place of data, so
+nothing of the data's length is computed. What a coreset cannot handle in a site by itself, as a
+discrete latent one, is refused here.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from numpyro.distributions.transforms import Transform, biject_to
+from numpyro.handlers import seed, substitute, trace
+
+from jaxcoreset.likelihood.arguments import (
+    Arguments,
+    ModelError,
+    refuse_text,
+    refuse_unequal_rows,
+)
+from jaxcoreset.likelihood.densities import plain_log_prob
+
+_VALUE_ERRORS = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+class FixedSizeError(ModelError):
+    """The model has a size that does not follow the rows of its arguments."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """What one run says of a latent or observed site."""
+
+    name: str
+    observed: bool
+    shape: tuple[int, ...]
+    log_prob_shape: tuple[int, ...]
+    unconstrained_shape: tuple[int, ...]
+    plates: dict[str, int]
+
+
+def full_precision() -> AbstractContextManager:
+    """Products in the model at full float32.
+
+    On a GPU the default rounds inputs to 10 bits, and a sum over all the data inherits that.
+    """
+    return jax.default_matmul_precision("highest")
+
+
+def run(model: Callable, arguments: tuple[tuple, dict], fill: Callable) -> Any:
+    """The model's trace, latent sites set by `fill`. To be called under `full_precision`."""
+    args, kwargs = arguments
+    # The key serves models that ask for one; every latent site is filled.
+    filled = seed(substitute(model, substitute_fn=fill), rng_seed=0)
+    return trace(filled).get_trace(*args, **kwargs)
+
+
+def is_latent(site: Mapping) -> bool:
+    """Whether a site is a parameter."""
+    return site["type"] == "sample" and not site["is_observed"]
+
+
+def log_prob(site: Mapping) -> Any:
+    """The log-probability of a site's value, as NumPyro counts it."""
+    value = plain_log_prob(site["fn"], site["value"])
+    return value if site["scale"] is None else site["scale"] * value
+
+
+def latent_shapes(model: Callable, arguments: tuple[tuple, dict]) -> dict[str, tuple[int, ...]]:
+    """The shape of one constrained value of each latent site of a model that is known to work."""
+    found: list[Site] = []
+
+    def describe() -> None:
+        with full_precision():
+            found.extend(_describe(run(model, arguments, _fill_origin)))
+
+    jax.eval_shape(describe)
+    return {site.name: site.shape for site in found if not site.observed}
+
+
+def plate_names(model: Callable, arguments: tuple[tuple, dict]) -> dict[str, list[str]]:
+    """The names of each site's axes: of its plates, then what infer={"event_dims": …} says.
+
+    As ``arviz.from_numpyro`` infers them for a model without weights.
+    """
+    found: dict[str, list[str]] = {}
+
+    def describe() -> None:
+        with full_precision():
+            sites = run(model, arguments, _fill_origin)
+        for name, site in sites.items():
+            if site["type"] in ("sample", "deterministic"):
+                frames = sorted(site.get("cond_indep_stack", ()), key=lambda frame: frame.dim)
+                events = (site.get("infer") or {}).get("event_dims", ())
+                found[name] = [*(frame.name for frame in frames), *events]
+
+    jax.eval_shape(describe)
+    return {name: names for name, names in found.items() if names}
+
+
+def sites_with_all_rows(model: Callable, arguments: Arguments) -> list[Site]:
+    """The sites of the model as its user calls it; what the model raises surfaces unchanged.
+
+    Raises:
+        ModelError: a site cannot be used; no site is observed, or none is latent; the model fails
+            since arguments have unequal numbers of rows.
+    """
+    try:
+        try:
+            sites = _abstract_sites(model, arguments)
+        except _VALUE_ERRORS:
+            # Perhaps an array that is no data, such as spline knots, is read as numbers.
+            with full_precision():
+                sites = _describe(run(model, arguments.fill(arguments.data), _fill_origin))
+    except ModelError:
+        raise
+    except Exception as error:
+        longest = max(shape[0] for shape in arguments.arrays.values())
+        refuse_text(arguments, longest, f" The model said: {error}")
+        _explain_unequal_rows(error, arguments)
+        error.add_note(f"raised by the model when jaxcoreset called it with {arguments}")
+        raise
+    if not any(site.observed for site in sites):
+        raise ModelError(
+            "the model has no observed site; at least one numpyro.sample(..., obs=...) or "
+            "numpyro.factor is wanted: pass the observations (is an argument None?)."
+        )
+    if all(site.observed for site in sites):
+        raise ModelError("the model has no latent site, so there is no posterior to keep.")
+    return sites
+
+
+def sites_with_rows(model: Callable, arguments: Arguments, num_rows: int) -> list[Site]:
+    """The sites for another number of rows, which a usable model accepts.
+
+    Raises:
+        ModelError: the model reads values of the data.
+        FixedSizeError: the model fails for any other reason.
+    """
+    try:
+        return _abstract_sites(model, arguments, num_rows)
+    except ModelError:
+        raise
+    except _VALUE_ERRORS as error:
+        raise ModelError(
+            f"the model reads values of a data argument ({arguments}) as Python numbers or array "
+            "sizes; these would change with the rows: pass them, for instance the number of "
+            "groups, as arguments of their own, and use jax.numpy on data."
+        ) from error
+    except Exception as error:
+        raise FixedSizeError(
+            f"the model runs with all the rows but not with {num_rows} of them; sizes are to come "
+            "from the data arguments (X.shape[0]), and arrays with one row per datum are to be "
+            f"arguments: change the model so. It was called with {arguments} and said: {error}"
+        ) from error
+
+
+def _abstract_sites(
+    model: Callable, arguments: Arguments, num_rows: int | None = None
+) -> list[Site]:
+    found: list[Site] = []
+
+    def describe(rows: tuple) -> None:
+        with full_precision():
+            found.extend(_describe(run(model, arguments.fill(rows), _fill_origin)))
+
+    jax.eval_shape(describe, tuple(_abstract(leaf, num_rows) for leaf in arguments.data))
+    return found
+
+
+def _abstract(leaf: Any, num_rows: int | None) -> jax.ShapeDtypeStruct:
+    rows = leaf.shape[0] if num_rows is None else num_rows
+    # The dtype that JAX gives the leaf, which is float32 for float64 where x64 is off.
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    return jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), dtype)
+
+
+def _explain_unequal_rows(error: Exception, arguments: Arguments) -> None:
+    """Where shapes clash and the longest arguments nearly agree, that is the likely cause."""
+    if re.search("shape|broadcast|dimension", str(error)):
+        longest = max(shape[0] for shape in arguments.arrays.values())
+        close = {name: s for name, s in arguments.arrays.items() if 2 * s[0] > longest}
+        refuse_unequal_rows(close, f" The model said: {error}")
+
+
+def _describe(model_trace: Mapping) -> list[Site]:
+    for name, site in model_trace.items():
+        if site["type"] == "param":
+            raise ModelError(
+                f"site {name!r} is a numpyro.param, which has no posterior; a numpyro.sample is "
+                "wanted: give it a prior, or pass its value as an argument (LocScaleReparam makes "
+                "one unless it is told how far to centre: LocScaleReparam(0.0))."
+            )
+        if site["type"] == "plate":
+            _refuse_subsampling(name, *site["args"])
+    return [_describe_sample(s) for s in model_trace.values() if s["type"] == "sample"]
+
+
+def _refuse_subsampling(name: str, size: int, subsample_size: int | None) -> None:
+    if subsample_size is not None and subsample_size != size:
+        raise ModelError(
+            f"plate {name!r} subsamples {subsample_size} of {size} rows; a plate over all rows is "
+            "wanted, since the coreset takes the subsample's place: drop subsample_size."
+        )
+
+
+def _describe_sample(site: Mapping) -> Site:
+    observed = site["is_observed"]
+    shape = tuple(jnp.shape(site["value"]))
+    return Site(
+        name=site["name"],
+        observed=observed,
+        shape=shape,
+        log_prob_shape=tuple(jnp.shape(log_prob(site))) if observed else (),
+        unconstrained_shape=() if observed else tuple(_transform(site).inverse_shape(shape)),
+        plates={frame.name: frame.size for frame in site["cond_indep_stack"]},
+    )
+
+
+def _fill_origin(site: Mapping) -> Any:
+    """Sets a latent site to the image of unconstrained zero: its shape needs no random draw."""
+    if not is_latent(site):
+        return None
+    name, distribution = site["name"], site["fn"]
+    if distribution.support is None or distribution.support.is_discrete:
+        raise ModelError(
+            f"latent site {name!r} is discrete ({type(distribution).__name__}); continuous "
+            "parameters are wanted: sum it out of the model by hand."
+        )
+    shape = site["kwargs"].get("sample_shape", ()) + distribution.shape()
+    transform = _transform(site)
+    return transform(jnp.zeros(transform.inverse_shape(shape)))
+
+
+def _transform(site: Mapping) -> Transform:
+    try:
+        return biject_to(site["fn"].support)
+    except NotImplementedError as error:
+        raise ModelError(
+            f"latent site {site['name']!r} has the support {site['fn'].support}, which has no "
+            "transform to unconstrained values: reparametrise it (numpyro.handlers.reparam)."
+        ) from error

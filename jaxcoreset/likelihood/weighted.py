@@ -1,0 +1,104 @@
+"""A NumPyro model in which datum i counts w_i times."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from numpyro.primitives import Messenger
+
+from jaxcoreset.likelihood.arguments import ModelError
+
+
+class WeightedModel:
+    """A NumPyro model whose observed sites in the data axis are weighted datum by datum.
+
+    It is called as the model is, with as many rows as there are weights. With another number of
+    rows the sites in the data axis must not be observed, as in `Predictive` on new rows, where
+    weights do not matter. Two of these with the same model and weights are equal, so that compiled
+    functions are found again; it can be pickled where the model can.
+    """
+
+    def __init__(self, model: Callable, weights: Any, data_dims: Mapping[str, int]):
+        if not isinstance(weights, Tracer):
+            weights = np.array(weights)
+            _check_weights(weights)
+            weights.flags.writeable = False
+        self.model = model
+        self.weights = weights
+        self.data_dims = dict(data_dims)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model, as its user would call it, under the weights."""
+        with _Weigh(self.weights, self.data_dims):
+            return self.model(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WeightedModel) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def __repr__(self) -> str:
+        name = getattr(self.model, "__name__", type(self.model).__name__)
+        return f"WeightedModel({name}, {self.weights.shape[0]} weights)"
+
+    def _identity(self) -> tuple:
+        traced = isinstance(self.weights, Tracer)
+        weights = id(self.weights) if traced else (self.weights.dtype.str, self.weights.tobytes())
+        return self.model, weights, tuple(self.data_dims.items())
+
+
+def _check_weights(weights: np.ndarray) -> None:
+    if weights.ndim != 1 or not np.issubdtype(weights.dtype, np.number):
+        raise ValueError(
+            f"weights has the shape {weights.shape} and dtype {weights.dtype}; numbers of shape "
+            "(m,) are wanted, one per row."
+        )
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if wrong.size:
+        raise ValueError(
+            f"weights[{wrong[0]}] is {weights[wrong[0]]}; finite weights of at least 0 are wanted."
+        )
+
+
+class _Weigh(Messenger):
+    """Multiplies the scale of sites in the data axis by the weights, along that axis."""
+
+    def __init__(self, weights: Any, data_dims: Mapping[str, int]):
+        super().__init__()
+        self.weights = weights
+        self.data_dims = data_dims
+
+    def process_message(self, msg: Any) -> None:
+        # Not only where the site is observed: a condition handler outside this one speaks later,
+        # and the scale of a site that is merely sampled has no effect. For the same reason one
+        # row may turn out to be more: a scalar distribution, with the value still to come.
+        if self._concerns(msg) and self._rows(msg) in (1, self.weights.shape[0]):
+            weights = jnp.reshape(self.weights, (-1,) + (1,) * (-self._dim(msg) - 1))
+            msg["scale"] = weights if msg["scale"] is None else weights * msg["scale"]
+
+    def postprocess_message(self, msg: Any) -> None:
+        if self._concerns(msg) and msg["is_observed"] and self._rows(msg) != self.weights.shape[0]:
+            raise ModelError(
+                f"site {msg['name']!r} is observed with {self._rows(msg)} rows, but the model has "
+                f"weights for {self.weights.shape[0]}; the coreset's own rows are wanted: pass its "
+                "args and kwargs, None for the observations to predict new rows, or use the "
+                "original model."
+            )
+
+    def _concerns(self, msg: Any) -> bool:
+        return msg["type"] == "sample" and msg["name"] in self.data_dims
+
+    def _dim(self, msg: Any) -> int:
+        return self.data_dims[msg["name"]]
+
+    def _rows(self, msg: Any) -> int:
+        """The length of the site's log-probability along the data axis."""
+        shape = tuple(msg["fn"].batch_shape)
+        if msg["value"] is not None:
+            of_value = jnp.shape(msg["value"])
+            shape = jnp.broadcast_shapes(shape, of_value[: len(of_value) - msg["fn"].event_dim])
+        dim = self._dim(msg)
+        return shape[dim] if len(shape) >= -dim else 1

@@ -1,0 +1,297 @@
+"""One build under one π̂: candidates, draws, the solver's path, and the size to take."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, PRNGKeyArray
+
+from jaxcoreset.data.host import Clock, host_generator
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.tolerance import Choice, largest_size, smallest_within
+from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.constraints import Constraint
+from jaxcoreset.solvers.solution import Solution
+from jaxcoreset.solvers.solve import default_solver, sweep
+from jaxcoreset.solvers.thresholding.hard import HardThresholding
+
+# Up to here every row is a candidate; beyond, a uniform subset of so many, or of so many times the
+# size asked for. The target is a sum over all rows either way.
+_ALL_CANDIDATES = 10_000
+MIN_CANDIDATES = 2_000
+CANDIDATES_PER_ROW = 8
+_CANDIDATES_PER_GROUP = 64
+# The draws must be several times the rows, or the solver fits the draws and not the posterior.
+MIN_DRAWS = 500
+DRAWS_PER_ROW = 4
+_CURVE_POINTS = 24
+# A pass for further candidates keeps so many rows, or so many times the size, and of them those
+# whose gain is at least this part of the least one that is worth a pass.
+_MIN_PRICED, _PRICED_PER_ROW, _WORTH_ADDING = 1_000, 4, 0.1
+# Left to itself, a build makes at most so many such passes: where the objective at the size asked
+# for is more than this part of that at half of it, so that more rows of those at hand bring little,
+# and above this many nats, or half the tolerance. The last one is that which brings less than a
+# tenth.
+MOST_PRICING_PASSES = 4
+_STUCK, _LEAST_ERROR, _LEAST_BROUGHT = 0.5, 1e-3, 0.1
+# With a tolerance, rows are not what is lacking where the solver's draws are fitted to this part of
+# it and others are not, for so many sizes running: few of the draws then make up the error.
+_FITTED, _MOST_IN_VAIN = 0.01, 2
+# With a tolerance, the first size that is tried lies between these.
+_FIRST_SIZE, _LARGEST_FIRST_SIZE = 32, 256
+
+
+@dataclass(frozen=True)
+class Construction:
+    """How coresets of one model and its data are built, whatever the π̂.
+
+    Attributes:
+        likelihood: the model's likelihood and data.
+        constraint: on the rows and weights over all rows, or None.
+        solver: the solver, or None for the default.
+        size: at most so many rows; None with `tol`.
+        tol: the tolerance, in nats, or None.
+        max_size: with `tol`, the most rows that may be tried.
+        num_draws: draws for the solver, or None for a default.
+        num_held_out: draws by which errors are measured.
+        num_candidates: rows to choose from, or None for a default.
+        rows_key: a JAX random key for the candidates.
+        clock: where time is noted.
+        pricing_passes: at most so many passes over all rows for further candidates; "auto" makes
+            them where the candidates are what is lacking.
+        pricing_tol: by how much of itself a row is to lower the objective to be worth a pass.
+        priced: what those passes found, in order.
+        joined: the rows that became candidates by them.
+    """
+
+    likelihood: ModelLikelihood
+    constraint: Constraint | None
+    solver: Solver | None
+    size: int | None
+    tol: float | None
+    max_size: int
+    num_draws: int | None
+    num_held_out: int
+    num_candidates: int | None
+    rows_key: PRNGKeyArray
+    clock: Clock
+    pricing_passes: int | Literal["auto"] = 0
+    pricing_tol: float = 0.0
+    priced: list[dict[str, float]] = field(default_factory=list)
+    joined: list[np.ndarray] = field(default_factory=list)
+
+    def embed(self, pool: DrawPool, size: int | None = None) -> None:
+        """Have in the pool the candidates and draws that a build of a size needs, if they lack.
+
+        Args:
+            pool: draws and log-likelihoods.
+            size: the size; the first one that is tried if left out.
+        """
+        size = self.first_size if size is None else size
+        counts = self.draws_wanted(size)
+        with self.clock.stage("embedding"):
+            pool.set_candidates(self.candidates(size))
+            pool.want(**counts)
+
+    def draws_wanted(self, size: int) -> dict[str, int]:
+        """How many draws a build of a size needs, by their use."""
+        wanted = max(self.num_draws or MIN_DRAWS, DRAWS_PER_ROW * size)
+        if self.tol is None and self.num_draws is not None:
+            wanted = self.num_draws
+        counts = {"solver": wanted, "select": self.num_held_out}
+        if self.tol is not None:
+            counts["confirm"] = self.num_held_out
+        return counts
+
+    def build(self, pool: DrawPool, key: PRNGKeyArray, *, is_final: bool = True) -> Choice | None:
+        """The coreset under the pool's draws, as a place on a path; draws are added to the pool.
+
+        Args:
+            pool: draws and log-likelihoods.
+            key: a JAX random key, for solvers that want one.
+            is_final: whether the tolerance matters; else sizes end where trying them is quick.
+
+        Returns:
+            The choice, or None where only all the rows will do.
+        """
+        if self.size is not None:
+            self.embed(pool)
+            path, sizes = self._solve(pool, self.size, key)
+            with self.clock.stage("held-out error"):
+                return largest_size(pool, path, sizes)
+        return self._within_tolerance(pool, key, is_final)
+
+    def _within_tolerance(self, pool: DrawPool, key: PRNGKeyArray, is_final: bool) -> Choice | None:
+        """The smallest size on the path that keeps to `tol`, sizes doubling until there is one."""
+        assert self.tol is not None
+        n = self.likelihood.num_data
+        size = self.first_size
+        in_vain = 0
+        while True:
+            self.embed(pool, size)
+            enough = max(1, pool.count("solver") // DRAWS_PER_ROW)
+            if enough < size and pool.is_exhausted:
+                size = enough
+            path, sizes = self._solve(pool, size, key)
+            with self.clock.stage("held-out error"):
+                choice = smallest_within(pool, path, sizes, self.tol, self.num_held_out)
+            if choice.is_within:
+                return choice
+            if size == n:
+                return None
+            no_draws_for_more = pool.is_exhausted and size == enough
+            if size == self.max_size or no_draws_for_more:
+                return choice
+            in_vain = in_vain + 1 if float(path.objective[-1]) < _FITTED * self.tol else 0
+            if in_vain == _MOST_IN_VAIN:
+                return choice
+            if not is_final and 2 * size > _LARGEST_FIRST_SIZE:
+                return choice
+            size = min(2 * size, self.max_size, n)
+
+    @property
+    def first_size(self) -> int:
+        """The size that is asked for, or that a tolerance is first tried with."""
+        if self.size is not None:
+            return self.size
+        # A posterior that is nearly Gaussian needs about one row per coefficient of a quadratic.
+        quadratic = self._num_params * (self._num_params + 3) // 2
+        size = int(np.clip(quadratic, _FIRST_SIZE, _LARGEST_FIRST_SIZE))
+        return min(size, self.max_size, self.likelihood.num_data)
+
+    @property
+    def has_path(self) -> bool:
+        """Whether smaller sizes come with the one that is solved for."""
+        return self.solver is None or self.solver.has_path
+
+    @property
+    def _num_params(self) -> int:
+        return sum(np.size(value) for value in self.likelihood.init_params.values())
+
+    def _solve(self, pool: DrawPool, size: int, key: PRNGKeyArray) -> tuple[Solution, np.ndarray]:
+        """The solutions of all sizes up to one, under the solver's draws.
+
+        With `pricing_passes`, rows that would still lower the last one's objective join the
+        candidates, until there is none that would by more than `pricing_tol` of it.
+        """
+        path, sizes = self._solve_once(pool, size, key)
+        is_auto = self.pricing_passes == "auto"
+        for _ in range(MOST_PRICING_PASSES if is_auto else int(self.pricing_passes)):
+            if pool.rows is None or pool.num_candidates >= self.likelihood.num_data:
+                break
+            if is_auto and not self._lacks_candidates(path, sizes):
+                break
+            objective = float(path.objective[-1])
+            with self.clock.stage("pricing"):
+                num = min(max(_MIN_PRICED, _PRICED_PER_ROW * size), self.likelihood.num_data)
+                priced = pool.price(path.indices[-1], path.weights[-1], num)
+            best = float(priced.gains[0]) if priced.gains.size else 0.0
+            found = {"best_gain": best, "num_added": 0, "objective": objective}
+            self.priced.append({**found, "objective_after": objective})
+            if best <= self.pricing_tol:
+                break
+            useful = priced.indices[priced.gains > self.pricing_tol * _WORTH_ADDING]
+            found_rows = pool.rows
+            self.joined.append(useful)
+            with self.clock.stage("embedding"):
+                pool.add_candidates(useful)
+            after, _ = self._solve_once(pool, size, key)
+            if float(after.objective[-1]) < objective:
+                path = after
+            else:  # a solver's search may end elsewhere; what was found is still there
+                places = np.searchsorted(pool.rows, found_rows).astype(np.int32)
+                path = dataclasses.replace(path, indices=jnp.asarray(places)[path.indices])
+            objective_after = float(path.objective[-1])
+            self.priced[-1] |= {
+                "num_added": int(useful.size),
+                "objective_after": objective_after,
+            }
+            if is_auto and objective_after > (1 - _LEAST_BROUGHT) * objective:
+                break
+        return path, sizes
+
+    def _lacks_candidates(self, path: Solution, sizes: Int[np.ndarray, " m"]) -> bool:
+        """Whether it looks as if rows that are no candidates would bring what more of these can't.
+
+        So it is where a category has few rows, none of which is a candidate: the error stays where
+        it is, however many others are taken. With fewer rows than parameters it may do so anyway.
+        """
+        objectives = np.asarray(path.objective, np.float64)
+        half = int(np.searchsorted(sizes, sizes[-1] / 2))
+        if half == len(sizes) - 1 or sizes[-1] < self._num_params:
+            return False
+        least = _LEAST_ERROR if self.tol is None else self.tol / 2
+        return bool(objectives[-1] > max(least, _STUCK * objectives[half]))
+
+    def _solve_once(
+        self, pool: DrawPool, size: int, key: PRNGKeyArray
+    ) -> tuple[Solution, np.ndarray]:
+        rows = pool.rows
+        solver = self.solver or default_solver(pool.num_candidates, size)
+        if self.constraint is not None and isinstance(solver, HardThresholding):
+            constraint = self.constraint if rows is None else self.constraint.take(rows)
+            solver = dataclasses.replace(solver, constraint=constraint)
+        sizes = self._sizes(size)
+        with self.clock.stage("solve"):
+            path = sweep(pool.problem("solver"), sizes, solver, key if solver.needs_key else None)
+            jax.block_until_ready(path)
+        # Whatever the processes' processors round: one of them says what was found.
+        leaves, tree = jax.tree.flatten(path)
+        named = {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}
+        first = self.likelihood.rows.placement.processes.first(named)
+        if first is not named:
+            path = jax.tree.unflatten(
+                tree, [jnp.asarray(first[str(i)]) for i in range(len(leaves))]
+            )
+        return path, sizes
+
+    def _sizes(self, size: int) -> Int[np.ndarray, " m"]:
+        """The sizes to solve for, `size` last; smaller ones where they come with it."""
+        if self.tol is not None and self.has_path:
+            return np.arange(1, size + 1)
+        if self.tol is not None or self.has_path:
+            return curve_sizes(size)
+        return np.array([size])
+
+    def candidates(self, size: int | None = None) -> Int[np.ndarray, " m"] | None:
+        """The candidate rows of a build of a size in increasing order; None stands for all.
+
+        Args:
+            size: the size; the first one that is tried if left out.
+        """
+        size = self.first_size if size is None else size
+        n, wanted = self.likelihood.num_data, self.num_candidates
+        if wanted is None:
+            default = max(MIN_CANDIDATES, CANDIDATES_PER_ROW * size)
+            wanted = n if n <= _ALL_CANDIDATES else default
+        rows = self.likelihood.rows
+        if wanted >= n:
+            # What is on this machine, and in memory, is evaluated where it is.
+            return None if rows.is_local and not rows.is_streamed else np.arange(n)
+        if wanted < size:
+            raise ValueError(
+                f"num_candidates is {wanted}; wanted at least the size, {size}, better several "
+                "times that."
+            )
+        generator = host_generator(self.rows_key)
+        chosen = generator.choice(n, wanted, replace=False)
+        labels: Array | None = getattr(self.constraint, "groups", None)
+        if labels is not None:
+            chosen = np.union1d(chosen, _some_of_each(np.asarray(labels), generator))
+        return np.unique(np.concatenate([chosen, *self.joined]))
+
+
+def curve_sizes(size: int) -> Int[np.ndarray, " m"]:
+    """The sizes at which a solver's path is looked at, up to one."""
+    return np.unique(np.geomspace(1, size, _CURVE_POINTS).round().astype(int))
+
+
+def _some_of_each(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Random rows of every group, so that a rare one has candidates too."""
+    order = np.lexsort((generator.random(labels.size), labels))
+    first = np.searchsorted(labels[order], labels[order])
+    return order[np.arange(labels.size) - first < _CANDIDATES_PER_GROUP]

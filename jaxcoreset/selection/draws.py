@@ -1,0 +1,255 @@
+"""Log-likelihoods at a growing number of draws: nothing that was evaluated is evaluated again.
+
+The draws have *uses*: "solver" for the draws that the solver sees, "select" for those by which a
+size is chosen, "confirm" for those that neither saw. Draws are added in blocks. A block's rows are
+centred within the block, which costs one degree of freedom per block and lets float32 hold them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from jaxcoreset.data.host import progress_bar
+from jaxcoreset.likelihood.embedding import log_likelihood_sum
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.likelihood.precision import matrix_of_weighted
+from jaxcoreset.selection.candidate_search import Priced, price
+from jaxcoreset.solvers.problem import CoresetProblem
+from jaxcoreset.weighting import DrawSource
+from jaxcoreset.weighting.base import FEWEST, shares
+
+Use = Literal["solver", "select", "confirm"]
+
+
+@dataclass
+class Part:
+    """Some of the draws of one block.
+
+    Attributes:
+        draws: unconstrained parameters, with a leading axis of s draws.
+        total: shape (s,), the log-likelihood of all rows, up to a constant of the block.
+        values: shape (m, s), that of the candidates, each up to a constant.
+    """
+
+    draws: Params
+    total: Float[Array, " s"]
+    values: Float[Array, "m s"]
+
+    @property
+    def size(self) -> int:
+        """The number of draws, s."""
+        return self.total.shape[0]
+
+
+class DrawPool:
+    """Draws of one source, and the log-likelihoods at them of the candidates and of all rows.
+
+    Args:
+        likelihood: the model's likelihood and data.
+        source: where draws come from.
+        key: a JAX random key.
+        batch_size: rows that are evaluated at a time.
+        show_progress: whether to show progress on a terminal.
+    """
+
+    def __init__(
+        self,
+        likelihood: ModelLikelihood,
+        source: DrawSource,
+        key: PRNGKeyArray,
+        batch_size: int | None = None,
+        show_progress: bool = False,
+    ):
+        self.likelihood = likelihood
+        self.source = source
+        self.rows: Int[np.ndarray, " m"] | None = None
+        self._key, self._batch_size, self._show_progress = key, batch_size, show_progress
+        self._taken = 0
+        self._candidates: tuple | None = None
+        self._parts: dict[Use, list[Part]] = {"solver": [], "select": [], "confirm": []}
+
+    def on(self, source: DrawSource, key: PRNGKeyArray) -> "DrawPool":
+        """An empty pool of the same candidates, for the draws of another source."""
+        other = DrawPool(self.likelihood, source, key, self._batch_size, self._show_progress)
+        other.rows, other._candidates = self.rows, self._candidates
+        return other
+
+    @property
+    def num_candidates(self) -> int:
+        """How many rows the candidates are."""
+        return self.likelihood.num_data if self.rows is None else self.rows.size
+
+    @property
+    def candidate_data(self) -> tuple:
+        """The data of the candidates."""
+        if self._candidates is None:
+            likelihood = self.likelihood
+            self._candidates = likelihood.data if self.rows is None else likelihood.take(self.rows)
+        return self._candidates
+
+    @property
+    def remaining(self) -> int | None:
+        """How many draws the source still has; None where there are as many as one wants."""
+        limit = self.source.limit
+        return None if limit is None else limit - self._taken
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the source has too few draws left to be of use."""
+        return self.remaining is not None and self.remaining < FEWEST
+
+    def parts(self, use: Use) -> list[Part]:
+        """The draws of one use, block by block."""
+        return self._parts[use]
+
+    def count(self, use: Use) -> int:
+        """How many draws a use has."""
+        return sum(part.size for part in self._parts[use])
+
+    def set_candidates(self, rows: Int[np.ndarray, " m"] | None) -> None:
+        """The rows to choose from, None for all; their log-likelihoods at the draws follow."""
+        if rows is self.rows or np.array_equal(rows, self.rows):  # pyright: ignore
+            return
+        self.rows, self._candidates = rows, None
+        for part in self._all_parts():
+            part.values = self._evaluate(part.draws)
+
+    def add_candidates(self, rows: Int[np.ndarray, " m"]) -> None:
+        """More rows to choose from, none of which was one; only they are evaluated."""
+        assert self.rows is not None
+        joined = np.concatenate([self.rows, rows])
+        order = np.argsort(joined)
+        self.rows, self._candidates = joined[order], None
+        data = self.likelihood.take(rows)
+        for part in self._all_parts():
+            new = self._matrix(part.draws, data)
+            part.values = jnp.concatenate([part.values, new])[order]
+
+    def price(self, indices: Int[Array, " k"], weights: Float[Array, " k"], num: int) -> Priced:
+        """The rows, not candidates, that would improve most on a solution of the solver's draws.
+
+        See `jaxcoreset.selection.candidate_search`.
+
+        Args:
+            indices: the solution's places among the candidates.
+            weights: its weights.
+            num: at most so many rows.
+        """
+        problem = self.problem("solver")
+        residual = problem.target - problem.combine(indices, weights)
+        chosen = jnp.where(weights[:, None] > 0, problem.gather(indices), 0)
+        assert self.rows is not None
+        parts = [part for part in self._parts["solver"] if part.size > 1]
+        draws = jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in parts))
+        rows = self.likelihood.rows
+        priced = price(
+            rows,
+            self.likelihood.log_likelihood,
+            draws,
+            residual,
+            chosen,
+            tuple(part.size for part in parts),
+            num,
+            self.rows,
+            float(jnp.linalg.norm(problem.target)),
+        )
+        if not (rows.is_local and rows.has_random_access):
+            rows.remember(priced.indices, priced.leaves)
+        return priced
+
+    def want(self, **counts: int) -> None:
+        """Add draws, in one pass over the data, until each use named has as many as it wants.
+
+        A source with too few draws shares out what it has.
+
+        Raises:
+            ValueError: if the source has fewer than 8 draws, or a log-likelihood is not finite at
+                one of them.
+            ModelError, RuntimeError: if a row's log-likelihood depends on other rows, or the
+                compiled program is wrong, see `ModelLikelihood.check_program`.
+        """
+        missing: dict[Use, int] = {
+            use: counts[use] - self.count(use)
+            for use in self._parts
+            if counts.get(use, 0) > self.count(use)
+        }
+        if not missing or (self._taken and self.is_exhausted):
+            return
+        wanted = list(missing.values())
+        shared = dict(zip(missing, shares(wanted, self.remaining), strict=True))
+        num = sum(shared.values())
+        draws = self.source.take(self._key, self._taken, num)
+        processes = self.likelihood.rows.placement.processes
+        draws = jax.tree.map(jnp.asarray, processes.first(draws))
+        self._taken += num
+        if self.rows is None:
+            values = self._evaluate(draws)
+            total = jnp.sum(values, axis=0)
+        else:
+            values, total = self._evaluate(draws), self._sum(draws)
+        if self._taken == num:  # the first of them
+            self.likelihood.check_program(draws, self.candidate_data, values)
+        first = 0
+        for use, count in shared.items():
+            at = slice(first, first + count)
+            part = Part(jax.tree.map(lambda x, at=at: x[at], draws), total[at], values[:, at])
+            self._parts[use].append(part)
+            first += count
+
+    def check_alone(self, chosen: Int[np.ndarray, " k"]) -> None:
+        """Hold a coreset's log-likelihoods, where it is alone, to those among all the rows.
+
+        Args:
+            chosen: its places among the candidates.
+
+        Raises:
+            ModelError: if they differ, see `ModelLikelihood.check_alone`.
+        """
+        part = self._parts["solver"][0]
+        numbers = chosen if self.rows is None else self.rows[chosen]
+        data = tuple(leaf[chosen] for leaf in self.candidate_data)
+        self.likelihood.check_alone(part.draws, data, part.values[chosen], numbers)
+
+    def move(self, use: Use, to: Use) -> None:
+        """Give all the draws of one use to another."""
+        self._parts[to] += self._parts[use]
+        self._parts[use] = []
+
+    def problem(self, use: Use) -> CoresetProblem:
+        """The candidates' atoms, and the target, under the draws of one use."""
+        parts = [part for part in self._parts[use] if part.size > 1]
+        scale = 1 / np.sqrt(sum(part.size for part in parts))
+        atoms = [scale * _centred(part.values) for part in parts]
+        target = [scale * _centred(part.total) for part in parts]
+        if len(parts) == 1:
+            return CoresetProblem(atoms[0], target[0])
+        return CoresetProblem(jnp.concatenate(atoms, axis=1), jnp.concatenate(target))
+
+    def _all_parts(self) -> Iterator[Part]:
+        for parts in self._parts.values():
+            yield from parts
+
+    def _evaluate(self, draws: Params) -> Float[Array, "m s"]:
+        return self._matrix(draws, self.candidate_data)
+
+    def _matrix(self, draws: Params, data: tuple) -> Float[Array, "m s"]:
+        """Log-likelihoods of rows at draws, each row less its mean."""
+        likelihood = self.likelihood
+        return matrix_of_weighted(likelihood, draws, data, likelihood.num_data, self._batch_size)
+
+    def _sum(self, draws: Params) -> Float[Array, " s"]:
+        likelihood = self.likelihood
+        num_rows = likelihood.rows.num_local
+        with progress_bar(num_rows, "Target", show=self._show_progress) as bar:
+            return log_likelihood_sum(
+                likelihood.log_likelihood, draws, likelihood.rows, on_rows=bar.update
+            )
+
+
+def _centred(values: Float[Array, "... s"]) -> Float[Array, "... s"]:
+    return values - jnp.mean(values, axis=-1, keepdims=True)

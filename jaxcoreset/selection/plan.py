@@ -1,0 +1,197 @@
+"""What a build is going to take, told before it is begun: passes, memory and time.
+
+The passes that a build makes are tried on the first group of rows, as they will run: that measures
+their time and compiles them, and the memory of the process afterwards is that of the build but for
+the candidates' log-likelihoods and the solver, which are counted.
+"""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxcoreset.data.blocks import group_blocks, row_bytes
+from jaxcoreset.data.host import peak_memory
+from jaxcoreset.data.rows import Placement, Rows
+from jaxcoreset.likelihood.embedding import log_likelihood_sum
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.selection.construction import MOST_PRICING_PASSES, Construction
+from jaxcoreset.weighting import Laplace, Weighting
+from jaxcoreset.weighting.laplace import LaplaceFitter, warm_start_rows
+
+# What the programs of the solver and of the estimates add to the process, compiled, on a CPU.
+_PROGRAMS = 350 << 20
+# What the C library of Linux keeps for threads that read ahead: of ten million rows in batches of
+# four megabytes 110 to 170 MB, of three million 30 to 90.
+_READING = 160 << 20
+# Matrices of the candidates' log-likelihoods at the solver's draws that are there at a time: as
+# they were evaluated, centred, and two that the solver makes of them.
+_MATRICES = 4
+# Passes of the Laplace approximation, from a start on some of the rows or from nowhere.
+_WARM_PASSES, _COLD_PASSES = 3, 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a build is going to take.
+
+    Attributes:
+        num_data: rows, n, of this process.
+        row_bytes: bytes of a row on the device.
+        batch_size: rows that are read and moved to the devices at a time.
+        num_devices: devices that share them.
+        passes: passes over the rows, by what for; for `Laplace` a usual number.
+        seconds: time of these passes, from one batch of each.
+        host_bytes: the most memory of the process.
+        device_bytes: the most memory of a device's own, 0 where devices share the host's.
+        num_candidates: rows to choose from.
+        num_draws: draws of π̂, of the solver and held out together.
+        further_passes: at most so many more, and not among `passes`, should the candidates turn out
+            to be what is lacking.
+        further_seconds: time of these, were they all made.
+    """
+
+    num_data: int
+    row_bytes: int
+    batch_size: int
+    num_devices: int
+    passes: dict[str, int]
+    seconds: dict[str, float]
+    host_bytes: int
+    device_bytes: int
+    num_candidates: int
+    num_draws: int
+    further_passes: int = 0
+    further_seconds: float = 0.0
+
+    def __str__(self) -> str:
+        total = sum(self.seconds.values())
+        passes = ", ".join(f"{what} {count}" for what, count in self.passes.items())
+        seconds = ", ".join(f"{what} {spent:.1f}" for what, spent in self.seconds.items())
+        if self.further_passes:
+            passes += (
+                f"; for further candidates, where they are lacking, up to {self.further_passes} "
+                f"({self.further_seconds:.1f} s)"
+            )
+        lines = [
+            ("rows", f"{self.num_data:,} of {self.row_bytes} bytes, {self.batch_size:,} at a time"),
+            ("devices", f"{self.num_devices}"),
+            ("candidates", f"{self.num_candidates:,} at {self.num_draws:,} draws"),
+            ("passes", passes),
+            ("seconds", f"{total:.0f} ({seconds}), and those of solving"),
+            ("host memory", f"{self.host_bytes / 2**20:,.0f} MiB at most"),
+        ]
+        if self.device_bytes:
+            lines.append(("device memory", f"{self.device_bytes / 2**20:,.0f} MiB at most"))
+        width = max(len(name) for name, _ in lines)
+        return "\n".join(["Plan", *(f"  {name:<{width}}  {text}" for name, text in lines)])
+
+
+def plan_build(
+    likelihood: ModelLikelihood, construction: Construction, weighting: Weighting
+) -> Plan:
+    """Try each kind of pass on the first rows, and add up.
+
+    Args:
+        likelihood: the model's likelihood and data.
+        construction: how coresets are built.
+        weighting: how π̂ is found.
+    """
+    rows = likelihood.rows
+    size = construction.first_size
+    counts = construction.draws_wanted(size)
+    num_draws = sum(counts.values())
+    candidates = construction.candidates(size)
+    num_candidates = rows.num_rows if candidates is None else candidates.size
+    placement = dataclasses.replace(rows.placement, journal=None)
+    devices = 1 if placement.mesh is None else placement.mesh.size
+    batch = group_blocks(rows.data, rows.block(num_draws), devices, placement.batch_size)
+    batch_size = min(batch * rows.block(num_draws), rows.num_local)
+
+    draws = _spread(likelihood, num_draws)
+    passes, seconds = {}, {}
+    if not (rows.is_local and rows.has_random_access):
+        passes["candidates"] = 1
+    if isinstance(weighting, Laplace):
+        is_warm = warm_start_rows(rows.num_rows, jax.random.key(0)) is not None
+        passes["Laplace"] = _WARM_PASSES if is_warm else _COLD_PASSES
+        fitter = LaplaceFitter(likelihood)
+        seconds["Laplace"] = passes["Laplace"] * _time(
+            rows, placement, batch_size, lambda some: fitter.at(some, likelihood.init_params)
+        )
+    further = 0, 0.0
+    passes["target"] = 1 if candidates is not None else 0
+    if candidates is not None:
+        seconds["target"] = _time(
+            rows,
+            placement,
+            batch_size,
+            lambda some: log_likelihood_sum(likelihood.log_likelihood, draws, some),
+        )
+        one_pricing = counts["solver"] / num_draws * seconds["target"]
+        asked, has_path = construction.pricing_passes, construction.has_path
+        if asked == "auto" and has_path and num_candidates < rows.num_rows:
+            further = MOST_PRICING_PASSES, MOST_PRICING_PASSES * one_pricing
+        elif isinstance(asked, int) and asked:
+            passes["pricing"], seconds["pricing"] = asked, asked * one_pricing
+    itemsize = jax.dtypes.canonicalize_dtype(float).itemsize
+    matrices = itemsize * num_candidates * (_MATRICES * counts["solver"] + num_draws)
+    one = row_bytes(rows.data)
+    started_on = warm_start_rows(rows.num_rows, jax.random.key(0))
+    kept = 2 * one * (num_candidates + (0 if started_on is None else started_on.size))
+    on_host = jax.default_backend() == "cpu"
+    host = (peak_memory() or 0) + kept + _PROGRAMS + (matrices if on_host else 0)
+    if rows.is_streamed and batch_size < rows.num_local and sys.platform == "linux":
+        host += _READING
+    device = 0 if on_host else matrices + 4 * one * batch_size + itemsize * 4 * num_draws * 4096
+    return Plan(
+        num_data=rows.num_local,
+        row_bytes=one,
+        batch_size=batch_size,
+        num_devices=devices,
+        passes={what: count for what, count in passes.items() if count},
+        seconds=seconds,
+        host_bytes=host,
+        device_bytes=device,
+        num_candidates=num_candidates,
+        num_draws=num_draws,
+        further_passes=further[0],
+        further_seconds=further[1],
+    )
+
+
+def _spread(likelihood: ModelLikelihood, num: int) -> dict[str, Any]:
+    """Parameters about the starting point; what they are does not matter to time."""
+    generator = np.random.default_rng(0)
+    return {
+        name: np.asarray(value) + 0.01 * generator.normal(size=(num, *np.shape(value)))
+        for name, value in likelihood.init_params.items()
+    }
+
+
+def _time(
+    rows: Rows, placement: Placement, batch_size: int, evaluate: Callable[[Rows], Any]
+) -> float:
+    """The time of a pass, by the second of two over the first rows."""
+    some = _First(rows, placement, batch_size)
+    jax.block_until_ready(evaluate(some))
+    start = time.perf_counter()
+    jax.block_until_ready(evaluate(some))
+    return (time.perf_counter() - start) * rows.num_local / batch_size
+
+
+class _First(Rows):
+    """The first rows of some, in blocks of the same size."""
+
+    def __init__(self, rows: Rows, placement: Placement, num: int):
+        self._whole = rows
+        alone = Placement(placement.mesh, num)
+        super().__init__(rows.head(num), alone)
+
+    def block(self, width: int) -> int:
+        return self._whole.block(width)

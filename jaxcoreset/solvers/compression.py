@@ -1,0 +1,353 @@
+"""Shorter atoms for the same problem: exactly, where they have low rank, or at random.
+
+Solvers see atoms only through inner products, so atoms may be rotated, and what is zero in all of
+them may be dropped. `compress` finds the r directions in which atoms of length S differ from zero
+beyond a tolerance, and keeps the part of the target outside of them in one more coordinate, where
+every atom is zero: the objective of any weights stays what it was. A smooth model with few
+parameters has a rank far below S.
+
+`project` multiplies atoms and target by a random matrix (Johnson and Lindenstrauss). That works for
+any rank and costs one product, but the objective of given weights is only kept within a factor
+1 ± ε, and that of weights *chosen* on the projection comes out too low: evaluate it on the problem
+itself.
+
+A compression costs O(n S r) operations where r is below a third of n and of S, and a factorisation
+of the atoms, O(n S²), elsewhere. It saves the part 1 − r/S of every pass that a solver makes over
+them: it is for problems that are solved many times, or by many passes.
+"""
+
+import functools
+import math
+import operator
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from jaxcoreset.solvers.problem import HIGHEST, CoresetProblem, is_concrete
+
+# Rows of a chunk for every column: its triangular factor then adds a quarter to the work.
+_CHUNK_ROWS_PER_COLUMN = 4
+_MAP_ROWS = 4096
+# Directions that are sampled at a time.
+_BLOCK = 32
+_POWER_STEPS = 6
+# A singular value below so many units of rounding of the largest is rounding itself.
+_FLOOR = 8
+
+
+class CompressedProblem(CoresetProblem):
+    """A `CoresetProblem` with shorter atoms, made by `compress`; every solver takes it.
+
+    For weights w ≥ 0, its ‖y − Φw‖ differs from that of the problem it was made of by at most
+    Σ w_i · left_out_i; see `error_bound`.
+
+    Attributes:
+        atoms: shape (n, r + 1): coordinates in the r directions, then a zero; or (n, S) as they
+            were, where r + 1 would not be less than S.
+        target: the target in the same coordinates, and last the norm of its part outside.
+        left_out: shape (n,), the norm of every atom's part outside the r directions.
+        rank: r.
+    """
+
+    left_out: Float[Array, " n"]
+    rank: int = eqx.field(static=True)
+
+    def __init__(self, atoms: ArrayLike, target: ArrayLike, left_out: ArrayLike, rank: int):
+        super().__init__(atoms, target)
+        self.left_out = jnp.asarray(left_out, self.atoms.dtype)
+        self.rank = rank
+
+    def error_bound(
+        self, indices: Int[Array, "*b k"], weights: Float[Array, "*b k"]
+    ) -> Float[Array, "*b"]:
+        """How far ‖y − Φw‖ may be from that of the original problem, apart from rounding.
+
+        Args:
+            indices: rows, such as `Solution.indices`.
+            weights: their weights, such as `Solution.weights`.
+        """
+        return jnp.sum(jnp.abs(weights) * self.left_out[indices], axis=-1)
+
+
+def compress(
+    problem: CoresetProblem, tol: float | None = None, *, rank: int | None = None
+) -> CompressedProblem:
+    """Rewrite the atoms in as few coordinates as they need, leaving every objective as it is.
+
+    With V an orthonormal basis of the directions kept, atoms become Φ V and the target
+    (Vᵀy, ‖y − V Vᵀy‖). The directions are the leading right singular vectors of the atoms.
+
+    They are first looked for by sampling, which ends when what is left of the atoms has a small
+    enough norm, by power iteration (after Martinsson and Voronin, "A randomized blocked algorithm
+    for efficiently computing rank-revealing factorizations of matrices", SIAM J. Sci. Comput.
+    2016). The samples have a fixed key, and affect the result by about `tol`. Where a third of all
+    directions is not enough, a QR decomposition is made chunk by chunk (Demmel, Grigori, Hoemmen
+    and Langou, "Communication-optimal parallel and sequential QR and LU factorizations", SIAM J.
+    Sci. Comput. 2012) and then an SVD of its triangular factor. A Gram matrix of the atoms would
+    lose half of the digits.
+
+    The change of ‖y − Φw‖ is at most Σ w_i · left_out_i, where `left_out` is measured, atom by
+    atom. It is also at most 2·tol·σ_1·‖w‖, apart from rounding. Log-likelihoods that were evaluated
+    in float32 have rounding in every direction; where it exceeds `tol`, the rank is nearly full,
+    and a tol of 1e-5 gives a much smaller one. Whether that is good enough says `error_bound`.
+
+    Args:
+        problem: the problem; a batch only with `rank`, ``jax.vmap(lambda p: compress(p, rank=r))``.
+        tol: directions with a singular value of at most tol·σ_1 are left out; 1e-6 by default. In
+            float32 nothing below 8 units of rounding, 9.5e-7, can be told from zero, and a smaller
+            tol means that; in float64 it is 1.8e-15.
+        rank: keep so many directions, whatever their singular values. It may be used under
+            ``jax.jit`` and ``jax.vmap``, where a `tol` cannot.
+
+    Returns:
+        A problem with the same rows in the same order, with atoms of length rank + 1. Where that is
+        no less than S, its atoms and target are those of `problem`.
+
+    Raises:
+        TypeError: if `problem` is something else, or `rank` is not a whole number.
+        ValueError: if `tol` and `rank` are both given, one is out of range, or `tol` is used while
+            tracing.
+    """
+    atoms = _checked_atoms(problem)
+    if rank is not None:
+        if tol is not None:
+            raise ValueError(f"tol is {tol} and rank is {rank}; wanted only one of them.")
+        rank = _whole("rank", rank, min(atoms.shape))
+        basis = _principal_directions(atoms)[1]
+    else:
+        tol = 1e-6 if tol is None else tol
+        if not is_concrete(atoms, tol):
+            raise ValueError(
+                "tol decides how long the compressed atoms are, which cannot be traced; pass "
+                "rank=r under jax.jit and jax.vmap, or compress before."
+            )
+        if not 0 <= tol < 1:
+            raise ValueError(f"tol is {tol}; wanted 0 ≤ tol < 1.")
+        floor = max(tol, _FLOOR * float(jnp.finfo(atoms.dtype).eps))
+        singular_values, basis = _directions_above(atoms, floor)
+        rank = int(jnp.sum(singular_values > floor * singular_values[0]))
+    if rank + 1 >= atoms.shape[1]:
+        return CompressedProblem(atoms, problem.target, jnp.zeros_like(atoms[:, 0]), rank)
+    shorter, target, left_out = _rotate(atoms, problem.target, basis[:, :rank])
+    return CompressedProblem(shorter, target, left_out, rank)
+
+
+def _directions_above(atoms: Float[Array, "n s"], tol: float) -> tuple[Array, Array]:
+    """As `_principal_directions`, but those with singular values below tol·σ_1 may be missing."""
+    max_blocks = min(atoms.shape) // (3 * _BLOCK)
+    if max_blocks == 0:
+        return _principal_directions(atoms)
+    basis, num_blocks, found = _sampled_range(atoms, jnp.asarray(tol, atoms.dtype), max_blocks)
+    if not found:
+        return _principal_directions(atoms)
+    basis = basis[:, : _BLOCK * int(num_blocks)]
+    singular_values, turned = _principal_directions(jnp.matmul(atoms, basis, precision=HIGHEST))
+    return singular_values, jnp.matmul(basis, turned, precision=HIGHEST)
+
+
+@functools.partial(jax.jit, static_argnames="max_blocks")
+def _sampled_range(
+    atoms: Float[Array, "n s"], tol: Float[Array, ""], max_blocks: int
+) -> tuple[Array, Array, Array]:
+    """An orthonormal basis outside which no singular value of the atoms is above tol·σ_1.
+
+    Returns:
+        The basis, (S, max_blocks·_BLOCK) with zeros in columns not needed, the number of blocks of
+        columns that are, and whether the tolerance was reached.
+    """
+    n, s = atoms.shape
+    start_key, key = jax.random.split(jax.random.key(0))
+
+    def matmul(a: Array, b: Array) -> Array:
+        return jnp.matmul(a, b, precision=HIGHEST)
+
+    def norm(matrix: Array) -> Array:
+        """The largest singular value, by a few steps of power iteration: from slightly below."""
+
+        def power(_: Array, vector: Array) -> Array:
+            vector = matmul(matmul(matrix, vector), matrix)
+            length = jnp.linalg.norm(vector)
+            return vector / jnp.where(length > 0, length, 1)
+
+        scale = jnp.max(jnp.abs(matrix))  # squares of what is left may be too small for float32
+        matrix = matrix / jnp.where(scale > 0, scale, 1)
+        start = jax.random.normal(start_key, (s,), atoms.dtype)
+        vector = jax.lax.fori_loop(0, _POWER_STEPS, power, start)
+        return scale * jnp.linalg.norm(matmul(matrix, vector))
+
+    largest = norm(atoms)
+
+    def unfinished(state: tuple) -> Array:
+        _, _, count, left = state
+        return (left > tol * largest) & (count < max_blocks)
+
+    def add_block(state: tuple) -> tuple:
+        rest, basis, count, _ = state
+        samples = jax.random.normal(jax.random.fold_in(key, count), (n, _BLOCK), atoms.dtype)
+        block = jnp.linalg.qr(matmul(rest.T, samples))[0]
+        # Twice, since what is left may be as small as the rounding of what was taken off.
+        for _ in range(2):
+            block = jnp.linalg.qr(block - matmul(basis, matmul(basis.T, block)))[0]
+        rest = rest - matmul(matmul(rest, block), block.T)
+        basis = jax.lax.dynamic_update_slice_in_dim(basis, block, count * _BLOCK, axis=1)
+        return rest, basis, count + 1, norm(rest)
+
+    empty = jnp.zeros((s, max_blocks * _BLOCK), atoms.dtype)
+    begin = (atoms, empty, jnp.zeros((), jnp.int32), largest)
+    _, basis, count, left = jax.lax.while_loop(unfinished, add_block, begin)
+    return basis, count, left <= tol * largest
+
+
+@jax.jit
+def _principal_directions(atoms: Float[Array, "n s"]) -> tuple[Array, Array]:
+    """Singular values of the atoms, (m,), and their right singular vectors, (S, m)."""
+    n, s = atoms.shape
+    with jax.default_matmul_precision("highest"):
+        core = _triangular_factor(atoms) if n > s else atoms
+        _, singular_values, transposed = jnp.linalg.svd(core, full_matrices=False)
+    return singular_values, transposed.T
+
+
+def _triangular_factor(atoms: Float[Array, "n s"]) -> Float[Array, "s s"]:
+    """R of the atoms' QR decomposition, one chunk of rows after the other."""
+    n, s = atoms.shape
+    rows = min(n, _CHUNK_ROWS_PER_COLUMN * s)
+    num_chunks = n // rows
+
+    def add(i: Array, factor: Array) -> Array:
+        chunk = jax.lax.dynamic_slice_in_dim(atoms, i * rows, rows)
+        return jnp.linalg.qr(jnp.concatenate([factor, chunk]), mode="r")
+
+    factor = jnp.linalg.qr(atoms[:rows], mode="r")
+    factor = jax.lax.fori_loop(1, num_chunks, add, factor)
+    if n % rows:
+        factor = jnp.linalg.qr(jnp.concatenate([factor, atoms[num_chunks * rows :]]), mode="r")
+    return factor
+
+
+@jax.jit
+def _rotate(
+    atoms: Float[Array, "n s"], target: Float[Array, " s"], basis: Float[Array, "s r"]
+) -> tuple[Array, Array, Array]:
+    """Atoms and target in the basis and one coordinate more, and what the basis lacks of atoms."""
+
+    def split(vector: Float[Array, " s"]) -> tuple[Array, Array]:
+        inside = jnp.matmul(vector, basis, precision=HIGHEST)
+        outside = vector - jnp.matmul(basis, inside, precision=HIGHEST)
+        return inside, jnp.linalg.norm(outside)
+
+    inside, left_out = jax.lax.map(split, atoms, batch_size=min(_MAP_ROWS, atoms.shape[0]))
+    target_inside, target_outside = split(target)
+    shorter = jnp.pad(inside, ((0, 0), (0, 1)))
+    return shorter, jnp.append(target_inside, target_outside), left_out
+
+
+def project(
+    problem: CoresetProblem,
+    num_coordinates: int,
+    key: PRNGKeyArray,
+    kind: Literal["gaussian", "sign"] = "gaussian",
+) -> CoresetProblem:
+    """Multiply atoms and target by a random matrix with m columns: fewer coordinates, some error.
+
+    For weights chosen without a look at the matrix the objective changes by a factor within 1 ± ε
+    with probability at least 1 − δ if m is at least `projection_size(ε, δ)`. Entries are Gaussian
+    (Dasgupta and Gupta, "An elementary proof of a theorem of Johnson and Lindenstrauss", Random
+    Struct. Algorithms 2003), or √3 times a random sign in one of three and 0 in the others
+    (Achlioptas, "Database-friendly random projections", J. Comput. Syst. Sci. 2003, Theorem 1.1),
+    all over √m; the bound is the same for both.
+
+    Weights that a solver finds depend on the matrix: their objective here is too low, and close to
+    zero with k near m. Let m exceed k several times, and evaluate on `problem`.
+
+    Args:
+        problem: the problem, with atoms of length S.
+        num_coordinates: m, the length of the new atoms; less than S to be of use.
+        key: a JAX random key. Problems projected with one key stay comparable.
+        kind: "gaussian" or "sign".
+
+    Raises:
+        TypeError: if `problem` is something else, or `num_coordinates` is not a whole number.
+        ValueError: if `num_coordinates` is below 1, or `kind` is unknown.
+    """
+    atoms = _checked_atoms(problem)
+    num_coordinates = _whole("num_coordinates", num_coordinates)
+    if kind not in ("gaussian", "sign"):
+        raise ValueError(f"kind is {kind!r}; wanted 'gaussian' or 'sign'.")
+    return CoresetProblem(*_project(atoms, problem.target, key, num_coordinates, kind))
+
+
+@functools.partial(jax.jit, static_argnames=("num_coordinates", "kind"))
+def _project(
+    atoms: Float[Array, "n s"],
+    target: Float[Array, " s"],
+    key: PRNGKeyArray,
+    num_coordinates: int,
+    kind: str,
+) -> tuple[Array, Array]:
+    shape = (atoms.shape[1], num_coordinates)
+    if kind == "gaussian":
+        matrix = jax.random.normal(key, shape, atoms.dtype)
+    else:
+        face = jax.random.randint(key, shape, 0, 6)
+        matrix = math.sqrt(3) * ((face == 0).astype(atoms.dtype) - (face == 1))
+    matrix = matrix / np.sqrt(num_coordinates)
+    return (
+        jnp.matmul(atoms, matrix, precision=HIGHEST),
+        jnp.matmul(target, matrix, precision=HIGHEST),
+    )
+
+
+def projection_size(error: float, failure: float = 0.01, num_vectors: int = 1) -> int:
+    """How many coordinates keep squared norms within a factor 1 ± error in a random projection.
+
+    The least m with 2 N exp(−m (ε²/4 − ε³/6)) ≤ δ, the bound of Dasgupta and Gupta (2003) and
+    Achlioptas (2003) for N vectors that do not depend on the matrix.
+
+    Args:
+        error: ε, between 0 and 1.
+        failure: δ, the probability that one of the vectors is further off.
+        num_vectors: N, for how many vectors at once. The residuals of all weights on k of n rows
+            need in the order of k·log(n/k)/ε² coordinates.
+
+    Raises:
+        ValueError: if an argument is out of range.
+        TypeError: if `num_vectors` is not a whole number.
+    """
+    if not 0 < error < 1:
+        raise ValueError(f"error is {error}; wanted 0 < error < 1.")
+    if not 0 < failure < 1:
+        raise ValueError(f"failure is {failure}; wanted a probability between 0 and 1.")
+    num_vectors = _whole("num_vectors", num_vectors)
+    rate = error**2 / 4 - error**3 / 6
+    return math.ceil(math.log(2 * num_vectors / failure) / rate)
+
+
+def _checked_atoms(problem: CoresetProblem) -> Float[Array, "n s"]:
+    if not isinstance(problem, CoresetProblem):
+        raise TypeError(
+            f"problem is a {type(problem).__name__}; wanted a CoresetProblem, made by "
+            "CoresetProblem(atoms) or embed(...)."
+        )
+    if problem.atoms.ndim != 2:
+        raise ValueError(
+            f"problem.atoms has shape {problem.atoms.shape}; wanted (n, S). Treat a batch with "
+            "jax.vmap."
+        )
+    return problem.atoms
+
+
+def _whole(name: str, value: int, highest: int | None = None) -> int:
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; wanted a whole number.") from None
+    if value < 1 or (highest is not None and value > highest):
+        wanted = "at least 1" if highest is None else f"1 ≤ {name} ≤ {highest}"
+        raise ValueError(f"{name} is {value}; wanted {wanted}.")
+    return value

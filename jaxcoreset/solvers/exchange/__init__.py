@@ -1,0 +1,1 @@
+"""The default solver, `ExchangePursuit`, and its parts."""

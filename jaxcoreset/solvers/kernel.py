@@ -1,0 +1,397 @@
+"""Prototypes by maximum mean discrepancy: a coreset problem with a kernel in place of ΦᵀΦ.
+
+Given points x_1..x_n and a kernel k with feature map φ(x) = k(x, ·) in its Hilbert space H, sought
+are few points and weights on the simplex whose weighted mean of features is near the mean of all,
+
+    MMD² = ‖Σ_i a_i φ(x_i) − Σ_i w_i φ(x_i)‖²_H = (a − w)ᵀK(a − w),   a_i = 1/n,
+
+which is sparsity of a distribution's own entries (Zhang, Khanna, Kyrillidis and Koyejo, "Learning
+sparse distributions using iterative hard thresholding", NeurIPS 2019, section 2, appendix A and,
+for prototypes of data, section 4.2).
+
+**Why this needs no solver of its own.** Solvers see a problem through atoms in R^S: they correlate
+them with a residual, add some up, and gather a few. The features of n points span at most n
+dimensions, so in an orthonormal basis of that span each is a vector of coordinates, with the inner
+products that the kernel gives. Those coordinates are the rows of L where K = LLᵀ, and
+``CoresetProblem(L, Lᵀa)`` *is* the kernel's problem. Every solver runs on it as it is. An abstract
+"problem" with a kernel behind each of its operations would have this one user, would evaluate the
+kernel again in every iteration, and could not offer the residual as a vector. L comes from a
+pivoted Cholesky factorisation that looks at K one row at a time: O(n·rank) memory, no n × n matrix,
+and an error that is known when it ends.
+
+**The simplex.** `simplex_problem` turns the constraint Σw = 1 into one more coordinate, exactly, so
+that solvers that only know w ≥ 0 solve the constrained problem too.
+"""
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.nnls import nnls
+from jaxcoreset.solvers.problem import HIGHEST, CoresetProblem, is_concrete
+from jaxcoreset.solvers.solution import Solution, make_solution
+from jaxcoreset.solvers.solve import solve
+
+Kernel = Callable[[Array, Array], Array]
+
+_DEFAULT_RANK = 2048
+# Where the rank is not known before, the factor's arrays begin with so many columns, and grow by
+# this factor, each size compiled once.
+_FIRST_COLUMNS = 128
+_GROWTH = 4
+
+
+class GaussianKernel(eqx.Module):
+    """k(x, y) = exp(−‖x − y‖² / (2 h²)) for points of any shape.
+
+    Args:
+        bandwidth: h, in the units of the points; see `median_bandwidth`.
+
+    Raises:
+        ValueError: if the bandwidth is not positive.
+    """
+
+    bandwidth: Float[Array, ""]
+
+    def __init__(self, bandwidth: ArrayLike):
+        self.bandwidth = jnp.asarray(bandwidth, float)
+        if self.bandwidth.ndim != 0 or (is_concrete(self.bandwidth) and not self.bandwidth > 0):
+            raise ValueError(f"bandwidth is {bandwidth}; wanted one positive number.")
+
+    def __call__(self, x: Float[Array, "*d"], y: Float[Array, "*d"]) -> Float[Array, ""]:
+        """The kernel at a pair of points."""
+        scaled = (x - y) / self.bandwidth.astype(x.dtype)
+        return jnp.exp(-0.5 * jnp.sum(scaled**2))
+
+
+def median_bandwidth(points: ArrayLike, max_points: int = 1000) -> Float[Array, ""]:
+    """The median of the distances between points that differ: the usual bandwidth of a Gaussian.
+
+    Args:
+        points: shape (n, …), one point per row.
+        max_points: for more points than this, that many evenly spaced rows are looked at.
+
+    Raises:
+        ValueError: if there are fewer than two points, or all that are looked at are equal.
+    """
+    points = _checked_points(points)
+    if points.shape[0] < 2 or max_points < 2:
+        raise ValueError("points has one row, or max_points is below 2; wanted at least two.")
+    stride = -(-points.shape[0] // max_points)
+    median = _median_distance(points[::stride].reshape(-1, math.prod(points.shape[1:])))
+    if is_concrete(median) and not median > 0:
+        raise ValueError(
+            "points are all equal, so that they have no distances to take a median of."
+        )
+    return median
+
+
+@jax.jit
+def _median_distance(points: Float[Array, "n d"]) -> Float[Array, ""]:
+    squared = jax.lax.map(lambda x: jnp.sum((points - x) ** 2, axis=1), points)
+    return jnp.sqrt(jnp.nanmedian(jnp.where(squared > 0, squared, jnp.nan)))
+
+
+class KernelFactor(eqx.Module):
+    """A factor L of a kernel matrix, K ≈ LLᵀ, and what it leaves out.
+
+    Attributes:
+        factor: L, shape (n, rank); columns that were not needed are zero.
+        left: shape (n,), the diagonal of K − LLᵀ, which is positive semidefinite.
+        largest: the largest diagonal entry of K.
+        pivots: shape (rank,), the points whose features span the columns, then −1.
+        size: the number of columns that are not zero.
+    """
+
+    factor: Float[Array, "n r"]
+    left: Float[Array, " n"]
+    largest: Float[Array, ""]
+    pivots: Int[Array, " r"]
+    size: Int[Array, ""]
+
+    @property
+    def error(self) -> Float[Array, ""]:
+        """The largest entry that is left out, over the largest diagonal entry of K."""
+        return jnp.max(self.left) / self.largest
+
+
+def pivoted_cholesky(
+    kernel: Kernel, points: Float[Array, "n ..."], rank: int, tol: ArrayLike = 0.0
+) -> KernelFactor:
+    """Factor a kernel matrix by Cholesky's method, the largest remaining diagonal entry first.
+
+    Harbrecht, Peters and Schneider, "On the low-rank approximation by the pivoted Cholesky
+    decomposition" (Appl. Numer. Math. 2012), Algorithm 1. Takes n·rank memory and n·rank²
+    operations, and looks at `rank` rows of the kernel matrix. Works under ``jax.jit`` and
+    ``jax.vmap``.
+
+    Args:
+        kernel: a positive semidefinite function of two points.
+        points: shape (n, …).
+        rank: at most so many columns.
+        tol: stop when no diagonal entry of K − LLᵀ is above tol times the largest of K.
+    """
+    diagonal = jax.vmap(kernel)(points, points)
+    return _more_columns(kernel, points, _no_columns(diagonal), rank, jnp.asarray(tol))
+
+
+def kernel_problem(
+    kernel: Kernel,
+    points: ArrayLike,
+    target_weights: ArrayLike | None = None,
+    *,
+    rank: int | None = None,
+    tol: float = 1e-5,
+) -> CoresetProblem:
+    """The problem of matching a mean of features by few: min ‖Σ a_i φ(x_i) − Σ w_i φ(x_i)‖²_H.
+
+    Its atoms are the features' coordinates in an orthonormal basis, so every solver runs on it as
+    on any other `CoresetProblem`; see the module for the argument. For weights that sum to one, the
+    objective is MMD², from below and to within 4·tol·max k(x, x).
+
+    Args:
+        kernel: a positive semidefinite function ``kernel(x, y)`` of two points, written in JAX; for
+            instance `GaussianKernel`.
+        points: shape (n, …), one point per row.
+        target_weights: shape (n,), a; 1/n each by default.
+        rank: at most so many coordinates; 2048 or n by default, whichever is less. Under
+            ``jax.jit`` the atoms have exactly this length.
+        tol: the part of a squared feature norm, relative to the largest, that may be left out.
+
+    Raises:
+        ValueError: if a shape does not fit, an entry is not finite, the kernel is not a scalar, not
+            finite or not positive, or `rank` coordinates do not reach `tol` (not seen under
+            ``jax.jit``, where `pivoted_cholesky` tells the error reached).
+    """
+    points = _checked_points(points)
+    n = points.shape[0]
+    limit = min(n, _DEFAULT_RANK) if rank is None else operator.index(rank)
+    if not 1 <= limit <= n:
+        raise ValueError(f"rank is {limit}; wanted 1 ≤ rank ≤ n = {n}, the number of points.")
+    if is_concrete(tol) and not 0 <= tol < 1:
+        raise ValueError(f"tol is {tol}; wanted 0 ≤ tol < 1.")
+    weights = _checked_weights(target_weights, n, points.dtype)
+    _check_kernel(kernel, points)
+    diagonal = jax.vmap(kernel)(points, points)
+    if is_concrete(diagonal, weights):
+        factor = _factor(kernel, points, diagonal, limit, tol)
+    else:
+        factor = pivoted_cholesky(kernel, points, limit, tol)
+    return CoresetProblem(factor.factor, jnp.matmul(weights, factor.factor, precision=HIGHEST))
+
+
+def simplex_problem(problem: CoresetProblem) -> CoresetProblem:
+    """A problem whose solutions, divided by their sum, solve the given one on the simplex.
+
+    For atoms φ_i and target y its atoms are (φ_i − y, γ) and its target is (0, γ). Among the
+    multiples of weights w with Σw = 1 and d = ‖y − Φw‖² the best one has the objective
+    d γ²/(d + γ²), which grows with d: so the optimum over at most k atoms is, but for its sum, that
+    on the simplex. For weights that already sum to one, such as those of `SimplexTopK`, the
+    objective is d itself.
+
+    γ² is the mean of ‖φ_i − y‖²; any other would do for the optimum, if not for each solver's way.
+
+    Args:
+        problem: the problem to be solved with Σw = 1.
+    """
+    apart = problem.atoms - problem.target
+    gamma = jnp.sqrt(jnp.mean(jnp.sum(apart**2, axis=1)))
+    gamma = jnp.where(gamma > 0, gamma, 1)
+    atoms = jnp.concatenate([apart, jnp.full_like(apart[:, :1], gamma)], axis=1)
+    return CoresetProblem(atoms, jnp.zeros_like(atoms[0]).at[-1].set(gamma))
+
+
+def select_prototypes(
+    points: ArrayLike,
+    k: int | Int[Array, ""],
+    kernel: Kernel | None = None,
+    solver: Solver | None = None,
+    key: PRNGKeyArray | None = None,
+    *,
+    target_weights: ArrayLike | None = None,
+    rank: int | None = None,
+    tol: float = 1e-5,
+    max_k: int | None = None,
+) -> Solution:
+    """Choose k points whose weighted mean of features is near that of all, by MMD.
+
+    Any solver chooses the points; their weights are then the best on the simplex, exactly. Zhang,
+    Khanna, Kyrillidis and Koyejo (NeurIPS 2019), section 4.2 and appendix A.
+
+    Args:
+        points: shape (n, …), one point per row.
+        k: how many prototypes, 1 ≤ k ≤ n. May be traced.
+        kernel: see `kernel_problem`; by default a Gaussian with the median distance as bandwidth.
+        solver: any solver, see `jaxcoreset.solvers.solve`.
+        key: a JAX random key, for solvers that draw random numbers.
+        target_weights: shape (n,), the distribution to be matched; 1/n each by default.
+        rank: see `kernel_problem`.
+        tol: see `kernel_problem`.
+        max_k: see `jaxcoreset.solvers.solve`.
+
+    Returns:
+        A `Solution` whose weights sum to one and whose objective is MMD². A history, if the solver
+        keeps one, is that of the `simplex_problem`.
+
+    Raises:
+        ValueError: as in `kernel_problem` and `jaxcoreset.solve`, and if `target_weights` is not a
+            distribution.
+    """
+    points = _checked_points(points)
+    weights = _checked_weights(target_weights, points.shape[0], points.dtype)
+    if is_concrete(weights) and ((weights < 0).any() or abs(float(weights.sum()) - 1) > 1e-3):
+        raise ValueError(
+            f"target_weights sum to {float(weights.sum()):.6g} with {int((weights < 0).sum())} of "
+            "them negative; wanted a distribution: nothing negative, and a sum of 1."
+        )
+    kernel = GaussianKernel(median_bandwidth(points)) if kernel is None else kernel
+    problem = kernel_problem(kernel, points, weights, rank=rank, tol=tol)
+    chosen = solve(simplex_problem(problem), k, solver, key, max_k=max_k)
+    return _on_simplex(problem, chosen)
+
+
+@eqx.filter_jit
+def _on_simplex(problem: CoresetProblem, chosen: Solution) -> Solution:
+    """The best weights that sum to one on the rows of a solution to the `simplex_problem`."""
+    used = chosen.weights > 0
+    lifted = simplex_problem(problem)
+    refit = nnls(lifted.gather(chosen.indices), lifted.target, warm_start=chosen.weights, mask=used)
+    # A solver that found nothing to do leaves the one point nearest to the mean.
+    nearest = jnp.argmin(jnp.sum((problem.atoms - problem.target) ** 2, axis=1))
+    empty = ~used.any() | ~(jnp.sum(refit.weights) > 0)
+    slot = jnp.arange(used.shape[0]) == 0
+    indices = jnp.where(empty & slot, nearest, chosen.indices)
+    weights = jnp.where(empty, slot.astype(refit.weights.dtype), refit.weights)
+    weights = weights / jnp.sum(weights)
+    residual = jnp.matmul(weights, problem.target - problem.gather(indices), precision=HIGHEST)
+    return make_solution(
+        problem,
+        indices,
+        weights,
+        jnp.vdot(residual, residual),
+        chosen.num_iters,
+        chosen.converged & ~empty,
+        solver=chosen.solver,
+        history=chosen.history,
+    )
+
+
+def _no_columns(diagonal: Float[Array, " n"]) -> KernelFactor:
+    return KernelFactor(
+        factor=jnp.zeros((diagonal.shape[0], 0), diagonal.dtype),
+        left=diagonal,
+        largest=jnp.max(diagonal),
+        pivots=jnp.zeros(0, jnp.int32),
+        size=jnp.zeros((), jnp.int32),
+    )
+
+
+def _more_columns(
+    kernel: Kernel, points: Array, start: KernelFactor, rank: int, tol: Array
+) -> KernelFactor:
+    """Go on with a factorisation up to `rank` columns."""
+    more = rank - start.factor.shape[1]
+    begin = KernelFactor(
+        factor=jnp.pad(start.factor, ((0, 0), (0, more))),
+        left=start.left,
+        largest=start.largest,
+        pivots=jnp.pad(start.pivots, (0, more), constant_values=-1),
+        size=start.size,
+    )
+    # Below this a remaining entry is rounding, and its column would be noise.
+    floor = jnp.maximum(tol, 8 * jnp.finfo(start.left.dtype).eps).astype(start.left.dtype)
+
+    def add(state: KernelFactor) -> KernelFactor:
+        pivot = jnp.argmax(state.left)
+        row = jax.vmap(kernel, in_axes=(None, 0))(points[pivot], points)
+        explained = jnp.matmul(state.factor, state.factor[pivot], precision=HIGHEST)
+        column = (row - explained) / jnp.sqrt(state.left[pivot])
+        return KernelFactor(
+            factor=state.factor.at[:, state.size].set(column),
+            left=jnp.maximum(state.left - column**2, 0).at[pivot].set(0),
+            largest=state.largest,
+            pivots=state.pivots.at[state.size].set(pivot.astype(jnp.int32)),
+            size=state.size + 1,
+        )
+
+    return jax.lax.while_loop(
+        lambda s: (s.size < rank) & (jnp.max(s.left) > floor * s.largest), add, begin
+    )
+
+
+_compiled_more_columns = eqx.filter_jit(_more_columns)
+
+
+def _factor(kernel: Kernel, points: Array, diagonal: Array, limit: int, tol: float) -> KernelFactor:
+    """As many columns as `tol` needs, in arrays that grow as they must."""
+    if not (jnp.isfinite(diagonal).all() and (diagonal > 0).all()):
+        raise ValueError(
+            "kernel(x, x) is not positive and finite at every point; wanted a positive definite "
+            "kernel, such as GaussianKernel(median_bandwidth(points))."
+        )
+    factor = _no_columns(diagonal)
+    size = columns = 0
+    while columns < limit:
+        columns = min(limit, max(_FIRST_COLUMNS, _GROWTH * columns))
+        factor = _compiled_more_columns(kernel, points, factor, columns, jnp.asarray(tol))
+        size = int(factor.size)
+        if size < columns:
+            break
+    if not jnp.isfinite(factor.factor).all():
+        raise ValueError("kernel(x, y) is not finite for some pair of points.")
+    error, wanted = float(factor.error), max(tol, 8 * float(jnp.finfo(diagonal.dtype).eps))
+    if error > wanted:
+        raise ValueError(
+            f"rank is {limit}, and so many coordinates leave {error:.2g} of a squared feature norm "
+            f"out where tol is {tol:.2g}. Pass a larger rank, tol={error:.2g}, or a kernel with a "
+            "larger bandwidth."
+        )
+    return eqx.tree_at(lambda f: f.factor, factor, factor.factor[:, : _round_up(size, limit)])
+
+
+def _round_up(size: int, limit: int) -> int:
+    """A few sizes, so that kernels and data of nearly one rank share their compiled solvers."""
+    step = max(8, 1 << max(0, size.bit_length() - 3))
+    return min(limit, -(-max(1, size) // step) * step)
+
+
+def _checked_points(points: ArrayLike) -> Array:
+    points = jnp.asarray(points)
+    if not jnp.issubdtype(points.dtype, jnp.floating):
+        points = points.astype(float)
+    if points.ndim == 0 or 0 in points.shape:
+        raise ValueError(f"points has shape {points.shape}; wanted (n, …), one point per row.")
+    if is_concrete(points) and not jnp.isfinite(points).all():
+        raise ValueError("points has entries that are not finite.")
+    return points
+
+
+def _checked_weights(weights: ArrayLike | None, n: int, dtype: Any) -> Array:
+    if weights is None:
+        return jnp.full(n, 1 / n, dtype)
+    weights = jnp.asarray(weights, dtype)
+    if weights.shape != (n,):
+        raise ValueError(f"target_weights has shape {weights.shape}; wanted ({n},), one per point.")
+    if is_concrete(weights) and not jnp.isfinite(weights).all():
+        raise ValueError("target_weights has entries that are not finite.")
+    return weights
+
+
+def _check_kernel(kernel: Kernel, points: Array) -> None:
+    if not callable(kernel):
+        raise TypeError(f"kernel is {kernel!r}; wanted a function of two points.")
+    one = jax.ShapeDtypeStruct(points.shape[1:], points.dtype)
+    value = eqx.filter_eval_shape(kernel, one, one)
+    if getattr(value, "shape", None) != ():
+        raise ValueError(
+            f"kernel(x, y) has shape {getattr(value, 'shape', None)}; wanted a scalar for two "
+            f"points of shape {points.shape[1:]}."
+        )

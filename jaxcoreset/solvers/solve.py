@@ -1,0 +1,232 @@
+"""`solve` and `sweep`: the front door of the solver wing, where arguments are checked and compiled.
+
+The compiled programs know k only as a traced number under a static bound. The bound is rounded up
+to a few sizes, so that a Python loop over k compiles a handful of times rather than once per k.
+"""
+
+import operator
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Int, PRNGKeyArray
+
+from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.exchange.pursuit import ExchangePursuit
+from jaxcoreset.solvers.exhaustive_search import ExhaustiveSearch, few_supports
+from jaxcoreset.solvers.matching_pursuit import MatchingPursuit
+from jaxcoreset.solvers.problem import CoresetProblem, is_concrete
+from jaxcoreset.solvers.solution import Solution
+
+# Beyond so many rows, moves that carry matrices of that size on cost more than they bring.
+_MANY = 2000
+# Bounds are rounded up to the next of these, of ten times these, and so on: the round numbers that
+# people ask for stay as they are.
+_BOUNDS = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
+
+
+def solve(
+    problem: CoresetProblem,
+    k: int | Int[Array, ""],
+    solver: Solver | None = None,
+    key: PRNGKeyArray | None = None,
+    *,
+    max_k: int | None = None,
+) -> Solution:
+    """Choose at most k atoms and non-negative weights whose sum is near the target.
+
+    Works under ``jax.jit`` and ``jax.vmap``, over problems, over k, or over both.
+
+    Args:
+        problem: one problem. For a batch, ``jax.vmap(lambda p: solve(p, k))(problems)``.
+        k: the number of atoms allowed, 1 ≤ k ≤ n. May be traced; then a `max_k` far below n saves
+            much time and memory.
+        solver: a solver; left out, `default_solver` picks one by the problem's size, and the
+            solution says which.
+        key: a JAX random key, for solvers that draw random numbers.
+        max_k: static upper bound of k and length of the solution's arrays; k itself if k is a plain
+            number, n if it is traced.
+
+    Returns:
+        A `Solution` whose arrays have length `max_k`. With a traced k out of range, the solution is
+        that of the nearest k in range and `converged` is false.
+
+    Raises:
+        TypeError: if `problem` or `solver` is something else.
+        ValueError: if k is out of range, or a key is wanted and missing.
+    """
+    _check_problem(problem)
+    n = problem.num_data
+    if is_concrete(k):
+        k = _as_index(k)
+        _check_range(k, n)
+        length = k if max_k is None else _check_max_k(max_k, n, k)
+    else:
+        length = n if max_k is None else _check_max_k(max_k, n, 1)
+    solver = _check_solver(problem, length, solver, key)
+    ks, longest = jnp.asarray(k, jnp.int32), jnp.asarray(length, jnp.int32)
+    solution = _solve(problem, ks, longest, solver, _round_up(length, n), key)
+    return _trim(solution, length)
+
+
+def sweep(
+    problem: CoresetProblem,
+    ks: ArrayLike,
+    solver: Solver | None = None,
+    key: PRNGKeyArray | None = None,
+    *,
+    max_k: int | None = None,
+) -> Solution:
+    """Solve for many k in one compiled call.
+
+    Methods that build their solutions step by step, such as `ExchangePursuit`, run once and hold
+    the solution for every k; the others run side by side for all k or, where that is slower, in
+    turn. Works under ``jax.jit`` and ``jax.vmap`` over problems.
+
+    Args:
+        problem: one problem.
+        ks: integers of shape (m,), each between 1 and n, in any order.
+        solver: a solver; left out, `default_solver` picks one by the problem's size, and the
+            solution says which.
+        key: a JAX random key, for solvers that draw random numbers.
+        max_k: static upper bound of `ks` and length of each solution; their maximum by default, and
+            n if `ks` is traced.
+
+    Returns:
+        A `Solution` whose arrays have a leading axis of length m.
+
+    Raises:
+        TypeError: if `problem` or `solver` is something else, or `ks` are not integers.
+        ValueError: if a k is out of range, or a key is wanted and missing.
+    """
+    _check_problem(problem)
+    n = problem.num_data
+    ks = ks if isinstance(ks, jax.Array) else np.asarray(ks)
+    if ks.ndim != 1 or ks.shape[0] == 0 or not jnp.issubdtype(ks.dtype, jnp.integer):
+        raise TypeError(
+            f"ks has shape {ks.shape} and type {ks.dtype}; wanted a one-dimensional array of "
+            "integers, for instance jnp.arange(1, 101)."
+        )
+    if is_concrete(ks):
+        # By NumPy: under somebody's jit, an operation of JAX on known values is traced too.
+        lowest, highest = int(np.asarray(ks).min()), int(np.asarray(ks).max())
+        _check_range(lowest, n)
+        _check_range(highest, n)
+        length = highest if max_k is None else _check_max_k(max_k, n, highest)
+    else:
+        length = n if max_k is None else _check_max_k(max_k, n, 1)
+    solver = _check_solver(problem, length, solver, key)
+    ks, longest = jnp.asarray(ks, jnp.int32), jnp.asarray(length, jnp.int32)
+    solution = _sweep(problem, ks, longest, solver, _round_up(length, n), key)
+    return _trim(solution, length)
+
+
+def default_solver(n: int, max_k: int) -> Solver:
+    """The solver that is used where none is given.
+
+    `ExhaustiveSearch` where there are few enough supports to try them all, `MatchingPursuit` beyond
+    2,000 rows, and `ExchangePursuit` for everything between.
+
+    Args:
+        n: the number of atoms.
+        max_k: the largest number of rows asked for.
+    """
+    if few_supports(n, max_k):
+        return ExhaustiveSearch()
+    return ExchangePursuit() if max_k <= _MANY else MatchingPursuit()
+
+
+@eqx.filter_jit
+def _solve(
+    problem: CoresetProblem,
+    k: Array,
+    longest: Array,
+    solver: Solver,
+    max_k: int,
+    key: PRNGKeyArray | None,
+) -> Solution:
+    allowed = jnp.clip(k, 1, longest)
+    return _flag_range(solver.run(problem, allowed, max_k, key), k == allowed)
+
+
+@eqx.filter_jit
+def _sweep(
+    problem: CoresetProblem,
+    ks: Array,
+    longest: Array,
+    solver: Solver,
+    max_k: int,
+    key: PRNGKeyArray | None,
+) -> Solution:
+    allowed = jnp.clip(ks, 1, longest)
+    return _flag_range(solver.run_path(problem, allowed, max_k, key), ks == allowed)
+
+
+def _flag_range(solution: Solution, in_range: Array) -> Solution:
+    return eqx.tree_at(lambda s: s.converged, solution, solution.converged & in_range)
+
+
+def _trim(solution: Solution, length: int) -> Solution:
+    """Cut the slots that only the rounded bound brought; they come last and are not used."""
+    return eqx.tree_at(
+        lambda s: (s.indices, s.weights),
+        solution,
+        (solution.indices[..., :length], solution.weights[..., :length]),
+    )
+
+
+def _round_up(length: int, n: int) -> int:
+    """The next of 1, 2, …, 8, 10, 12, 15, 20, …, 80, 100, 120, …, but no more than n."""
+    if length <= 8:
+        return min(n, length)
+    unit = 10 ** max(0, len(str(length)) - 2)
+    return min(n, next(b * unit for b in (*_BOUNDS, 100) if b * unit >= length))
+
+
+def _check_problem(problem: Any) -> None:
+    if not isinstance(problem, CoresetProblem):
+        raise TypeError(
+            f"problem is a {type(problem).__name__}; wanted a CoresetProblem, made by "
+            "CoresetProblem(atoms) or embed(...)."
+        )
+    if problem.atoms.ndim != 2:
+        raise ValueError(
+            f"problem.atoms has shape {problem.atoms.shape}; wanted (n, S). Solve a batch with "
+            "jax.vmap(lambda p: solve(p, k))(problems)."
+        )
+
+
+def _check_solver(problem: CoresetProblem, max_k: int, solver: Any, key: Any) -> Solver:
+    solver = default_solver(problem.num_data, max_k) if solver is None else solver
+    if not isinstance(solver, Solver):
+        hint = f"{solver.__name__}()" if isinstance(solver, type) else "ExchangePursuit()"
+        raise TypeError(f"solver is {solver!r}; wanted a solver, for instance {hint}.")
+    solver.check(problem)
+    if solver.needs_key and key is None:
+        raise ValueError(
+            f"key is missing; {type(solver).__name__} draws random numbers, so pass "
+            "key=jax.random.key(seed)."
+        )
+    return solver
+
+
+def _as_index(k: Any) -> int:
+    try:
+        return operator.index(k)
+    except TypeError:
+        raise TypeError(f"k is {k!r}; wanted a whole number.") from None
+
+
+def _check_range(k: int, n: int) -> None:
+    if not 1 <= k <= n:
+        raise ValueError(f"k is {k}; wanted 1 ≤ k ≤ n = {n}, the number of atoms.")
+
+
+def _check_max_k(max_k: int, n: int, lowest: int) -> int:
+    max_k = _as_index(max_k)
+    if not lowest <= max_k <= n:
+        raise ValueError(f"max_k is {max_k}; wanted {lowest} ≤ max_k ≤ n = {n}.")
+    return max_k

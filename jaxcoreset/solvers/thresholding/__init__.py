@@ -1,0 +1,1 @@
+"""Iterative hard thresholding: deterministic, dense, and with stochastic gradients."""

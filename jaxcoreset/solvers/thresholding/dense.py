@@ -1,0 +1,174 @@
+"""Hard thresholding for many k at once on few rows, by whole vectors and the Gram matrix.
+
+The iterations of `jaxcoreset.solvers.thresholding.hard` for the set of at most k rows, with all the
+k side by side as the columns of one matrix. With G = ΦᵀΦ and b = Φᵀy, every inner product that an
+iteration needs is one of G w with something of length n, so that an iteration is a few products of
+G with a matrix. The k largest entries of a column are found by bisection on their bits: a
+vectorised count in place of a partial sort.
+
+Rounding differs from that of one solve at a time, so that in float32 a near tie may be decided
+otherwise.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxcoreset.solvers.nnls import any_lane, product
+from jaxcoreset.solvers.problem import CoresetProblem, unit_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What sets one hard-thresholding solver apart from another.
+
+    Attributes:
+        step: a fixed length of the step along g; by line search if None.
+        step_fraction: the step along g as a fraction of the exact minimiser.
+        momentum_fraction: the momentum as a fraction of the exact minimiser.
+        debiases: whether a second step is made on the support of each iterate.
+        tol: stop when ‖w_t − w_{t−1}‖ ≤ tol · ‖w_t‖.
+        max_iters: stop after so many iterations.
+    """
+
+    step: float | None
+    step_fraction: float
+    momentum_fraction: float
+    debiases: bool
+    tol: float
+    max_iters: int
+
+
+class _State(eqx.Module):
+    weights: Float[Array, "n m"]
+    previous: Float[Array, "n m"]
+    image: Float[Array, "n m"]  # G w
+    previous_image: Float[Array, "n m"]
+    momentum: Float[Array, " m"]
+    num_iters: Int[Array, " m"]
+    stopped: Bool[Array, " m"]
+
+
+def dense_path(
+    problem: CoresetProblem, ks: Int[Array, " m"], rule: Rule
+) -> tuple[Float[Array, "m n"], Int[Array, " m"], Bool[Array, " m"]]:
+    """Iterate from w = 0 for each of `ks`.
+
+    Returns:
+        The weights, the iterations done, and whether they ended by the stopping rule.
+    """
+    n, m, dtype = problem.num_data, ks.shape[0], problem.target.dtype
+    gram = product(problem.atoms, problem.atoms.T)
+    correlations = problem.correlate(problem.target)[:, None]
+    usable = (problem.squared_norms() > 0)[:, None]
+    nothing = jnp.zeros((n, m), dtype)
+    state = _State(
+        weights=nothing,
+        previous=nothing,
+        image=nothing,
+        previous_image=nothing,
+        momentum=jnp.zeros(m, dtype),
+        num_iters=jnp.zeros(m, jnp.int32),
+        stopped=jnp.zeros(m, bool),
+    )
+
+    def going(state: _State) -> Array:
+        return any_lane(jnp.any(~state.stopped & (state.num_iters < rule.max_iters)))
+
+    state = jax.lax.while_loop(
+        going, lambda s: _iterate(gram, correlations, usable, ks, rule, s), state
+    )
+    return state.weights.T, state.num_iters, state.stopped
+
+
+def _iterate(
+    gram: Float[Array, "n n"],
+    correlations: Float[Array, "n 1"],
+    usable: Bool[Array, "n 1"],
+    ks: Int[Array, " m"],
+    rule: Rule,
+    state: _State,
+) -> _State:
+    """One pass of Algorithm 2's loop (lines 3 to 9), with the de-bias step of Algorithm 3."""
+    momentum = state.momentum
+    z = state.weights + momentum * (state.weights - state.previous)
+    gradient = correlations - state.image - momentum * (state.image - state.previous_image)
+    support = z != 0
+    if rule.step is None:
+        grown = largest_positive(jnp.where(support, 0, jnp.abs(gradient)), ks)
+        step = _step(gram, jnp.where(support | grown, gradient, 0), rule)
+    else:
+        step = jnp.asarray(2 * rule.step, z.dtype)
+    moved = jnp.where(usable, z + step * gradient, 0)
+    new = jnp.where(largest_positive(moved, ks), moved, 0)
+    image = product(gram, new)
+    if rule.debiases:
+        gradient = jnp.where(new > 0, correlations - image, 0)
+        new = jnp.maximum(new + _step(gram, gradient, rule) * gradient, 0)
+        image = product(gram, new)
+
+    change, image_change = new - state.weights, image - state.image
+    slope = jnp.sum(change * (correlations - image), axis=0)
+    going = ~state.stopped & (state.num_iters < rule.max_iters)
+    squared, size = jnp.sum(change**2, axis=0), jnp.sum(new**2, axis=0)
+    after = _State(
+        weights=new,
+        previous=state.weights,
+        image=image,
+        previous_image=state.image,
+        momentum=rule.momentum_fraction * _ratio(slope, jnp.sum(change * image_change, axis=0)),
+        num_iters=state.num_iters + 1,
+        stopped=jnp.sqrt(squared) <= rule.tol * jnp.sqrt(size),
+    )
+    return jax.tree.map(lambda a, b: jnp.where(going, a, b), after, state)
+
+
+def _step(
+    gram: Float[Array, "n n"], gradient: Float[Array, "n m"], rule: Rule
+) -> Float[Array, " m"]:
+    """The length of the step along each column, a fraction of the exact minimiser."""
+    gradient = unit_of(gradient) * gradient
+    image = product(gram, gradient)
+    curvature = jnp.sum(gradient * image, axis=0)
+    return rule.step_fraction * _ratio(jnp.sum(gradient**2, axis=0), curvature)
+
+
+def _ratio(numerator: Array, denominator: Array) -> Array:
+    """A quotient that is 0 where the denominator is not positive."""
+    safe = jnp.where(denominator > 0, denominator, 1)
+    return jnp.where(denominator > 0, numerator / safe, 0)
+
+
+def largest_positive(values: Float[Array, "n m"], ks: Int[Array, " m"]) -> Bool[Array, "n m"]:
+    """Which entries are among the k largest positive ones of their column, k by column.
+
+    Of equal entries those of the lower index go first. Positive floats are ordered as their bits
+    are, so that the k-th largest is found bit by bit, and so is the index up to which entries equal
+    to it are taken.
+    """
+    n = values.shape[0]
+    of_bits = {4: jnp.int32, 8: jnp.int64}[values.dtype.itemsize]
+    bits = jnp.where(values > 0, jax.lax.bitcast_convert_type(values, of_bits), 0)
+
+    def count(flags: Array) -> Array:
+        return jnp.sum(flags, axis=0, dtype=jnp.int32)
+
+    def find(num_bits: int, dtype: type, holds: Callable[[Array], Array]) -> Array:
+        """The largest number of so many bits for which a condition holds that larger ones fail."""
+
+        def set_bit(i: Array, number: Array) -> Array:
+            larger = number | (jnp.ones((), dtype) << (num_bits - 1 - i).astype(dtype))
+            return jnp.where(holds(larger), larger, number)
+
+        return jax.lax.fori_loop(0, num_bits, set_bit, jnp.zeros(ks.shape, dtype))
+
+    last = find(8 * values.dtype.itemsize - 1, of_bits, lambda b: count(bits >= b) >= ks)
+    above, equal = bits > last, (bits == last) & (last > 0)
+    left = ks - count(above)
+    index = jnp.arange(n, dtype=jnp.int32)[:, None]
+    end = find(n.bit_length(), jnp.int32, lambda e: count(equal & (index < e)) <= left)
+    return above | (equal & (index < end))

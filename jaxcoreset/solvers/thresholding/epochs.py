@@ -1,0 +1,257 @@
+"""The loop of the stochastic solvers: epochs of batches, the best iterate kept, when to stop."""
+
+import abc
+import dataclasses
+import operator
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.problem import CoresetProblem
+from jaxcoreset.solvers.solution import Solution, make_solution
+from jaxcoreset.solvers.thresholding.batches import Batch, draw_batch
+from jaxcoreset.solvers.thresholding.hard import Iterate, zero_iterate
+
+
+class Limits(NamedTuple):
+    """When a run ends at the latest, what fall of the objective counts, what is recorded."""
+
+    max_iters: int
+    tol: float
+    record_history: bool
+
+
+class _Progress(eqx.Module):
+    method: Any
+    best: Iterate
+    objective: Float[Array, ""]
+    reference: Float[Array, ""]
+    idle_epochs: Int[Array, ""]
+    num_iters: Int[Array, ""]
+    epoch: Int[Array, ""]
+    stopped: Bool[Array, ""]
+    history: Float[Array, " t"]
+
+
+class Stochastic(Solver):
+    """The loop that the stochastic solvers share: epochs of batches, and the best iterate kept.
+
+    The objective of every iterate is known exactly, from the at most k rows of its support, so
+    what is returned is the best iterate seen. The run ends after `max_iters` batches, or when the
+    best objective has fallen by no more than `tol` times itself in each of `patience` epochs in a
+    row. Needs a key; the batches do not depend on k or its static bound.
+
+    Args:
+        batch_size: a fraction of the rows in (0, 1], or a number of rows as an integer. With
+            `reshuffle` the batches of an epoch are as equal as can be and none is larger.
+        reshuffle: whether the batches of an epoch are the parts of one random order, so that an
+            epoch reads every row once. Otherwise each batch is drawn on its own, without
+            replacement, at the price of n random numbers per batch.
+        patience: so many epochs in a row without a fall end the run.
+
+    Raises:
+        TypeError: if `batch_size` is not a number.
+        ValueError: if `batch_size` or `patience` is out of range; from `check`, if a batch is
+            larger than n.
+    """
+
+    batch_size: float | int = eqx.field(default=0.2, static=True, kw_only=True)
+    reshuffle: bool = eqx.field(default=True, static=True, kw_only=True)
+    patience: int = eqx.field(default=10, kw_only=True)
+
+    def __check_init__(self) -> None:
+        size = self.batch_size
+        if isinstance(size, bool) or not isinstance(size, int | float | np.integer | np.floating):
+            raise TypeError(
+                f"batch_size is {size!r}; wanted a fraction of the rows or a whole number of rows."
+            )
+        if isinstance(size, int | np.integer):
+            if size < 1:
+                raise ValueError(f"batch_size is {size}; wanted at least one row.")
+        elif not 0 < size <= 1:
+            raise ValueError(
+                f"batch_size is {size}; wanted a fraction in (0, 1], or an integer for a number of "
+                "rows."
+            )
+        if self.patience < 1:
+            raise ValueError(f"patience is {self.patience}; wanted at least 1 epoch.")
+
+    @property
+    def needs_key(self) -> bool:
+        """True: the batches are drawn at random."""
+        return True
+
+    @property
+    @abc.abstractmethod
+    def limits(self) -> Limits:
+        """The limit on batches, the tolerance, and whether a history is wanted."""
+
+    def check(self, problem: CoresetProblem) -> None:
+        """Raise a ValueError if a batch is larger than n; see `Solver.check`."""
+        n = problem.num_data
+        if not isinstance(self.batch_size, float | np.floating) and self.batch_size > n:
+            raise ValueError(
+                f"batch_size is {self.batch_size}, but the problem has n = {n} atoms; wanted at "
+                f"most n, or a fraction such as 0.2."
+            )
+
+    def num_rows(self, n: int) -> int:
+        """The most rows in a batch of a problem with n atoms."""
+        if isinstance(self.batch_size, float | np.floating):
+            return max(1, round(float(self.batch_size) * n))
+        return operator.index(self.batch_size)
+
+    def num_batches(self, n: int) -> int:
+        """The number of batches in an epoch."""
+        return -(-n // self.num_rows(n))
+
+    def shuffle(self, key: PRNGKeyArray, n: int) -> Int[Array, " n"]:
+        """The order of the rows in an epoch; without meaning where batches are independent."""
+        if self.reshuffle:
+            return jax.random.permutation(key, n).astype(jnp.int32)
+        return jnp.arange(n, dtype=jnp.int32)
+
+    def draw(self, key: PRNGKeyArray, order: Int[Array, " n"], position: Int[Array, ""]) -> Batch:
+        """One batch of an epoch.
+
+        Args:
+            key: of this batch, for independent batches.
+            order: of the epoch, from `shuffle`.
+            position: which batch of the epoch, from 0 to `num_batches` − 1.
+        """
+        n = order.shape[0]
+        if not self.reshuffle:
+            return draw_batch(key, n, self.num_rows(n))
+        least, more = divmod(n, self.num_batches(n))
+        slots = jnp.arange(least + (more > 0))
+        start = position * least + jnp.minimum(position, more)
+        rows = order[jnp.minimum(start + slots, n - 1)]
+        return Batch(rows, slots < least + (position < more))
+
+    @abc.abstractmethod
+    def _start(self, problem: CoresetProblem, nothing: Iterate) -> Any:
+        """The method's state at w = 0."""
+
+    def _begin_epoch(self, problem: CoresetProblem, state: Any) -> Any:
+        """The method's state as an epoch begins."""
+        return state
+
+    @abc.abstractmethod
+    def _advance(
+        self,
+        problem: CoresetProblem,
+        k: Int[Array, ""],
+        max_k: int,
+        state: Any,
+        batch: Batch,
+        key: PRNGKeyArray,
+    ) -> Any:
+        """The method's state after one batch; its ``current`` is the new iterate."""
+
+    def run(
+        self,
+        problem: CoresetProblem,
+        k: Int[Array, ""],
+        max_k: int,
+        key: PRNGKeyArray | None = None,
+    ) -> Solution:
+        """Go from batch to batch, from w = 0; see `Solver.run`.
+
+        Raises:
+            ValueError: if `key` is missing, or the solver does not fit the problem.
+        """
+        self.check(problem)
+        if key is None:
+            raise ValueError("key is missing; batches are drawn at random: jax.random.key(seed).")
+        dtype, limits = problem.target.dtype, self.limits
+        nothing = zero_iterate(problem, max_k)
+        infinity, zero = jnp.asarray(jnp.inf, dtype), jnp.zeros((), jnp.int32)
+        progress = _Progress(
+            method=self._start(problem, nothing),
+            best=nothing,
+            objective=infinity,
+            reference=infinity,
+            idle_epochs=zero,
+            num_iters=zero,
+            epoch=zero,
+            stopped=jnp.zeros((), bool),
+            history=jnp.zeros(limits.max_iters if limits.record_history else 0, dtype),
+        )
+        progress = jax.lax.while_loop(
+            lambda p: ~p.stopped & (p.num_iters < limits.max_iters),
+            lambda p: self._epoch(problem, k, max_k, p, key),
+            progress,
+        )
+        objective = progress.best.objective(problem)
+        history = None
+        if limits.record_history:
+            done = jnp.arange(limits.max_iters) < progress.num_iters
+            history = jnp.where(done, progress.history, objective)
+        return make_solution(
+            problem,
+            progress.best.weights.indices,
+            progress.best.weights.values,
+            objective,
+            progress.num_iters,
+            progress.stopped & jnp.isfinite(progress.objective),
+            solver=type(self).__name__,
+            history=history,
+        )
+
+    def _epoch(
+        self,
+        problem: CoresetProblem,
+        k: Int[Array, ""],
+        max_k: int,
+        progress: _Progress,
+        key: PRNGKeyArray,
+    ) -> _Progress:
+        n, limits = problem.num_data, self.limits
+        epoch_key = jax.random.fold_in(key, progress.epoch)
+        num_batches = self.num_batches(n)
+        order = self.shuffle(jax.random.fold_in(epoch_key, num_batches), n)
+
+        def one_batch(carry: tuple[Array, _Progress]) -> tuple[Array, _Progress]:
+            position, progress = carry
+            batch_key, method_key = jax.random.split(jax.random.fold_in(epoch_key, position))
+            batch = self.draw(batch_key, order, position)
+            method = self._advance(problem, k, max_k, progress.method, batch, method_key)
+            objective = method.current.objective(problem)
+            better = objective < progress.objective
+            best, objective = jax.tree.map(
+                lambda new, old: jnp.where(better, new, old),
+                (method.current, objective),
+                (progress.best, progress.objective),
+            )
+            history = progress.history
+            if limits.record_history:
+                history = history.at[progress.num_iters].set(objective)
+            return position + 1, dataclasses.replace(
+                progress,
+                method=method,
+                best=best,
+                objective=objective,
+                num_iters=progress.num_iters + 1,
+                history=history,
+            )
+
+        begun = dataclasses.replace(progress, method=self._begin_epoch(problem, progress.method))
+        _, done = jax.lax.while_loop(
+            lambda carry: (carry[0] < num_batches) & (carry[1].num_iters < limits.max_iters),
+            one_batch,
+            (jnp.zeros((), jnp.int32), begun),
+        )
+        fell = done.objective < (1 - limits.tol) * done.reference
+        idle = jnp.where(fell, 0, done.idle_epochs + 1)
+        return dataclasses.replace(
+            done,
+            reference=jnp.where(fell, done.objective, done.reference),
+            idle_epochs=idle,
+            epoch=done.epoch + 1,
+            stopped=idle >= self.patience,
+        )

@@ -1,0 +1,454 @@
+"""Iterative hard thresholding: gradient steps, each projected back onto the constraint set.
+
+The three solvers of Zhang, Khanna, Kyrillidis and Koyejo, "Bayesian coresets: revisiting the
+nonconvex optimization perspective" (AISTATS 2021): Algorithm 1 (`IHT`), Algorithm 2 (`AIHT`: exact
+line search and momentum) and Algorithm 3 of its appendix A (`AIHT2`: with a de-bias step).
+
+In their notation f(w) = ‖y − Φw‖² and ∇f(w) = −2Φᵀr with r = y − Φw. The code works with the
+correlations g = Φᵀr, so that a step of size μ along −∇f is a step of size 2μ along g, and the exact
+minimiser along g restricted to S is ‖g_S‖² / ‖Φg_S‖², which is twice the paper's printed μ for ∇f.
+
+An iterate is kept as its at most k entries and its image Φw, never as a vector of length n.
+
+Iterates are projected onto a constraint set (`jaxcoreset.constraints`), the de-bias step onto its
+points with the iterate's support, so that whatever the momentum, a solution is a point of the set.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.constraints import Constraint, Sparse, TopK
+from jaxcoreset.solvers.nnls import product
+from jaxcoreset.solvers.problem import CoresetProblem, unit_of
+from jaxcoreset.solvers.solution import Solution, make_solution
+from jaxcoreset.solvers.thresholding.dense import Rule, dense_path
+
+# Halvings of a step in the backtracking line search. One that is a millionth of the exact minimiser
+# is still too long only where all that is left is rounding.
+_MAX_HALVINGS = 20
+# A sweep over so many k or more, on at most so many rows, is done with whole vectors.
+_SOME, _FEW_ROWS = 8, 2000
+
+
+class Iterate(eqx.Module):
+    """A sparse weight vector and its image Φw."""
+
+    weights: Sparse
+    image: Float[Array, " s"]
+
+    def objective(self, problem: CoresetProblem) -> Float[Array, ""]:
+        """‖y − Φw‖²."""
+        residual = problem.target - self.image
+        return jnp.vdot(residual, residual)
+
+
+class Accelerated(eqx.Module):
+    """The last two iterates, w_t and w_{t−1}, and the momentum τ that the next step starts with."""
+
+    current: Iterate
+    previous: Iterate
+    momentum: Float[Array, ""]
+
+    def extrapolate(self, n: int) -> tuple[Float[Array, " n"], Float[Array, " s"]]:
+        """The point z = w_t + τ(w_t − w_{t−1}) and its image."""
+        current, previous, momentum = self.current, self.previous, self.momentum
+        w = current.weights.dense(n)
+        z = w + momentum * (w - previous.weights.dense(n))
+        return z, current.image + momentum * (current.image - previous.image)
+
+
+class _State(eqx.Module):
+    iterates: Accelerated
+    num_iters: Int[Array, ""]
+    stopped: Bool[Array, ""]
+    history: Float[Array, " t"]
+
+
+def zero_iterate(problem: CoresetProblem, max_k: int) -> Iterate:
+    """The iterate w = 0."""
+    # Distinct indices, as everywhere: the slots of an empty iterate hold the first rows.
+    zeros = jnp.zeros(max_k, problem.target.dtype)
+    return Iterate(
+        Sparse(jnp.arange(max_k, dtype=jnp.int32), zeros), jnp.zeros_like(problem.target)
+    )
+
+
+def _ratio(numerator: Array, denominator: Array) -> Array:
+    """A quotient that is 0 where the denominator is 0: no step where there is no curvature."""
+    safe = jnp.where(denominator > 0, denominator, 1)
+    return jnp.where(denominator > 0, numerator / safe, 0)
+
+
+class HardThresholding(Solver):
+    """The loop that the hard-thresholding solvers share; they differ in their fractions of a step.
+
+    Args:
+        constraint: the set that iterates are projected onto.
+        step_fraction: the step along the gradient as a fraction of the exact minimiser.
+        tol: stop when ‖w_t − w_{t−1}‖ ≤ tol · ‖w_t‖.
+        max_iters: stop after so many iterations.
+        record_history: whether the solution carries the objective after every iteration.
+        line_search: "exact" or "backtracking". The exact minimiser along the gradient does not know
+            of the projection that follows, which can raise the objective. With "backtracking" the
+            step is halved until ‖Φd‖² ≤ ‖d‖² / step, where d is the change that the projected step
+            makes (the test of Blumensath and Davies 2010, "Normalized iterative hard
+            thresholding"); without momentum the objective then never rises. Each try costs a
+            projection.
+        warm_starts: whether a sweep solves for one k after the other, each from the solution of the
+            next smaller one, in place of all side by side from w = 0.
+    """
+
+    constraint: Constraint = TopK()
+    step_fraction: float = 1.0
+    tol: float = 1e-5
+    max_iters: int = 300
+    record_history: bool = False
+    line_search: Literal["exact", "backtracking"] = "exact"
+    warm_starts: bool = False
+
+    def __check_init__(self) -> None:
+        if self.line_search not in ("exact", "backtracking"):
+            raise ValueError(
+                f'line_search is {self.line_search!r}; wanted "exact" or "backtracking".'
+            )
+        if self.max_iters < 1:
+            raise ValueError(f"max_iters is {self.max_iters}; wanted at least 1.")
+        if not self.tol >= 0:
+            raise ValueError(f"tol is {self.tol}; wanted a number that is not negative.")
+        if not self.step_fraction > 0:
+            raise ValueError(f"step_fraction is {self.step_fraction}; wanted a positive number.")
+
+    def check(self, problem: CoresetProblem) -> None:
+        """Raise a ValueError if the constraint does not fit the problem; see `Solver.check`."""
+        self.constraint.check(problem.num_data)
+
+    def step_size(
+        self,
+        problem: CoresetProblem,
+        indices: Array,
+        gradient: Array,
+        residual: Float[Array, " s"] | None = None,
+    ) -> Float[Array, ""]:
+        """Length of the step along g, from its entries `gradient` on the expanded support.
+
+        Args:
+            problem: the problem.
+            indices: the expanded support.
+            gradient: the entries there.
+            residual: r = y − Φz where `gradient` is not Φᵀr but an estimate d of it. The exact
+                minimiser is then ⟨Φd, r⟩/‖Φd‖², or no step if that is uphill.
+        """
+        # ‖Φg‖² goes with the sixth power of the atoms' units.
+        unit = unit_of(gradient)
+        gradient = unit * gradient
+        image = problem.combine(indices, gradient)
+        if residual is None:
+            slope = jnp.vdot(gradient, gradient)
+        else:
+            slope = unit * jnp.maximum(jnp.vdot(image, residual), 0)
+        return self.step_fraction * _ratio(slope, jnp.vdot(image, image))
+
+    def debias(self, problem: CoresetProblem, iterate: Iterate) -> Iterate:
+        """A further step on the support of the projected iterate; none here."""
+        return iterate
+
+    def momentum_size(self, problem: CoresetProblem, new: Iterate, old: Iterate) -> Array:
+        """Length of the momentum step along w_{t+1} − w_t; none here."""
+        return jnp.zeros((), problem.target.dtype)
+
+    def run(
+        self,
+        problem: CoresetProblem,
+        k: Int[Array, ""],
+        max_k: int,
+        key: PRNGKeyArray | None = None,
+    ) -> Solution:
+        """Iterate from w = 0 until the stopping rule or the limit; see `Solver.run`."""
+        return self._run_from(None, problem, k, max_k)[0]
+
+    def run_path(
+        self,
+        problem: CoresetProblem,
+        ks: Int[Array, " m"],
+        max_k: int,
+        key: PRNGKeyArray | None = None,
+    ) -> Solution:
+        """Solve for each of `ks`; see `Solver.run_path`.
+
+        With `warm_starts` one after the other, from the smallest. Else side by side; where there
+        are few rows by the Gram matrix, see `jaxcoreset.solvers.thresholding.dense`.
+        """
+        if self.warm_starts:
+            order = jnp.argsort(ks)
+
+            def solve_next(start: Iterate, k: Array) -> tuple[Iterate, Solution]:
+                solution, found = self._run_from(start, problem, k, max_k)
+                return found, solution
+
+            path = jax.lax.scan(solve_next, zero_iterate(problem, max_k), ks[order])[1]
+            return jax.tree.map(lambda x: x[jnp.argsort(order)], path)
+        rule = self._dense_rule()
+        few = problem.num_data <= min(_FEW_ROWS, 2 * problem.num_draws)
+        plain = type(self.constraint) is TopK and self.line_search == "exact"
+        if rule is None or not (few and plain) or self.record_history or len(ks) < _SOME:
+            return super().run_path(problem, ks, max_k, key)
+        weights, num_iters, stopped = dense_path(problem, ks, rule)
+        residuals = problem.target - product(weights, problem.atoms)
+        values, indices = jax.lax.top_k(weights, max_k)
+        make = functools.partial(make_solution, problem, solver=type(self).__name__)
+        return jax.vmap(make)(indices, values, jnp.sum(residuals**2, axis=1), num_iters, stopped)
+
+    def _dense_rule(self) -> Rule | None:
+        """How the iteration goes on whole vectors; None where it cannot."""
+        return None
+
+    def _run_from(
+        self, start: Iterate | None, problem: CoresetProblem, k: Int[Array, ""], max_k: int
+    ) -> tuple[Solution, Iterate]:
+        """The solution that the iteration finds from an iterate, w = 0 if None, and its iterate."""
+        dtype = problem.target.dtype
+        history_length = self.max_iters if self.record_history else 0
+        start = zero_iterate(problem, max_k) if start is None else start
+        state = _State(
+            iterates=Accelerated(start, start, jnp.zeros((), dtype)),
+            num_iters=jnp.zeros((), jnp.int32),
+            stopped=jnp.zeros((), bool),
+            history=jnp.zeros(history_length, dtype),
+        )
+        # A sum constraint would give weight to an atom of norm zero, for want of a better one.
+        usable = problem.squared_norms() > 0
+        state = jax.lax.while_loop(
+            lambda s: ~s.stopped & (s.num_iters < self.max_iters),
+            lambda s: self._iterate(problem, usable, k, max_k, s),
+            state,
+        )
+        found = state.iterates.current
+        objective = found.objective(problem)
+        history = None
+        if self.record_history:
+            done = jnp.arange(history_length) < state.num_iters
+            history = jnp.where(done, state.history, objective)
+        solution = make_solution(
+            problem,
+            found.weights.indices,
+            found.weights.values,
+            objective,
+            state.num_iters,
+            state.stopped,
+            solver=type(self).__name__,
+            history=history,
+        )
+        return solution, found
+
+    def _iterate(
+        self,
+        problem: CoresetProblem,
+        usable: Bool[Array, " n"],
+        k: Int[Array, ""],
+        max_k: int,
+        state: _State,
+    ) -> _State:
+        """One pass of Algorithm 2's loop (lines 3 to 9), with the de-bias step of Algorithm 3."""
+        n, current = problem.num_data, state.iterates.current
+        _, z_image = state.iterates.extrapolate(n)
+        gradient = problem.correlate(problem.target - z_image)
+        new = self.advance(problem, usable, k, max_k, state.iterates, gradient)
+        moved = jnp.linalg.norm(new.weights.dense(n) - current.weights.dense(n))
+        history = state.history
+        if self.record_history:
+            history = history.at[state.num_iters].set(new.objective(problem))
+        return _State(
+            iterates=Accelerated(new, current, self.momentum_size(problem, new, current)),
+            num_iters=state.num_iters + 1,
+            stopped=moved <= self.tol * jnp.linalg.norm(new.weights.values),
+            history=history,
+        )
+
+    def advance(
+        self,
+        problem: CoresetProblem,
+        usable: Bool[Array, " n"],
+        k: Int[Array, ""],
+        max_k: int,
+        iterates: Accelerated,
+        gradient: Float[Array, " n"],
+        *,
+        is_estimate: bool = False,
+    ) -> Iterate:
+        """The next iterate: lines 4 to 7 of Algorithm 2, with the de-bias step of Algorithm 3.
+
+        Args:
+            problem: the problem.
+            usable: the rows that may have a weight.
+            k: the number of rows allowed.
+            max_k: its static bound.
+            iterates: the iterates before.
+            gradient: Φᵀr at z, zero on rows that are no part of the step.
+            is_estimate: whether it is an estimate of that.
+        """
+        n = problem.num_data
+        current, previous = iterates.current.weights, iterates.previous.weights
+        z, z_image = iterates.extrapolate(n)
+        support = z != 0
+        grown = self.constraint.expand(jnp.abs(gradient), support, k, max_k)
+        # The expanded support as indices, each row once: a row of w_{t-1} may also be one of w_t.
+        indices = jnp.concatenate([current.indices, previous.indices, grown.indices])
+        w = current.dense(n)
+        in_support = jnp.concatenate(
+            [
+                support[current.indices] & (current.values != 0),
+                support[previous.indices] & (previous.values != 0) & (w[previous.indices] == 0),
+                grown.values != 0,
+            ]
+        )
+        on_support = self.constraint.tangent(gradient[indices], in_support)
+        residual = problem.target - z_image if is_estimate else None
+        step = self.step_size(problem, indices, on_support, residual)
+
+        def move(step: Array) -> Iterate:
+            there = jnp.where(usable, z + step * gradient, -jnp.inf)
+            weights = self.constraint.project(there, k, max_k)
+            return Iterate(weights, problem.combine(weights.indices, weights.values))
+
+        if self.line_search == "backtracking":
+            new = self._backtrack(move, z, z_image, step)
+        else:
+            new = move(step)
+        return self.debias(problem, new)
+
+    def _backtrack(
+        self, move: Callable[[Array], Iterate], z: Array, z_image: Array, step: Array
+    ) -> Iterate:
+        """Where `move` leads with the first of step, step/2, step/4, … that is not too long.
+
+        f(z + d) = f(z) − 2⟨g, d⟩ + ‖Φd‖², and the projection minimises the same expression with
+        ‖d‖²/step in place of ‖Φd‖². So where that is no less, f falls by what the expression does,
+        which is no less than nothing if z is in the set.
+        """
+
+        def too_long(carry: tuple[Array, Array, Iterate]) -> Array:
+            tries, step, new = carry
+            change = new.weights.dense(z.shape[0]) - z
+            image = new.image - z_image
+            squared = jnp.vdot(change, change)
+            # A change that ends the iteration is too small for the test to bear rounding.
+            matters = squared > self.tol**2 * jnp.vdot(z, z)
+            longer = step * jnp.vdot(image, image) > squared
+            return longer & matters & (tries < _MAX_HALVINGS)
+
+        def halve(carry: tuple[Array, Array, Iterate]) -> tuple[Array, Array, Iterate]:
+            tries, step, _ = carry
+            return tries + 1, step / 2, move(step / 2)
+
+        start = (jnp.zeros((), jnp.int32), step, move(step))
+        return jax.lax.while_loop(too_long, halve, start)[2]
+
+
+class IHT(HardThresholding):
+    """Iterative hard thresholding: w ← Π(w − μ∇f(w)).
+
+    Algorithm 1 of Zhang et al. (2021). Its step size is an input; where none is given it is the
+    exact line search of their section 3.2 on the support expanded by k entries of the gradient.
+
+    Args:
+        constraint: the set that iterates are projected onto.
+        step_fraction: the step as a fraction of the exact minimiser: 1.0 is the paper's μ, 0.5 that
+            of the authors' code. Not used with a fixed `step`.
+        tol: stop when ‖w_t − w_{t−1}‖ ≤ tol · ‖w_t‖; the paper's 1e-5.
+        max_iters: at most so many iterations; the paper's 300.
+        record_history: whether the solution carries the objective after every iteration.
+        line_search: "exact" or "backtracking", which halves a step that the projection makes too
+            long; see `HardThresholding`.
+        warm_starts: whether a sweep starts from the solution for the next smaller k.
+        step: a fixed μ, the multiple of ∇f = −2Φᵀr that is subtracted. Converges if it is at most
+            1/(2‖Φ‖²).
+    """
+
+    step: float | None = None
+
+    def _dense_rule(self) -> Rule | None:
+        """See `HardThresholding._dense_rule`; a subclass may have changed a part of the step."""
+        if type(self) is not IHT:
+            return None
+        return Rule(self.step, self.step_fraction, 0.0, False, self.tol, self.max_iters)
+
+    def step_size(
+        self,
+        problem: CoresetProblem,
+        indices: Array,
+        gradient: Array,
+        residual: Float[Array, " s"] | None = None,
+    ) -> Float[Array, ""]:
+        """See `HardThresholding.step_size`."""
+        if self.step is not None:
+            return jnp.asarray(2 * self.step, problem.target.dtype)
+        return super().step_size(problem, indices, gradient, residual)
+
+
+class AIHT(HardThresholding):
+    """Automated accelerated IHT: line search for the step, momentum with its own line search.
+
+    Algorithm 2 of Zhang et al. (2021). With r = y − Φw and d = w_{t+1} − w_t, the exact minimisers
+    are ‖g_S‖²/‖Φg_S‖² for the step along g = Φᵀr and ⟨r, Φd⟩/‖Φd‖² for the momentum. The printed
+    algorithm takes the first whole and half of the second (``momentum_fraction=0.5``); the authors'
+    code takes half of the first (``step_fraction=0.5``) and the second whole. The default is both
+    whole.
+
+    Args:
+        constraint: the set that iterates are projected onto.
+        step_fraction: the step as a fraction of the exact minimiser.
+        tol: stop when ‖w_t − w_{t−1}‖ ≤ tol · ‖w_t‖; the paper's 1e-5.
+        max_iters: at most so many iterations; the paper's 300.
+        record_history: whether the solution carries the objective after every iteration.
+        line_search: "exact" or "backtracking" for the step, which section 3.2 names as the
+            alternative; see `HardThresholding`. The momentum's is exact.
+        warm_starts: whether a sweep starts from the solution for the next smaller k.
+        momentum_fraction: the momentum as a fraction of the exact minimiser.
+    """
+
+    momentum_fraction: float = 1.0
+
+    def _dense_rule(self) -> Rule | None:
+        """See `HardThresholding._dense_rule`; a subclass may have changed a part of the step."""
+        if type(self) not in (AIHT, AIHT2):
+            return None
+        return Rule(
+            step=None,
+            step_fraction=self.step_fraction,
+            momentum_fraction=self.momentum_fraction,
+            debiases=isinstance(self, AIHT2),
+            tol=self.tol,
+            max_iters=self.max_iters,
+        )
+
+    def momentum_size(self, problem: CoresetProblem, new: Iterate, old: Iterate) -> Array:
+        """See `HardThresholding.momentum_size`; line 8 of Algorithm 2."""
+        change = new.image - old.image
+        exact = _ratio(jnp.vdot(problem.target - new.image, change), jnp.vdot(change, change))
+        return self.momentum_fraction * exact
+
+
+class AIHT2(AIHT):
+    """A-IHT II: `AIHT` with a second, exact gradient step on the support of each iterate.
+
+    Algorithm 3 of Zhang et al. (2021), appendix A; lines 8 to 10 are the de-bias step. Arguments
+    and step conventions as in `AIHT`; ``step_fraction`` holds for both gradient steps, as it does
+    in the paper and in the authors' code. The line search of the de-bias step is always exact.
+    """
+
+    def debias(self, problem: CoresetProblem, iterate: Iterate) -> Iterate:
+        """See `HardThresholding.debias`."""
+        indices, values = iterate.weights.indices, iterate.weights.values
+        correlations = problem.correlate_at(indices, problem.target - iterate.image)
+        gradient = self.constraint.tangent(correlations, values > 0)
+        step = self.step_size(problem, indices, gradient)
+        moved = Sparse(indices, values + step * gradient)
+        weights = self.constraint.project_on_support(moved, values > 0)
+        return Iterate(weights, problem.combine(weights.indices, weights.values))

@@ -1,0 +1,382 @@
+"""The Laplace approximation of a model's posterior, on all rows or on weighted ones, streamed.
+
+The negative log-posterior is −Σ_i w_i log p(y_i | θ) − log p(θ) on the unconstrained parameters θ,
+with the Jacobian of the transformation in the prior. Its mode and its Hessian there are found by
+SciPy's trust-region Newton method (``trust-exact``; Conn, Gould and Toint 2000, chapter 7) from
+sums over chunks of rows. Log-likelihoods are added in float64 on the host: in a sum over a million
+rows float32 cannot resolve a nat.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from jaxcoreset.data.blocks import fold_to
+from jaxcoreset.data.host import host_generator
+from jaxcoreset.data.rows import BadRows, Rows, State
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+
+# Rows that the mode is first looked for on, at least, and as a part of all up to a number; full
+# passes then only polish it.
+_WARM_START_ROWS, _WARM_START_PART, _MOST_WARM_START_ROWS = 20_000, 50, 200_000
+# Newton decrements in nats, twice what a full Newton step would still gain: where the search on
+# part of the rows stops, where that on all of them stops, and what is still called a mode.
+_WARM_START_DECREMENT = 1e-2
+_DECREMENT = 1e-6
+# Float32 noise in the sum over n rows: below, steps are not told apart. The last step is free.
+_DECREMENT_PER_ROW = 1e-9
+_ACCEPTED_DECREMENT = 1e-2
+# Log-likelihoods added in float32 on the device before float64 takes over on the host.
+_BLOCK = 256
+# A scaled Hessian with a larger ratio of eigenvalues is flat to float32's precision.
+_LARGEST_CONDITION = 1e7
+
+
+class LaplaceApproximation:
+    """A Gaussian on the unconstrained parameters, at the posterior's mode.
+
+    Attributes:
+        mode: float64 array of shape (D,), the parameters in a row.
+        covariance: float64 array of shape (D, D), the inverse Hessian at the mode.
+        names: the D parameters' names, as "beta[3]".
+        num_passes: passes over all the rows that finding it took.
+    """
+
+    def __init__(
+        self,
+        mode: Float[np.ndarray, " d"],
+        covariance: Float[np.ndarray, "d d"],
+        names: list[str],
+        unravel: Callable[[Array], Params],
+        num_passes: int = 0,
+    ):
+        self.mode = mode
+        self.covariance = covariance
+        self.names = names
+        self.num_passes = num_passes
+        self._unravel = unravel
+
+    @property
+    def sd(self) -> Float[np.ndarray, " d"]:
+        """The D marginal standard deviations."""
+        return np.sqrt(np.diag(self.covariance))
+
+    def params(self) -> Params:
+        """The mode as a dictionary of unconstrained parameters."""
+        return self._unravel(jnp.asarray(self.mode, _default_float()))
+
+    def draws(self, key: PRNGKeyArray, num: int) -> Params:
+        """`num` draws, a dictionary of unconstrained parameters with that leading axis."""
+        normal = np.asarray(jax.random.normal(key, (num, self.mode.size)), np.float64)
+        flat = self.mode + normal @ np.linalg.cholesky(self.covariance).T
+        return jax.vmap(self._unravel)(jnp.asarray(flat, _default_float()))
+
+
+class LaplaceFitter:
+    """Laplace approximations of one model's posterior, compiled once for any weights of its rows.
+
+    Args:
+        likelihood: the model's likelihood and data.
+    """
+
+    def __init__(self, likelihood: ModelLikelihood):
+        _, self._unravel = ravel_pytree(likelihood.init_params)
+        self._terms = _Terms(likelihood, self._unravel)
+        self.likelihood = likelihood
+        self.names = parameter_names(likelihood.init_params)
+
+    def at(self, rows: Rows, params: Params) -> float:
+        """The log-posterior of some rows, with its derivatives, by one pass: its value."""
+        flat, _ = ravel_pytree(params)
+        return _LogPosterior(self._terms, rows, None)(np.asarray(flat, np.float64))[0]
+
+    def __call__(
+        self,
+        *,
+        weights: ArrayLike | None = None,
+        start: Params | None = None,
+        key: PRNGKeyArray | None = None,
+        max_iters: int = 50,
+        on_pass: Callable[[], Any] = lambda: None,
+    ) -> LaplaceApproximation:
+        """Fit; arguments and errors as in `laplace_approximation`."""
+        likelihood, names = self.likelihood, self.names
+        flat, _ = ravel_pytree(likelihood.init_params if start is None else start)
+        position = np.asarray(flat, np.float64)
+        n = likelihood.num_data
+        if start is None and weights is None and (chosen := warm_start_rows(n, key)) is not None:
+            part = _LogPosterior(
+                self._terms,
+                Rows(likelihood.take(chosen)),
+                np.full(chosen.size, n / chosen.size),
+            )
+            position = _newton(part, position, _WARM_START_DECREMENT, max_iters)
+        decrement = float(np.clip(_DECREMENT_PER_ROW * n, _DECREMENT, _WARM_START_DECREMENT))
+        counts = None if weights is None else np.asarray(weights)
+        full = _LogPosterior(self._terms, likelihood.rows, counts, on_pass=on_pass)
+        position = _newton(full, position, decrement, max_iters)
+        _, gradient, hessian = full(position)
+        covariance = _inverse_hessian(hessian, names)
+        decrement = gradient @ covariance @ gradient
+        if not decrement <= _ACCEPTED_DECREMENT:
+            worst = np.argsort(-np.abs(covariance @ gradient) / np.sqrt(np.diag(covariance)))[:3]
+            raise ValueError(
+                f"the posterior's mode was not reached in {full.num_passes} passes: a Newton step "
+                f"would still gain {decrement / 2:.3g} nats, mostly along "
+                f"{', '.join(names[i] for i in worst)}. Rescale these parameters, give a tighter "
+                "prior, build in float64 (JAX_ENABLE_X64=1) if the data are large numbers, take a "
+                "weighting that needs no mode, SubsampleNUTS(), or bring draws of your own: "
+                "weighting=Draws(samples)."
+            )
+        # The last Newton step costs no pass, and takes the mode's error to its square.
+        mode = position - covariance @ gradient
+        return LaplaceApproximation(mode, covariance, names, self._unravel, full.num_passes)
+
+
+def warm_start_rows(num_data: int, key: PRNGKeyArray | None) -> Int[np.ndarray, " m"] | None:
+    """The rows that the mode is first looked for on; None where n is small, or without a key."""
+    if key is None or num_data <= 2 * _WARM_START_ROWS:
+        return None
+    num = int(np.clip(num_data // _WARM_START_PART, _WARM_START_ROWS, _MOST_WARM_START_ROWS))
+    return np.sort(host_generator(key).choice(num_data, num, replace=False))
+
+
+def laplace_approximation(
+    likelihood: ModelLikelihood,
+    *,
+    weights: ArrayLike | None = None,
+    start: Params | None = None,
+    key: PRNGKeyArray | None = None,
+    max_iters: int = 50,
+    on_pass: Callable[[], Any] = lambda: None,
+) -> LaplaceApproximation:
+    """The Laplace approximation of the posterior of `likelihood`'s data.
+
+    Args:
+        likelihood: the model's likelihood and data.
+        weights: shape (n,), how often each row counts; once each if left out.
+        start: unconstrained parameters to start from.
+        key: a JAX random key. With it and no `start`, where n is large and rows are not weighted,
+            the mode is first looked for on a random part of the rows.
+        max_iters: at most so many Newton steps on all the rows.
+        on_pass: called after every pass over all the rows.
+
+    Raises:
+        ValueError: if the mode is not reached or the Hessian there is not positive definite; the
+            message names the directions.
+    """
+    return LaplaceFitter(likelihood)(
+        weights=weights, start=start, key=key, max_iters=max_iters, on_pass=on_pass
+    )
+
+
+def parameter_names(params: Mapping[str, Any]) -> list[str]:
+    """The names of the D numbers in a dictionary of parameters, in the order of their ravelling."""
+    names = []
+    for site in sorted(params):
+        shape = np.shape(params[site])
+        if not shape:
+            names.append(site)
+        for index in np.ndindex(shape) if shape else ():
+            names.append(f"{site}[{','.join(map(str, index))}]")
+    return names
+
+
+def _default_float() -> Any:
+    return jnp.zeros(()).dtype
+
+
+def _block_terms(args: tuple, rows: tuple, counted: Array) -> tuple:
+    """Sums over a block of weighted log-likelihoods, to second order, and which rows are bad."""
+    flat, terms = args
+    data, weights = rows
+    counts = jnp.where(counted, weights[0] if weights else 1.0, 0.0).astype(flat.dtype)
+
+    def total(flat: Array) -> Float[Array, ""]:
+        return jnp.vdot(counts, terms.log_likelihood(flat, data))
+
+    values = terms.log_likelihood(flat, data)
+    parts = fold_to(jnp.where(counted, counts * values, 0), _BLOCK)
+    return parts, jax.grad(total)(flat), jax.hessian(total)(flat), ~jnp.isfinite(values)
+
+
+def _add_terms(state: State, values: tuple, first: int, num: int) -> State:
+    *sums, bad = values
+    names = ("value", "gradient", "hessian")
+    return {
+        name: np.asarray(
+            state[name] + part.sum(axis=(0, 1) if name == "value" else 0, dtype=np.float64)
+        )
+        for name, part in zip(names, sums, strict=True)
+    } | BadRows.add(state, bad, first, num)
+
+
+class _Terms(eqx.Module):
+    """A model's log-likelihood and log-prior as functions of the parameters in a row."""
+
+    likelihood: ModelLikelihood = eqx.field(static=True)
+    unravel: Callable = eqx.field(static=True)
+
+    def log_likelihood(self, flat: Array, data: PyTree) -> Float[Array, " m"]:
+        return self.likelihood.log_likelihood(self.unravel(flat), data)
+
+    @eqx.filter_jit
+    def prior(self, flat: Array) -> tuple:
+        def log_prior(flat: Array) -> Float[Array, ""]:
+            return self.likelihood.log_prior(self.unravel(flat))
+
+        return log_prior(flat), jax.grad(log_prior)(flat), jax.hessian(log_prior)(flat)
+
+
+class _LogPosterior:
+    """The negative log-posterior with gradient and Hessian, a pass over the data per new point.
+
+    Args:
+        terms: the model's.
+        rows: the rows.
+        weights: how often each row counts; once if left out.
+        what: what its passes are for.
+        on_pass: called after every pass.
+    """
+
+    def __init__(
+        self,
+        terms: _Terms,
+        rows: Rows,
+        weights: Float[np.ndarray, " n"] | None,
+        what: str = "Laplace",
+        on_pass: Callable[[], Any] = lambda: None,
+    ):
+        self.terms, self.rows, self.what, self.on_pass = terms, rows, what, on_pass
+        self.per_row = () if weights is None else (np.asarray(weights, _default_float()),)
+        self.num_passes = 0
+        self.bad_rows: tuple[int, list[int]] = 0, []
+        self._memory: tuple[bytes, tuple] | None = None
+
+    def __call__(self, position: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        # SciPy asks for the value and the Hessian at one point in two calls.
+        if self._memory is not None and self._memory[0] == position.tobytes():
+            return self._memory[1]
+        terms = self._evaluate(position)
+        self._memory = (position.tobytes(), terms)
+        self.num_passes += 1
+        self.on_pass()
+        return terms
+
+    def _evaluate(self, position: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        flat = jnp.asarray(position, _default_float())
+        size = position.size
+        start = {
+            "value": np.zeros(()),
+            "gradient": np.zeros(size),
+            "hessian": np.zeros((size, size)),
+            **BadRows.start(),
+        }
+        states = self.rows.fold(
+            _block_terms,
+            (flat, self.terms),
+            4 * size,
+            start,
+            _add_terms,
+            what=self.what,
+            per_row=self.per_row,
+        )
+        self.bad_rows = BadRows.merged(states)
+        prior = [np.asarray(part, np.float64) for part in self.terms.prior(flat)]
+        value, gradient, hessian = (
+            -(np.sum([state[name] for state in states], axis=0) + part)
+            for name, part in zip(("value", "gradient", "hessian"), prior, strict=True)
+        )
+        return float(value), gradient, hessian
+
+
+def _newton(
+    objective: _LogPosterior, start: np.ndarray, decrement: float, max_iters: int
+) -> np.ndarray:
+    """Minimise until a Newton step would gain less than `decrement` nats, or as far as one gets."""
+    from scipy.optimize import minimize
+
+    start = _first_finite(objective, start)
+    reached = [start]
+
+    def done(intermediate_result: Any) -> None:
+        position = np.asarray(intermediate_result.x)
+        _, gradient, hessian = objective(position)
+        reached[0] = position
+        if _decrement(gradient, hessian) <= decrement:
+            raise StopIteration
+
+    _, gradient, hessian = objective(start)
+    if _decrement(gradient, hessian) > decrement:
+        minimize(
+            lambda x: _or_infinite(*objective(x))[:2],
+            start,
+            jac=True,
+            hess=lambda x: _or_infinite(*objective(x))[2],
+            method="trust-exact",
+            callback=done,
+            options={"maxiter": max_iters, "gtol": 0.0},
+        )
+    return reached[0]
+
+
+def _or_infinite(
+    value: float, gradient: np.ndarray, hessian: np.ndarray
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """As they are, or what has the trust region shrink where one of them is not finite."""
+    if all(np.isfinite(term).all() for term in (value, gradient, hessian)):
+        return value, gradient, hessian
+    return np.inf, np.zeros_like(gradient), np.eye(gradient.size)
+
+
+def _first_finite(objective: _LogPosterior, start: np.ndarray) -> np.ndarray:
+    """The start, drawn towards the origin of the unconstrained space until it can be used."""
+    for shrink in (1.0, 0.5, 0.1, 0.0):
+        if all(np.isfinite(term).all() for term in objective(shrink * start)):
+            return shrink * start
+    count, shown = objective.bad_rows
+    where = ""
+    if count:
+        where = (
+            f" The log-likelihood is not finite in {count} of {objective.rows.num_rows} rows, the "
+            f"first of them {shown}."
+        )
+    raise ValueError(
+        "the log-posterior or its derivatives are not finite at the model's starting point; check "
+        "the data for extreme values, rescale them, or bring draws: weighting=Draws(samples)."
+        + where
+    )
+
+
+def _decrement(gradient: np.ndarray, hessian: np.ndarray) -> float:
+    """gᵀH⁻¹g, twice the gain in nats that a Newton step promises; infinite if H is not definite."""
+    try:
+        factor = np.linalg.cholesky(hessian)
+    except np.linalg.LinAlgError:
+        return np.inf
+    return float(np.sum(np.linalg.solve(factor, gradient) ** 2))
+
+
+def _inverse_hessian(hessian: np.ndarray, names: list[str]) -> np.ndarray:
+    """The inverse of a positive definite Hessian, or an error that names the flat directions."""
+    scale = 1 / np.sqrt(np.maximum(np.diag(hessian), np.finfo(np.float64).tiny))
+    values, vectors = np.linalg.eigh(hessian * np.outer(scale, scale))
+    if not values[0] * _LARGEST_CONDITION > values[-1]:
+        flat = np.abs(vectors[:, 0] * scale)
+        worst = np.argsort(-flat)[:3]
+        raise ValueError(
+            "the Hessian of the negative log-posterior is not positive definite at the mode: it "
+            f"is flat or falling along {', '.join(names[i] for i in worst)} (smallest eigenvalue "
+            f"{values[0]:.3g} of the scaled matrix). Where the posterior is proper but has no "
+            "mode, as that of a hierarchy whose scale may be near zero, take "
+            "weighting=SubsampleNUTS(), or bring draws: weighting=Draws(samples). Where these "
+            "parameters are not identified, give them a proper prior or drop one of them."
+        )
+    return (vectors / values) @ vectors.T * np.outer(scale, scale)

@@ -1,0 +1,336 @@
+"""`CoresetBuilder`: from a model and data to a coreset whose posterior is the full posterior."""
+
+import functools
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import scipy.special
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import log_density
+
+import jaxcoreset as jc
+from jaxcoreset.weighting.laplace import laplace_approximation
+from tests import models
+
+
+def logistic(x, y=None):
+    beta = numpyro.sample("beta", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    x = np.hstack([rng.normal(size=(3000, 3)), np.ones((3000, 1))])
+    y = (rng.random(3000) < scipy.special.expit(x @ np.array([1.0, -0.5, 0.2, 0.3]))).astype(int)
+    return x, y
+
+
+@pytest.fixture(scope="module")
+def full(data):
+    """The Laplace approximation of all the rows."""
+    return laplace_approximation(jc.model_likelihood(logistic, data))
+
+
+@pytest.fixture(scope="module")
+def draws(full):
+    """Draws of it, for builds whose claims are not about where draws come from."""
+    return jc.Draws(full.draws(jax.random.key(5), 2000))
+
+
+@pytest.fixture(scope="module")
+def coreset(data):
+    return jc.CoresetBuilder(logistic, size=20, num_draws=300).run(jax.random.key(0), *data)
+
+
+def test_coreset_posterior_is_the_full_posterior(coreset, full):
+    small = laplace_approximation(
+        jc.model_likelihood(logistic, coreset.args), weights=coreset.weights
+    )
+    assert np.max(np.abs(small.mode - full.mode) / full.sd) < 0.02
+    np.testing.assert_allclose(small.sd / full.sd, 1, atol=0.02)
+
+
+def test_report_estimates_the_divergence_between_the_laplace_approximations(data, full, draws):
+    builder = jc.CoresetBuilder(logistic, size=5, num_draws=300, weighting=draws)
+    coreset = builder.run(jax.random.key(3), *data)
+    small = laplace_approximation(
+        jc.model_likelihood(logistic, coreset.args), weights=coreset.weights
+    )
+    difference = small.mode - full.mode
+    precisions = np.linalg.inv(full.covariance), np.linalg.inv(small.covariance)
+    divergence = 0.5 * (
+        np.trace(precisions[0] @ small.covariance + precisions[1] @ full.covariance)
+        - 2 * len(difference)
+        + difference @ (precisions[0] + precisions[1]) @ difference
+    )
+    # The Laplace divergence sees means and covariances only: agreement within a factor of two.
+    assert 0.5 < coreset.report.kl / divergence < 2
+    assert coreset.report.kl < 0.3
+
+
+def test_coreset_model_weights_each_row(data, coreset):
+    x, y = data
+    beta = np.array([0.3, -0.2, 0.1, 0.5])
+    value, _ = log_density(coreset.model, coreset.args, coreset.kwargs, {"beta": beta})
+    eta = x[coreset.indices] @ beta
+    terms = -np.logaddexp(0, -(2 * y[coreset.indices] - 1) * eta)
+    prior = -0.5 * beta @ beta - 2 * np.log(2 * np.pi)
+    np.testing.assert_allclose(value, coreset.weights @ terms + prior, rtol=1e-5)
+    np.testing.assert_array_equal(coreset.args[0], x[coreset.indices])
+    np.testing.assert_array_equal(coreset.args[1], y[coreset.indices])
+
+
+def test_coreset_hands_on_the_laplace_approximation_of_all_rows(coreset, full):
+    # Both are at the mode to a millionth of a nat.
+    np.testing.assert_allclose(coreset.approximation.mode, full.mode, atol=1e-2 * full.sd.min())
+    np.testing.assert_allclose(coreset.approximation.sd, full.sd, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_nuts_on_the_coreset_agrees_with_nuts_on_all_rows(data, coreset):
+    def nuts(model, args, seed):
+        mcmc = MCMC(NUTS(model), num_warmup=500, num_samples=2000, progress_bar=False)
+        mcmc.run(jax.random.key(seed), *args)
+        return np.asarray(mcmc.get_samples()["beta"])
+
+    full, small = nuts(logistic, data, 1), nuts(coreset.model, coreset.args, 2)
+    # 2000 draws each: a mean is known to about 0.03 sd, an sd to about 2 %.
+    assert np.max(np.abs(small.mean(0) - full.mean(0)) / full.std(0)) < 0.15
+    np.testing.assert_allclose(small.std(0) / full.std(0), 1, atol=0.1)
+
+
+def test_the_same_key_gives_the_same_coreset(data, coreset):
+    again = jc.CoresetBuilder(logistic, size=20, num_draws=300).run(jax.random.key(0), *data)
+    np.testing.assert_array_equal(again.indices, coreset.indices)
+    np.testing.assert_array_equal(again.weights, coreset.weights)
+
+
+@pytest.mark.slow
+def test_candidates_and_chunks_change_little(data, draws):
+    builder = jc.CoresetBuilder(
+        logistic, size=20, num_draws=300, num_candidates=500, batch_size=700, weighting=draws
+    )
+    report = builder.run(jax.random.key(0), *data).report
+    assert report.num_candidates == 500
+    assert report.kl < 1e-2
+
+
+def test_tolerance_is_kept_with_as_few_rows_as_the_path_has(data):
+    coreset = jc.CoresetBuilder(logistic, tol=1e-2).run(jax.random.key(0), *data)
+    report = coreset.report
+    assert report.kl + 2 * report.kl_standard_error <= 1e-2
+    upper = report.curve["kl"] + 2 * report.curve["kl_standard_error"]
+    assert np.all(upper[report.curve["size"] < report.size] > 1e-2)
+    assert len(coreset) <= report.size
+
+
+def test_tolerance_that_cannot_be_met_says_what_was_reached(data, draws):
+    with pytest.raises(ValueError, match=r"max_size = 3 rows of 3000 .* still"):
+        jc.CoresetBuilder(logistic, tol=1e-6, max_size=3, weighting=draws).run(
+            jax.random.key(0), *data
+        )
+
+
+@pytest.mark.parametrize("size", [50, 51])
+def test_as_many_rows_as_there_are_come_back_whole(data, size):
+    x, y = data
+    coreset = jc.CoresetBuilder(logistic, size=size).run(jax.random.key(0), x[:50], y=y[:50])
+    assert coreset.indices.tolist() == list(range(50))
+    assert np.all(coreset.weights == 1)
+    assert coreset.report.kl == 0
+    np.testing.assert_array_equal(coreset.kwargs["y"], y[:50])
+
+
+@pytest.mark.slow
+def test_draws_of_the_user_can_be_the_weighting(data, full):
+    samples = full.draws(jax.random.key(5), 700)
+    builder = jc.CoresetBuilder(logistic, 15, weighting=jc.Draws(samples), num_draws=400)
+    report = builder.run(jax.random.key(0), *data).report
+    assert report.weighting == "Draws"
+    assert (report.num_draws, report.num_held_out) == (200, 500)
+    assert report.kl < 0.1
+
+
+@pytest.mark.parametrize("make", [models.hierarchical, models.mixture, models.two_sites])
+def test_models_beyond_regression_are_built(make):
+    model, args, kwargs = make(num_data=200)
+    builder = jc.CoresetBuilder(model, size=40, num_draws=200, num_held_out=200)
+    coreset = builder.run(jax.random.key(0), *args, **kwargs)
+    assert 0 < len(coreset) <= 40
+    assert coreset.report.kl < 1.0
+
+
+def test_any_solver_can_be_used(data, draws):
+    solver = jc.AIHT2(max_iters=50)
+    builder = jc.CoresetBuilder(logistic, 10, solver=solver, num_draws=300, weighting=draws)
+    report = builder.run(jax.random.key(0), *data).report
+    assert report.solver == "AIHT2"
+    assert report.curve["size"].tolist() == [10]
+
+
+def test_report_prints_what_matters(coreset):
+    text = str(coreset.report)
+    for word in ("of 3,000", "held-out error", "estimated KL", "nats", "seconds", "peak memory"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({}, ValueError, "size is None and tol is None"),
+        ({"size": 5, "tol": 0.1}, ValueError, "wanted one of them"),
+        ({"size": 0}, ValueError, "size is 0"),
+        ({"size": 2.5}, ValueError, "whole number"),
+        ({"tol": -1.0}, ValueError, "tol is -1.0"),
+        ({"size": 5, "num_draws": 1}, ValueError, "num_draws"),
+        ({"size": 5, "solver": "best"}, TypeError, r"ExchangePursuit\(\)"),
+        ({"size": 5, "weighting": None}, TypeError, r"Laplace\(\)"),
+    ],
+)
+@pytest.mark.usefixtures("untyped")
+def test_bad_settings_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        jc.CoresetBuilder(logistic, **arguments)
+
+
+def test_fewer_candidates_than_rows_wanted_are_refused(data, draws):
+    builder = jc.CoresetBuilder(logistic, size=20, num_candidates=10, weighting=draws)
+    with pytest.raises(ValueError, match="num_candidates is 10"):
+        builder.run(jax.random.key(0), *data)
+
+
+def sites_of(data):
+    """A rare class of rows: one in sixty."""
+    return np.where(np.arange(len(data[1])) % 60 == 0, 7, 3)
+
+
+def logistic_with_site(x, site, y=None):
+    logistic(x, y)
+
+
+@pytest.mark.parametrize("num_candidates", [None, 200])
+def test_every_class_of_an_argument_gets_rows(data, draws, num_candidates):
+    x, y = data
+    site = sites_of(data)
+    builder = jc.CoresetBuilder(
+        logistic_with_site,
+        size=20,
+        constraint=functools.partial(jc.StratifiedTopK, reserved=4),
+        by="site",
+        num_candidates=num_candidates,
+        num_draws=300,
+        weighting=draws,
+    )
+    coreset = builder.run(jax.random.key(0), x, site, y)
+    assert len(coreset) <= 20
+    assert np.sum(coreset.args[1] == 7) >= 3
+    assert coreset.report.solver == "AIHT2"
+
+
+def test_constraint_on_all_rows_can_be_given(data, draws):
+    constraint = jc.SimplexTopK(len(data[1]))
+    builder = jc.CoresetBuilder(
+        logistic, size=15, constraint=constraint, num_draws=300, weighting=draws
+    )
+    coreset = builder.run(jax.random.key(0), *data)
+    np.testing.assert_allclose(coreset.weights.sum(), len(data[1]), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"constraint": jc.TopK(), "solver": jc.MatchingPursuit()}, TypeError, "no constraint"),
+        ({"constraint": jc.TopK(), "by": "y"}, TypeError, "by is 'y'"),
+        ({"constraint": jc.StratifiedTopK, "by": "site"}, ValueError, "by is 'site'; wanted"),
+        ({"constraint": jc.StratifiedTopK, "by": "x"}, ValueError, "wanted \\(3000,\\)"),
+        ({"constraint": jc.StratifiedTopK}, TypeError, "wanted a Constraint"),
+        ({"constraint": jc.StratifiedTopK([0, 1])}, ValueError, "groups"),
+    ],
+)
+def test_constraint_that_does_not_fit_is_refused(data, settings, error, message):
+    with pytest.raises(error, match=message):
+        jc.CoresetBuilder(logistic, size=5, **settings).run(jax.random.key(0), *data)
+
+
+def ratings(num_data=3000):
+    random = np.random.default_rng(0)
+    rating = random.choice(5, p=[0.05, 0.2, 0.5, 0.2, 0.05], size=num_data) + 1.0
+    return rating, 1 + 0.1 * rating + random.normal(size=num_data)
+
+
+def by_range(rating, y):
+    """Ratings are scaled by the range of those that are there."""
+    a = numpyro.sample("a", dist.Normal(0, 2))
+    b = numpyro.sample("b", dist.Normal(0, 2))
+    scaled = (rating - rating.min()) / (rating.max() - rating.min())
+    with numpyro.plate("rows", rating.shape[0]):
+        numpyro.sample("y", dist.Normal(a + b * scaled, 1), obs=y)
+
+
+def by_number(rating, y):
+    """What the model is depends on how many rows there are."""
+    a = numpyro.sample("a", dist.Normal(0, 2))
+    with numpyro.plate("rows", rating.shape[0]):
+        numpyro.sample("y", dist.Normal(a, 1 if rating.shape[0] > 25 else 2), obs=y)
+
+
+def with_prior(rating, y):
+    """The prior knows the largest rating."""
+    a = numpyro.sample("a", dist.Normal(rating.max(), 5))
+    with numpyro.plate("rows", rating.shape[0]):
+        numpyro.sample("y", dist.Normal(a, 1), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        (by_range, {"size": 2}, "of a datum at site 'y' changes when other rows are dropped"),
+        (by_number, {"tol": 0.01, "rounds": 2}, "of a datum at site 'y' changes when other rows"),
+        (by_number, {"size": 9, "num_candidates": 500}, "of a datum at site 'y' changes when"),
+        (with_prior, {"size": 1}, "site 'a', which is outside the data axis, changes when rows"),
+    ],
+)
+def test_coreset_whose_rows_are_worth_something_else_alone_is_refused(
+    monkeypatch, model, settings, message
+):
+    # What is looked at before the build does not show it.
+    monkeypatch.setattr("jaxcoreset.likelihood.likelihood.alike_subsets", lambda num_rows: iter(()))
+    builder = jc.CoresetBuilder(model, num_draws=100, num_held_out=100, **settings)
+    with pytest.raises(ValueError, match=message):
+        builder.run(jax.random.key(0), *ratings())
+
+
+def test_coreset_of_read_rows_is_looked_at_too(monkeypatch, tmp_path):
+    monkeypatch.setattr("jaxcoreset.likelihood.likelihood._CHUNK_ROWS", 1000)
+    files = [tmp_path / f"{name}.npy" for name in ("rating", "y")]
+    for file, column in zip(files, ratings(), strict=True):
+        np.save(file, column)
+    data = tuple(np.load(file, mmap_mode="r") for file in files)
+    builder = jc.CoresetBuilder(by_number, size=9, num_draws=100, num_held_out=100)
+    with pytest.raises(ValueError, match="of a datum at site 'y' changes when other rows"):
+        builder.run(jax.random.key(0), *data)
+
+
+def test_standardisation_that_large_values_hide_is_refused_as_such(monkeypatch):
+    """Prices: at a start near zero float32 rounds a log-likelihood of −10⁸ nats."""
+    monkeypatch.setattr("jaxcoreset.likelihood.likelihood.alike_subsets", lambda num_rows: iter(()))
+    random = np.random.default_rng(0)
+    x = random.normal(40, 10, size=3000)
+    y = 20_000 + 300 * (x - 40) + 5000 * random.normal(size=3000)
+
+    def model(x, y):
+        a = numpyro.sample("a", dist.Normal(20_000, 10_000))
+        b = numpyro.sample("b", dist.Normal(0, 5000))
+        s = numpyro.sample("s", dist.HalfNormal(10_000))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(a + b * (x - x.mean()) / x.std(), s), obs=y)
+
+    jc.model_likelihood(model, (x, y))  # not seen here
+    builder = jc.CoresetBuilder(model, size=9, num_draws=100, num_held_out=100)
+    with pytest.raises(ValueError, match="of a datum at site 'y' changes when other rows"):
+        builder.run(jax.random.key(0), x, y)

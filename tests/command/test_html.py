@@ -1,0 +1,264 @@
+"""The HTML report: one file that needs no other, with the numbers that it was given."""
+
+import base64
+import dataclasses
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+import jaxcoreset as jc
+from jaxcoreset.command import export as elsewhere
+from jaxcoreset.command.html import compare_laplace, html_report, verdict, write_html_report
+from jaxcoreset.command.inputs import Inputs, regression_inputs
+from jaxcoreset.command.regressions import logistic
+from jaxcoreset.command.tables import Table
+
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Reads a page: its tags, which must close, its text, and what it would fetch."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.links, self.images, self.words = [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in VOID:
+            self.open.append(tag)
+        values = dict(attrs)
+        self.links += [values[name] for name in ("src", "href", "data", "action") if name in values]
+        if tag == "img":
+            self.images.append(values)
+        assert tag not in {"script", "link", "iframe", "object"}
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+@pytest.fixture(scope="module")
+def coreset():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 2))
+    y = (rng.random(200) < 1 / (1 + np.exp(-x[:, 0]))).astype(int)
+    solver = jc.MatchingPursuit()  # quick to compile
+    builder = jc.CoresetBuilder(logistic, 12, solver=solver, num_draws=100, num_held_out=100)
+    return builder.run(jax.random.key(0), x=x, y=y)
+
+
+@pytest.fixture(scope="module")
+def comparison(coreset):
+    return compare_laplace(
+        coreset, lambda name: {"beta[0]": "age", "beta[1]": "<b>"}.get(name, name)
+    )
+
+
+def test_page_needs_no_other_file_and_is_well_formed(coreset, comparison):
+    text = html_report(coreset, title="A & B", comparison=comparison, tol=0.01)
+    page = Page(text)
+    assert page.open == []
+    assert text.startswith("<!DOCTYPE html>")
+    assert "<title>A &amp; B</title>" in text
+    assert all(link.startswith("data:image/png;base64,") for link in page.links)
+    assert len(page.images) == 2
+    assert not re.search(r"url\(|@import|https?://", re.sub(r'src="[^"]*"', "", text))
+
+
+def test_images_are_png_and_have_descriptions(coreset, comparison):
+    for image in Page(html_report(coreset, comparison=comparison)).images:
+        data = base64.b64decode(image["src"].partition(",")[2], validate=True)
+        assert data.startswith(b"\x89PNG\r\n\x1a\n")
+        assert len(image["alt"]) > 20
+
+
+def test_page_has_the_numbers_of_the_report(coreset, comparison):
+    report = coreset.report
+    text = Page(html_report(coreset, comparison=comparison, facts={"file": "shop.csv"})).text
+    assert f"{report.num_used} of 200" in text
+    assert f"{report.kl:.2g} ± {report.kl_standard_error:.1g} nats" in text
+    assert f"{report.held_out_error:.2e}" in text
+    assert "shop.csv" in text
+    for i, name in enumerate(["age", "<b>"]):
+        assert name in text  # escaped in the page, plain to a reader
+        assert f"{comparison.full.mode[i]:.4g}" in text
+
+
+def test_comparison_is_that_of_two_laplace_approximations(coreset, comparison):
+    """Held to Newton's method in NumPy on the weighted rows, with the priors of the model."""
+    x = np.column_stack([coreset.kwargs["x"], np.ones(len(coreset))])
+    y, w = np.asarray(coreset.kwargs["y"]), coreset.weights
+    precision = np.diag([1 / 2.5**2, 1 / 2.5**2, 1 / 10**2])
+    theta = np.zeros(3)
+    for _ in range(50):
+        p = 1 / (1 + np.exp(-x @ theta))
+        hessian = (x.T * (w * p * (1 - p))) @ x + precision
+        theta = theta + np.linalg.solve(hessian, x.T @ (w * (y - p)) - precision @ theta)
+    sd = np.sqrt(np.diag(np.linalg.inv(hessian)))
+    # The mode is only looked for to a thousandth of a standard deviation.
+    np.testing.assert_allclose(comparison.small.mode, theta, atol=3e-3 * sd.min())
+    np.testing.assert_allclose(comparison.small.sd, sd, rtol=2e-3)
+    np.testing.assert_allclose(
+        comparison.shifts, (comparison.small.mode - comparison.full.mode) / comparison.full.sd
+    )
+
+
+def test_verdict_does_not_pretend(coreset):
+    def kl_of(kl, error):
+        return verdict(dataclasses.replace(coreset.report, kl=kl, kl_standard_error=error))
+
+    assert "more than about 0.11 of its standard deviation" in kl_of(0.01, 0.001)
+    for kl, error in ((0.5, 0.01), (0.25, 0.1)):
+        assert "Do not use" in kl_of(kl, error)
+        assert "lower bound" in kl_of(kl, error)
+    poor = dataclasses.replace(coreset.report, kl=2.0, kl_standard_error=0.1)
+    text = Page(html_report(_with_report(coreset, poor))).text
+    assert "at least that, and may differ by far more" in text
+
+
+def test_coreset_of_all_rows_has_a_page_without_an_error_curve():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(20, 2)), rng.integers(0, 2, 20)
+    whole = jc.CoresetBuilder(logistic, size=50).run(jax.random.key(0), x=x, y=y)
+    assert compare_laplace(whole) is None
+    page = Page(html_report(whole))
+    assert page.images == []
+    assert "there is no error" in page.text
+
+
+def test_file_is_written_whole(coreset, tmp_path):
+    path = write_html_report(tmp_path / "r.html", coreset, notes=["Æ <i>"], programs={"R": "a < b"})
+    text = path.read_text(encoding="utf-8")
+    assert text.rstrip().endswith("</html>")
+    assert "Æ &lt;i&gt;" in text
+    assert "a &lt; b" in text
+    assert [file.name for file in tmp_path.iterdir()] == ["r.html"]
+
+
+def inputs_of(likelihood, **more):
+    rng = np.random.default_rng(0)
+    fields = {
+        "model": logistic,
+        "title": likelihood,
+        "arguments": {"x": rng.normal(size=(4, 3)), "y": np.zeros(4), "prior_scale": 2.5},
+        "likelihood": likelihood,
+        "response": "y value",
+        "columns": ["age", "town"],
+        "levels": {"town": ["Bergen", "Bodø", "Oslo"]},
+        "scaling": {"age": (40.0, 12.0)},
+        "coefficients": ["age", "town = Bodø", "town = Oslo"],
+    }
+    return Inputs(**fields | more)
+
+
+@pytest.mark.parametrize(
+    "likelihood", ["logistic", "poisson", "normal", "student_t", "negative_binomial", "categorical"]
+)
+def test_programs_weight_the_likelihood_and_scale_by_all_rows(likelihood):
+    classes = {"classes": ["a", "b", "c"]} if likelihood == "categorical" else {}
+    found = elsewhere.programs(inputs_of(likelihood, **classes), Path("out/rows.csv"), "w")
+    brms, stan = found["R, with brms"], found["Stan"]
+    assert "`y value` | weights(w) ~ 0 + Intercept + age + town" in brms
+    assert '(d[["age"]] - 40.0) / 12.0' in brms
+    assert "target += weight[n] * " in stan
+    for opening, closing in ("{}", "()", "[]"):
+        assert stan.count(opening) == stan.count(closing)
+        assert brms.count(opening) == brms.count(closing)
+    for name, program in found.items():
+        if name.startswith("Python"):
+            compile(program, name, "exec")
+            assert 'd = pd.read_csv("rows.csv", dtype={"town": str' in program
+
+
+def test_python_program_prepares_the_matrix_that_was_built_for(tmp_path, monkeypatch):
+    """Run on a file, it gives the standardised numbers and the columns of the categories."""
+    (tmp_path / "rows.csv").write_text(
+        "row,w,age,town,y value\n3,2.5,52,Oslo,1\n7,1.5,28,Bergen,0\n9,4,40,Bodø,1\n",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    program = elsewhere.programs(inputs_of("logistic"), Path("rows.csv"), "w")[
+        "Python, with NumPyro"
+    ]
+    namespace = {}
+    exec(program.partition("import jax\n")[0], namespace)
+    np.testing.assert_allclose(namespace["x"], [[1, 0, 1], [-1, 0, 0], [0, 1, 0]])
+    np.testing.assert_allclose(namespace["y"], [1, 0, 1])
+    np.testing.assert_allclose(namespace["weight"], [2.5, 1.5, 4])
+
+
+FACTORS = {
+    "text": ["01", "02", "NA", "01"],
+    "truth": [True, False, True, True],
+    "whole number": [10, 9, 10, 10],
+    "number": [1.0, 0.5, 1e-5, 1.0],
+    "date": pd.to_datetime(["2020-01-02", "2020-01-01", "2020-01-03", "2020-01-02"]),
+    "time": [pd.Timestamp(f"2020-01-0{i}") for i in (1, 2, 3)] + [pd.Timestamp("2020-01-01 12:30")],
+}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("factor", FACTORS)
+def test_python_program_finds_the_categories_of_the_table(factor, suffix, tmp_path, monkeypatch):
+    """Also where all rows kept are alike, so that pandas writes or reads them otherwise."""
+    frame = pd.DataFrame({"x": [1.0, 2.0, 4.0, 3.0], "c": FACTORS[factor], "z": FACTORS[factor]})
+    table = Table(Path("rows.parquet"), frame)
+    inputs = regression_inputs(table, "categorical", "z", ["x", "c"], ["c"])
+    path = tmp_path / f"rows{suffix}"
+    program = elsewhere.programs(inputs, path)["Python, with NumPyro"].partition("import jax\n")[0]
+    monkeypatch.chdir(tmp_path)
+    for rows in ([0, 1, 2, 3], [0], [1, 2], [3]):
+        part = frame.iloc[rows].assign(weight=1.0)
+        part.to_csv(path, index=False) if suffix == ".csv" else part.to_parquet(path, index=False)
+        namespace = {}
+        exec(program, namespace)
+        np.testing.assert_allclose(namespace["x"], inputs.arguments["x"][rows])
+        np.testing.assert_array_equal(namespace["y"], inputs.arguments["y"][rows])
+
+
+def test_python_program_refuses_a_category_that_it_does_not_know(tmp_path, monkeypatch):
+    text = "row,w,age,town,y value\n3,2.5,52,Oslo,1\n7,1.5,28,Paris,0\n"
+    (tmp_path / "rows.csv").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = elsewhere.programs(inputs_of("logistic"), Path("rows.csv"), "w")
+    with pytest.raises(ValueError, match="town has a value that is none of"):
+        exec(found["Python, with NumPyro"].partition("import jax\n")[0], {})
+
+
+def test_r_program_reads_categories_as_text_and_checks_them():
+    kinds = {"town": "truth"}
+    inputs = inputs_of("categorical", classes=["01", "02", "NA"], kinds=kinds)
+    csv = elsewhere.programs(inputs, Path("rows.csv"), "w")["R, with brms"]
+    columns = 'c("town" = "character", "y value" = "character")'
+    assert f"colClasses = {columns}, na.strings = character())" in csv
+    assert 'd[["town"]] <- factor(d[["town"]], levels' in csv
+    assert 'stopifnot(!anyNA(d[["town"]]))\n' in csv
+    assert 'stopifnot(!anyNA(d[["y value"]]))\n' in csv
+    parquet = elsewhere.programs(inputs, Path("rows.parquet"), "w")["R, with brms"]
+    assert 'factor(ifelse(d[["town"]], "True", "False"), levels' in parquet
+
+
+def _with_report(coreset, report):
+    return jc.Coreset(
+        logistic,
+        coreset.indices,
+        coreset.weights,
+        coreset.args,
+        coreset.kwargs,
+        report,
+        data_dims={"y": -1},
+    )

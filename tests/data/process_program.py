@@ -1,0 +1,79 @@
+"""One process of a distributed build, for `test_processes`: prints what it found as JSON."""
+
+import json
+import os
+import sys
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+import jaxcoreset as jc
+
+NUM_ROWS = 1 << 14
+
+
+def model(x, y):
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([3]).to_event(1))
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ slopes), obs=y)
+
+
+def table():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(NUM_ROWS, 3)).astype(np.float32)
+    y = (rng.random(NUM_ROWS) < 1 / (1 + np.exp(-x @ np.ones(3)))).astype(np.float32)
+    return x, y
+
+
+def main(what):
+    index, count = 0, 1
+    if "JAXCORESET_PROCESSES" in os.environ:
+        index, count = jc.initialize_processes()
+    x, y = table()
+    first, last = index * NUM_ROWS // count, (index + 1) * NUM_ROWS // count
+    part = x[first:last], y[first:last]
+    last_process = index == count - 1
+    if what == "bad rows" and last_process:
+        part[1][:] = np.nan
+    if what == "other types" and last_process:
+        part = part[0], part[1].astype(np.int32)
+    if what == "no rows" and last_process:
+        part = part[0][:0], part[1][:0]
+    if (what == "dies" and last_process) or (what == "first dies" and index == 0):
+        # In the middle of the pass over the rows, as a machine would.
+        from jaxcoreset.data import rows
+
+        rows.evaluate_blocks = lambda *args, **kwargs: os._exit(9)
+    builder = jc.CoresetBuilder(
+        model,
+        size=7 if what == "other size" and last_process else 6,
+        num_draws=100,
+        num_held_out=100,
+        num_candidates=500,
+        distributed=count > 1,
+        pricing_passes=1,
+        timeout=5 if what.endswith("dies") else 120,
+        rounds=1,
+        progress_bar=False,
+    )
+    coreset = builder.run(jax.random.key(0), *part)
+    if what == "certify":  # each with draws of its own
+        own = coreset.approximation.draws(jax.random.key(index), 200)
+        certificate = jc.certify(coreset, own, progress_bar=False)
+        print("FOUND " + json.dumps({"kl": certificate.kl, "built": coreset.report.kl}))
+        return
+    found = {
+        "indices": coreset.indices.tolist(),
+        "weights": coreset.weights.tolist(),
+        "rows": coreset.args[0].tolist(),
+        "kl": coreset.report.kl,
+        "num_data": coreset.report.num_data,
+        "num_local": len(part[0]),
+    }
+    print("FOUND " + json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

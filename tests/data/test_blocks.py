@@ -1,0 +1,107 @@
+"""Rows in blocks: each once and in its place, with the same values in all groups and devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from jaxcoreset.data.blocks import (
+    block_rows,
+    column_sums,
+    evaluate_blocks,
+    fold_rows,
+    fold_to,
+    group_blocks,
+)
+from jaxcoreset.data.rows import Placement, Rows
+from jaxcoreset.likelihood.passes import feature_sum
+
+NUM_ROWS = 1003
+
+
+def data(where):
+    x = np.random.default_rng(0).normal(size=(NUM_ROWS, 3)).astype(np.float32)
+    number = np.arange(NUM_ROWS, dtype=np.int32)
+    return {"host": (x, number), "device": (jnp.asarray(x), jnp.asarray(number))}[where]
+
+
+def as_they_are(args, rows, counted):
+    return rows[1], counted
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize(("block", "batch_size"), [(8, None), (64, 100), (64, 640), (2048, None)])
+@pytest.mark.parametrize("first", [0, 2])
+def test_every_row_is_seen_once_and_in_its_place(where, block, batch_size, first):
+    seen, shapes = [], set()
+    groups = evaluate_blocks(
+        as_they_are, (), data(where), block, first=first * block, batch_size=batch_size
+    )
+    for at, num, (numbers, counted) in groups:
+        shapes.add(numbers.shape)
+        numbers, counted = np.asarray(numbers).ravel(), np.asarray(counted).ravel()
+        assert numbers[0] == at
+        np.testing.assert_array_equal(counted, np.arange(counted.size) < num)
+        seen.extend(numbers[:num].tolist())
+        assert (numbers[num:] < NUM_ROWS).all()  # filled up by rows that the model knows
+    assert seen == list(range(first * block, NUM_ROWS))
+    assert len(shapes) <= 1
+
+
+def test_groups_of_many_devices_are_shared_out_evenly():
+    rows = data("host")
+    for devices in (1, 2, 3, 8):
+        blocks = group_blocks(rows, 16, devices)
+        assert blocks % devices == 0
+        assert 16 * blocks < NUM_ROWS + 16 * devices
+
+
+@pytest.mark.parametrize("width", [1, 20, 500, 2000, 10**7])
+def test_blocks_are_powers_of_two(width):
+    assert np.log2(block_rows(width)) % 1 == 0
+
+
+def test_sums_of_equal_float32_numbers_keep_six_digits():
+    """Added one after the other, float32 is 1e-4 off here; the error of a block does not cancel."""
+    values = jnp.full((1 << 15, 2), 0.1, jnp.float32)
+    exact = np.asarray(values, np.float64).sum(0)
+    np.testing.assert_allclose(np.asarray(fold_rows(values), np.float64), exact, rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(fold_to(values, 1000)).sum(0), exact, rtol=1e-6)
+    in_columns = np.asarray(jnp.sum(column_sums(values.T), axis=-1), np.float64)
+    np.testing.assert_allclose(in_columns, exact, rtol=1e-6)
+
+
+def test_fold_to_adds_every_row_once():
+    values = jnp.arange(37.0)[:, None] * jnp.ones(2)
+    np.testing.assert_array_equal(fold_to(values, 8).sum(0), values.sum(0))
+    assert fold_to(values, 8).shape == (5, 2)
+
+
+def sums(mesh=None, batch_size=None, first=None):
+    from jaxcoreset.likelihood.embedding import _Values
+
+    x, _ = data("host")
+    rows = Rows(x, Placement(mesh=mesh, batch_size=batch_size))
+    draws = jax.random.normal(jax.random.key(0), (40, 3))
+    return np.asarray(
+        feature_sum(lambda d, x: jnp.sin(x @ d), _Values(draws), rows, None, lambda rows: None)
+    )
+
+
+@pytest.mark.parametrize("batch_size", [1, 300, 5000])
+def test_a_sum_does_not_depend_on_the_batch_size_in_any_bit(batch_size):
+    np.testing.assert_array_equal(sums(batch_size=batch_size), sums())
+
+
+@pytest.mark.parametrize("num_devices", [2, 4, 8])
+def test_a_sum_does_not_depend_on_the_devices_in_any_bit(num_devices):
+    if jax.device_count() < num_devices:
+        pytest.skip("needs XLA_FLAGS=--xla_force_host_platform_device_count=8")
+    mesh = Mesh(np.array(jax.devices()[:num_devices]), ("rows",))
+    np.testing.assert_array_equal(sums(mesh), sums())
+
+
+def test_rows_that_do_not_exist_are_refused():
+    with pytest.raises(IndexError, match="row numbers from 0 to 1002"):
+        Rows(data("host")).take(np.array([1003]))

@@ -1,0 +1,310 @@
+"""A build that was broken off goes on to the same coreset, bit for bit; half a file is no file."""
+
+import functools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import jaxcoreset as jc
+from jaxcoreset.data import rows as rows_module
+from jaxcoreset.data.checkpoint import Journal
+from jaxcoreset.diagnostics.log_ratio import log_likelihood_totals
+
+NUM_ROWS = 3000
+
+
+def model(x, y):
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ slopes, 1.0), obs=y)
+
+
+def table(seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(NUM_ROWS, 2)).astype(np.float32)
+    return x, (x @ np.ones(2) + rng.normal(size=NUM_ROWS)).astype(np.float32)
+
+
+def builder(path, **settings):
+    settings = {
+        "size": 5,
+        "num_draws": 60,
+        "num_held_out": 60,
+        "num_candidates": 200,
+        "pricing_passes": 1,
+        "batch_size": 1,  # so that a pass has many groups
+        "checkpoint": path,
+        "checkpoint_every": 0.0,
+        "progress_bar": False,
+    } | settings
+    return jc.CoresetBuilder(model, **settings)
+
+
+def build(path, data=None, key=0, **settings):
+    return builder(path, **settings).run(jax.random.key(key), *(data or table()))
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return build(None)
+
+
+class Stop(BaseException):
+    """What ends a build in the middle."""
+
+
+def break_off(monkeypatch, after, error):
+    """Raise an error after so many groups of rows, in whatever pass."""
+    evaluate = rows_module.evaluate_blocks
+    seen = [0]
+
+    @functools.wraps(evaluate)
+    def counted(*args, **kwargs):
+        for group in evaluate(*args, **kwargs):
+            seen[0] += 1
+            if seen[0] == after:
+                raise error
+            yield group
+
+    monkeypatch.setattr(rows_module, "evaluate_blocks", counted)
+    return seen
+
+
+@pytest.mark.parametrize("after", [1, 5, 14, 22, 27])
+def test_an_interrupted_build_says_where_it_is_and_goes_on_bit_for_bit(
+    tmp_path, monkeypatch, whole, after
+):
+    path = tmp_path / "build"
+    with monkeypatch.context() as patch:
+        break_off(patch, after, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt) as caught:
+            build(path)
+    assert str(path) in caught.value.__notes__[0]
+    with monkeypatch.context() as patch:
+        seen = break_off(patch, None, None)
+        coreset = build(path)
+    np.testing.assert_array_equal(coreset.indices, whole.indices)
+    np.testing.assert_array_equal(coreset.weights, whole.weights)
+    assert coreset.report.kl == whole.report.kl
+    with monkeypatch.context() as patch:
+        all_groups = break_off(patch, None, None)
+        build(None)
+    assert seen[0] == all_groups[0] - after + 1  # nothing that was done is done again
+
+
+def test_a_missing_folder_is_told_before_the_first_pass(tmp_path, monkeypatch):
+    seen = break_off(monkeypatch, None, None)
+    with pytest.raises(FileNotFoundError, match="no such directory for a checkpoint"):
+        build(tmp_path / "missing" / "build")
+    assert seen[0] == 0
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_hide_the_error(tmp_path, monkeypatch):
+    def full(self):
+        raise OSError("no space left")
+
+    break_off(monkeypatch, 5, KeyboardInterrupt())
+    monkeypatch.setattr(Journal, "write", full)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        build(tmp_path / "build", checkpoint_every=3600.0)
+    assert "could not be written: no space left" in caught.value.__notes__[0]
+
+
+def test_a_finished_build_is_there_at_once(tmp_path, monkeypatch, whole):
+    build(tmp_path / "build")
+    with monkeypatch.context() as patch:
+        seen = break_off(patch, None, None)
+        again = build(tmp_path / "build", batch_size=700)
+    assert seen[0] == 0
+    np.testing.assert_array_equal(again.weights, whole.weights)
+
+
+def test_passes_after_the_build_are_not_kept(tmp_path):
+    coreset = build(tmp_path / "build")
+    before = (tmp_path / "build").read_bytes()
+    likelihood = coreset.likelihood
+    log_likelihood_totals(
+        likelihood.log_likelihood, {"slopes": np.zeros((3, 2), np.float32)}, likelihood.rows
+    )
+    assert (tmp_path / "build").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"key": 1}, "key"),
+        ({"data": table(1)}, "data"),
+        ({"size": 6}, "size"),
+        ({"num_draws": 61}, "num_draws"),
+        ({"weighting": jc.Laplace(max_iters=49)}, "weighting"),
+    ],
+)
+def test_a_checkpoint_of_another_build_is_refused(tmp_path, changes, named):
+    path = tmp_path / "build"
+    build(path)
+    with pytest.raises(ValueError, match=rf"another build: it differs in {named} \("):
+        build(path, **changes)
+
+
+def test_a_changed_model_is_another_build(tmp_path):
+    path = tmp_path / "build"
+
+    def make(scale):
+        def model(x, y):
+            slopes = numpyro.sample("slopes", dist.Normal(0, scale).expand([2]).to_event(1))
+            with numpyro.plate("data", x.shape[0]):
+                numpyro.sample("y", dist.Normal(x @ slopes, 1.0), obs=y)
+
+        return model
+
+    one, same, other = (builder(path) for _ in range(3))
+    one.model, same.model, other.model = make(1.0), make(1.0), make(2.0)
+    one.run(jax.random.key(0), *table())
+    same.run(jax.random.key(0), *table())
+    with pytest.raises(ValueError, match=r"differs in model"):
+        other.run(jax.random.key(0), *table())
+
+
+class Holder:
+    """A model whose noise is held by an object, a global and a partial."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def model(self, x, y):
+        noisy(x, y, self.scale)
+
+    def __call__(self, x, y):
+        noisy(x, y, self.scale)
+
+
+def noisy(x, y, scale=1.0):
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ slopes, scale * NOISE["of all"]), obs=y)
+
+
+NOISE = {"of all": 1.0}
+
+
+def build_with(path, changed):
+    return jc.CoresetBuilder(
+        changed, size=5, num_draws=60, num_held_out=60, checkpoint=path, progress_bar=False
+    ).run(jax.random.key(0), *table())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda scale: functools.partial(noisy, scale=scale),
+        lambda scale: Holder(scale).model,
+        Holder,
+    ],
+)
+def test_a_model_of_the_same_code_and_other_values_is_another_build(tmp_path, make):
+    path = tmp_path / "build"
+    first = build_with(path, make(1.0))
+    again = build_with(path, make(1.0))
+    np.testing.assert_array_equal(again.weights, first.weights)
+    with pytest.raises(ValueError, match=r"differs in .*model"):
+        build_with(path, make(3.0))
+
+
+def test_a_changed_global_is_another_build(tmp_path, monkeypatch):
+    path = tmp_path / "build"
+    build_with(path, noisy)
+    monkeypatch.setitem(NOISE, "of all", 3.0)
+    with pytest.raises(ValueError, match="differs in model values"):
+        build_with(path, noisy)
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "other"])
+def test_a_damaged_file_is_refused_and_not_read(tmp_path, damage):
+    path = tmp_path / "build"
+    build(path)
+    content = path.read_bytes()
+    middle = len(content) // 2
+    flipped = bytes([content[middle] ^ 1])
+    path.write_bytes(
+        {
+            "cut": content[:middle],
+            "changed": content[:middle] + flipped + content[middle + 1 :],
+            "other": b"something else",
+        }[damage]
+    )
+    with pytest.raises(ValueError, match=r"is damaged; delete it|is another file"):
+        build(path)
+
+
+def test_what_a_killed_writing_left_is_cleared_away(tmp_path, whole):
+    path = tmp_path / "build"
+    (tmp_path / f"build.{'0' * 32}.part").write_bytes(b"half a")
+    coreset = build(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["build"]
+    np.testing.assert_array_equal(coreset.weights, whole.weights)
+
+
+def test_a_pass_that_is_not_the_one_that_was_kept_is_made_anew(tmp_path):
+    journal = Journal(tmp_path / "journal", {})
+    for digest in ("a", "b", "c"):
+        journal.open("target", digest).finish({"total": np.ones(2)})
+    again = Journal(tmp_path / "journal", {})
+    assert again.open("target", "a").is_done
+    assert not again.open("target", "other").is_done
+    assert not again.open("target", "c").is_done
+
+
+def program(path, out):
+    """A build in a process of its own, slow enough to be killed anywhere."""
+    evaluate = rows_module.evaluate_blocks
+
+    def slow(*args, **kwargs):
+        for group in evaluate(*args, **kwargs):
+            time.sleep(0.05)
+            yield group
+
+    rows_module.evaluate_blocks = slow
+    build(path).save(out)
+
+
+@pytest.mark.slow
+def test_a_build_that_is_killed_twenty_times_ends_in_the_same_coreset(tmp_path):
+    path, out = tmp_path / "build", tmp_path / "coreset.npz"
+    environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    undisturbed = [sys.executable, __file__, str(tmp_path / "other"), str(tmp_path / "whole.npz")]
+    subprocess.run(undisturbed, env=environment, check=True, timeout=120)
+    whole = jc.load(tmp_path / "whole.npz", model)
+    command = [sys.executable, __file__, str(path), str(out)]
+    generator = random.Random(0)
+    kills = 0
+    while not out.exists():
+        running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+        # Until it has gone further than the last one, and then at any moment.
+        if kills < 20:
+            before = path.stat().st_mtime_ns if path.exists() else 0
+            while running.poll() is None and (
+                not path.exists() or path.stat().st_mtime_ns == before
+            ):
+                time.sleep(0.01)
+            time.sleep(generator.uniform(0, 0.3))
+            running.send_signal(signal.SIGKILL)
+            kills += 1
+        _, errors = running.communicate(timeout=120)
+        assert running.returncode in (0, -signal.SIGKILL), errors.decode()
+    assert kills == 20 or out.exists()
+    coreset = jc.load(out, model)
+    np.testing.assert_array_equal(coreset.indices, whole.indices)
+    np.testing.assert_array_equal(coreset.weights, whole.weights)
+
+
+if __name__ == "__main__":
+    program(sys.argv[1], sys.argv[2])

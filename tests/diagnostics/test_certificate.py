@@ -1,0 +1,480 @@
+"""Certificates against a linear model whose posteriors and evidences are closed forms."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import scipy.special
+import scipy.stats
+from numpyro.infer import MCMC, NUTS
+
+import jaxcoreset as jc
+from jaxcoreset.diagnostics.arviz import pareto_smooth
+from jaxcoreset.diagnostics.certificate import certificate_of, khat_limit
+from jaxcoreset.diagnostics.gaussian import gaussian_kl
+from jaxcoreset.diagnostics.log_ratio import log_likelihood_totals
+from tests.gaussian_coreset import case, coreset_of, kl, regression
+
+
+@pytest.fixture(scope="module")
+def poor():
+    return case(mismatch=0.1)
+
+
+@pytest.fixture(scope="module")
+def poor_certificate(poor):
+    return jc.certify(coreset_of(poor), poor.samples, num_draws=None, progress_bar=False)
+
+
+def within(found, error, true, floor=0.0):
+    return abs(found - true) < 4 * error + floor
+
+
+def test_both_divergences_and_the_evidence_are_those_in_closed_form(poor, poor_certificate):
+    found = poor_certificate
+    forward, reverse = kl(poor.full, poor.small), kl(poor.small, poor.full)
+    assert forward == pytest.approx(0.3048, abs=1e-3)  # a case that is worth measuring
+    assert within(found.kl_forward, found.kl_forward_standard_error, forward)
+    assert within(found.kl_reverse, found.kl_reverse_standard_error, reverse)
+    assert within(found.kl, found.kl_standard_error, forward + reverse)
+    evidence = poor.full.log_evidence - poor.small.log_evidence
+    assert within(found.log_evidence_ratio, found.log_evidence_ratio_standard_error, evidence)
+    assert found.kl_forward_standard_error < 0.03
+    assert found.log_evidence_ratio_standard_error < 0.03
+
+
+def test_log_ratios_are_those_of_scipy(poor, poor_certificate):
+    b = poor.samples["b"][1, :20].astype(np.float64)
+    each = scipy.stats.norm.logpdf(poor.y[:, None], poor.x @ b.T, 2.0)
+    expected = each.sum(0) - poor.weights.astype(np.float64) @ each[poor.rows]
+    # In the float32 of the model 100 weights of 20 and sums of 4,000 nats leave a few 1e-3.
+    np.testing.assert_allclose(poor_certificate.log_ratios[1, :20], expected, atol=5e-3)
+
+
+def test_weights_are_those_of_arviz(poor_certificate):
+    weights, khat = pareto_smooth(poor_certificate.log_ratios.ravel())
+    np.testing.assert_allclose(poor_certificate.log_weights.ravel(), weights, atol=0.05)
+    assert poor_certificate.khat == pytest.approx(khat, abs=0.02)
+    assert scipy.special.logsumexp(poor_certificate.log_weights) == pytest.approx(0, abs=1e-9)
+
+
+def test_standard_errors_are_the_spread_over_repeated_runs():
+    # Repetitions of a Gaussian pair in one dimension, whose log-ratio is a quadratic.
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(300, 4, 250))
+    ratios = 0.3 * z - 0.05 * z**2 + 7.0
+    found = [certificate_of(one, num_data=10, num_rows=2) for one in ratios]
+    for name in ("kl_forward", "kl_reverse", "kl", "log_evidence_ratio"):
+        spread = np.std([getattr(one, name) for one in found])
+        claimed = np.median([getattr(one, f"{name}_standard_error") for one in found])
+        assert claimed == pytest.approx(spread, rel=0.2), name
+
+
+@pytest.mark.parametrize("shift", [1e-3, 0.03, 0.6])
+def test_estimates_have_no_bias_however_small_the_divergence(shift):
+    # N(shift, 1) over N(0, 1) is exp(shift z − shift²/2): both divergences are shift²/2.
+    rng = np.random.default_rng(5)
+    found = [
+        certificate_of(shift * rng.normal(size=(2, 500)) - 9.0, num_data=10, num_rows=2)
+        for _ in range(200)
+    ]
+    for name, true in (
+        ("kl_forward", shift**2 / 2),
+        ("kl_reverse", shift**2 / 2),
+        ("kl", shift**2),
+        ("log_evidence_ratio", shift**2 / 2 - 9.0),
+    ):
+        values = np.array([getattr(one, name) for one in found])
+        assert abs(values.mean() - true) < 4 * values.std() / np.sqrt(200) + 0.01 * shift**2, name
+
+
+def test_constant_of_millions_of_nats_leaves_the_divergence_as_it_is():
+    """Coreset and data have evidences that far apart where there are millions of rows."""
+    ratios = 1e-3 * np.random.default_rng(0).normal(size=(4, 250))
+    facts = {"num_data": 10**7, "num_rows": 50}
+    small, large = (certificate_of(ratios + constant, **facts) for constant in (0.0, -3e6))
+    assert large.kl == pytest.approx(small.kl, rel=1e-3)
+    assert large.kl_forward == pytest.approx(small.kl_forward, rel=1e-3)
+    assert large.log_evidence_ratio == pytest.approx(-3e6, abs=1e-2)
+    np.testing.assert_array_equal(large.log_ratios, ratios - 3e6)
+
+
+def test_errors_grow_with_the_chains_autocorrelation():
+    # AR(1) with coefficient 0.9 leaves 1/19 of the draws effective.
+    rng = np.random.default_rng(1)
+    noise = rng.normal(size=(4, 3000))
+    chain = np.zeros_like(noise)
+    for t in range(1, noise.shape[1]):
+        chain[:, t] = 0.9 * chain[:, t - 1] + np.sqrt(1 - 0.81) * noise[:, t]
+    sticky = certificate_of(0.2 * chain, num_data=10, num_rows=2)
+    free = certificate_of(0.2 * noise, num_data=10, num_rows=2)
+    ratio = sticky.log_evidence_ratio_standard_error / free.log_evidence_ratio_standard_error
+    assert ratio == pytest.approx(np.sqrt(19), rel=0.25)
+    assert sticky.ess < 0.1 * sticky.weight_ess
+
+
+def test_totals_over_many_rows_are_right_to_a_fraction_of_a_nat():
+    # 1.2 million rows, −4e5 nats in all: float32 sums would be off by tenths.
+    rng = np.random.default_rng(2)
+    n = 1_200_000
+    x = rng.normal(size=(n, 2)).astype(np.float32)
+    y = (rng.random(n) < scipy.special.expit(1 - 2 * x[:, 0])).astype(np.float32)
+    draws = np.array([[1, -2, 0], [1.003, -2.004, 0.002], [0.998, -1.998, 0]], np.float32)
+
+    def log_likelihood(draw, rows):
+        logits = draw[0] + rows[0] @ draw[1:]
+        return rows[1] * logits - jnp.logaddexp(0.0, logits)
+
+    found = log_likelihood_totals(log_likelihood, draws, (x, y), batch_size=100_003)
+    logits = draws[:, :1].astype(float) + draws[:, 1:].astype(float) @ x.T.astype(float)
+    expected = (y * logits - np.logaddexp(0, logits)).sum(1)
+    np.testing.assert_allclose(found - found[0], expected - expected[0], atol=0.01)
+    np.testing.assert_allclose(found, expected, rtol=2e-7)
+
+
+def test_large_log_likelihoods_leave_small_differences_exact():
+    # Every value is a float32 exactly; sums of a few hundred of them are not.
+    rng = np.random.default_rng(4)
+    x = rng.integers(-8, 9, size=200_000).astype(np.float32) / 8
+    draws = np.array([1, 2, -3], np.float32) / 64
+
+    found = log_likelihood_totals(lambda draw, rows: draw * rows - 1000.0, draws, x)
+    np.testing.assert_allclose(found, draws * x.sum(dtype=float) - 1000 * x.size, atol=0.02, rtol=0)
+
+
+def test_chunks_do_not_change_totals_weighted_or_not():
+    rng = np.random.default_rng(3)
+    data, weights = rng.normal(size=(1000, 1)), rng.uniform(size=1000)
+    draws = rng.normal(size=(5, 1))
+
+    def log_likelihood(draw, rows):
+        return -0.5 * (rows[:, 0] - draw[0]) ** 2
+
+    expected = -0.5 * (data - draws.T) ** 2
+    for batch_size in (None, 7, 1000):
+        plain = log_likelihood_totals(log_likelihood, draws, data, batch_size=batch_size)
+        np.testing.assert_allclose(plain, expected.sum(0), rtol=1e-6)
+        weighted = log_likelihood_totals(
+            log_likelihood, draws, data, weights, batch_size=batch_size
+        )
+        np.testing.assert_allclose(weighted, weights @ expected, rtol=1e-6)
+
+
+def test_draw_that_the_data_rule_out_has_weight_zero_and_nan_is_named():
+    draws = np.array([[0.5], [1.5], [2.5]])
+    data = np.array([[0.1], [1.0], [0.3]])
+
+    def uniform(draw, rows):
+        return jnp.where(rows[:, 0] < draw[0], -jnp.log(draw[0]), -jnp.inf)
+
+    found = log_likelihood_totals(uniform, draws, data)
+    np.testing.assert_allclose(found, [-np.inf, -3 * np.log(1.5), -3 * np.log(2.5)], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"NaN or \+inf .* 1 of 3 rows.*\[1\]"):
+        log_likelihood_totals(lambda draw, rows: rows[:, 0] / (rows[:, 0] != 1), draws, data)
+    ratios = np.random.default_rng(0).normal(size=(2, 500)) * 0.1
+    ratios[0, :5] = -np.inf
+    certificate = certificate_of(ratios, num_data=3, num_rows=1)
+    assert certificate.kl_reverse == np.inf
+    assert np.isfinite(certificate.kl_forward)
+    np.testing.assert_array_equal(np.exp(certificate.log_weights[0, :5]), 0)
+    assert certificate.log_evidence_ratio == pytest.approx(
+        scipy.special.logsumexp(ratios) - np.log(1000), abs=1e-3
+    )
+
+
+def test_verdicts_follow_their_thresholds():
+    close = case(mismatch=0.0, m=400)
+    found = jc.certify(coreset_of(close), close.samples, progress_bar=False)
+    assert kl(close.full, close.small) + kl(close.small, close.full) < 0.02
+    assert found.verdict == "good"
+    assert found.num_draws == 1000
+    assert dataclasses.replace(found, kl=0.03).verdict == "usable with correction"
+    assert dataclasses.replace(found, kl_standard_error=0.01).verdict == "usable with correction"
+    spread = dataclasses.replace(found, log_ratios=np.linspace(0, 1, 1000).reshape(4, -1))
+    assert dataclasses.replace(spread, khat=0.66).verdict == "good"
+    assert dataclasses.replace(spread, khat=0.68).verdict == "don't use"  # limit 0.667
+    assert dataclasses.replace(found, rhat=1.2).verdict == "don't use"
+    far = case(mismatch=0.8)
+    assert jc.certify(coreset_of(far), far.samples, progress_bar=False).verdict == "don't use"
+
+
+def rare_level(seed, separated=10, away=0.02, num_draws=1000):
+    """Log-ratios of a level whose few responses are all zero, and the KL, by quadrature.
+
+    The prior is N(0, 10²), and the coreset's one row for them has a weight that is a little wrong.
+    """
+    grid = np.linspace(-60, 30, 200_001)
+    parts = [
+        -0.5 * (grid / 10) ** 2 - weight * np.logaddexp(0, grid)
+        for weight in (separated, separated * (1 - away))
+    ]
+    full, small = (part - scipy.special.logsumexp(part) for part in parts)
+    truth = float(np.sum((np.exp(full) - np.exp(small)) * (full - small)))
+    uniform = np.random.default_rng(seed).uniform(size=(4, num_draws // 4))
+    return np.interp(np.interp(uniform, np.cumsum(np.exp(small)), grid), grid, full - small), truth
+
+
+def heavy(seed, scale):
+    """Weights 1 + scale (t^−0.85 − 1), t uniform: k-hat is 0.85, however small the scale is."""
+    t = np.random.default_rng(seed).uniform(size=(4, 250))
+    return np.log1p(scale * (t**-0.85 - 1))
+
+
+def test_khat_does_not_decide_where_all_weights_are_nearly_equal():
+    """k-hat has no scale: of ratios within a per cent it finds a tail as heavy as of any."""
+    found = [certificate_of(heavy(seed, 1e-5), num_data=10, num_rows=2) for seed in range(40)]
+    above = [one for one in found if one.khat_limit < one.khat < 1]
+    assert len(above) > 15
+    for one in above:
+        assert one.weight_ess > 990
+        # With a k-hat near one, what lies beyond the largest weight is not known well enough.
+        if one.log_ratios.max() - one.log_ratios.min() > 0.1:
+            continue
+        assert one.verdict == "good" if one.khat < 0.8 else one.verdict != "don't use"
+        assert "a few draws" not in one.reason
+        assert "of one another" in one.reason
+        assert "at least" not in str(one)
+    assert sum(one.verdict == "good" for one in above) > 5
+    one = above[0]
+    wide = [certificate_of(heavy(seed, 0.01), num_data=10, num_rows=2) for seed in range(40)]
+    assert all(w.verdict == "don't use" for w in wide if w.khat > w.khat_limit)
+    assert dataclasses.replace(one, khat=1.2).verdict == "don't use"
+    assert dataclasses.replace(one, khat=np.inf).verdict == "don't use"
+    assert dataclasses.replace(one, ess=80.0).verdict == "don't use"
+    impossible = one.log_ratios.copy()
+    impossible[0, 0] = -np.inf
+    assert dataclasses.replace(one, log_ratios=impossible).verdict == "don't use"
+
+
+@pytest.mark.parametrize("away", [1e-3, 0.02, 0.1])
+def test_good_is_right_of_a_rare_level(away):
+    for seed in range(20):
+        ratios, truth = rare_level(seed, away=away)
+        found = certificate_of(ratios, num_data=1000, num_rows=5)
+        assert truth < 0.02 or found.verdict != "good"
+        assert found.kl - 4 * found.kl_standard_error < truth
+
+
+def test_errors_count_what_the_tail_has_beyond_the_largest_weight():
+    """A posterior whose sd is 0.7 of the full one's: the true shape is 0.51, mean k-hat 0.56."""
+    rng = np.random.default_rng(3)
+    wide, narrow = np.eye(3), 0.49 * np.eye(3)
+    forward = gaussian_kl(np.zeros(3), wide, np.full(3, 0.17), narrow)
+    inside = []
+    for _ in range(200):
+        b = 0.17 + 0.7 * rng.normal(size=(4, 250, 3))
+        ratios = scipy.stats.norm.logpdf(b) - scipy.stats.norm.logpdf(b, 0.17, 0.7)
+        found = certificate_of(ratios.sum(-1), num_data=10, num_rows=2)
+        inside.append(abs(found.kl_forward - forward) < 2 * found.kl_forward_standard_error)
+    assert np.mean(inside) > 0.8  # 0.6 without it
+
+
+def test_few_effective_draws_are_told_of_a_good_coreset_too():
+    ratios = 1e-3 * np.random.default_rng(0).normal(size=(4, 250))
+    facts = {"num_data": 10, "num_rows": 2}
+    few = certificate_of(ratios, 0.05, rhat=1.03, **facts)
+    assert few.verdict == "good"
+    assert "Only 50 effective draws are left (R-hat 1.03): run NUTS for longer" in few.reason
+    assert "R-hat" not in certificate_of(ratios, 0.05, rhat=1.005, **facts).reason
+    assert "effective" not in certificate_of(ratios, 0.5, rhat=1.03, **facts).reason
+
+
+def test_wrong_program_is_refused_once_it_is_compiled(poor, monkeypatch):
+    """Of a loaded coreset, no build has looked at the programs that make its certificate."""
+    import jaxcoreset.diagnostics.log_ratio as module
+
+    coreset = coreset_of(poor, likelihood=None)
+    certify = functools.partial(jc.certify, coreset, poor.samples, num_draws=200)
+    likelihood = jc.model_likelihood(regression, (poor.x, poor.y))
+    looked = []
+    right = module.check_single
+    monkeypatch.setattr(module, "check_single", lambda *a, **k: (looked.append(1), right(*a, **k)))
+    certify(likelihood=likelihood)
+    assert len(looked) == 2  # the sum over all rows, and that of the coreset
+    certify(likelihood=likelihood)
+    assert len(looked) == 2  # of as many draws, they are the same programs
+    for name in ("_in_sums", "_by_row"):
+        right_sums = getattr(module, name)
+
+        def wrong(args, rows, counted, of=right_sums):
+            values, means = of(args, rows, counted)
+            bad = (jnp.arange(values.shape[0]) % 64 < 16).astype(values.dtype)
+            return values + 5 * bad.reshape(-1, *[1] * (values.ndim - 1)), means
+
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, wrong)
+            with pytest.raises(RuntimeError, match="The compiler has made a wrong program"):
+                certify(poor.x, poor.y)
+
+
+def test_limit_of_khat_is_that_of_the_paper():
+    assert khat_limit(100) == pytest.approx(0.5)
+    assert khat_limit(1000) == pytest.approx(2 / 3)
+    assert khat_limit(10_000) == 0.7
+
+
+def test_all_rows_are_certified_without_error():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 2)), rng.normal(size=30)
+    whole = jc.CoresetBuilder(regression, size=30).run(jax.random.key(0), x, y)
+    found = jc.certify(whole, {"b": rng.normal(size=(200, 2))}, progress_bar=False)
+    assert found.verdict == "good"
+    assert found.kl < 1e-6
+    assert abs(found.log_evidence_ratio) < 1e-3
+    constant = certificate_of(np.full((2, 100), 3.0), num_data=1, num_rows=1)
+    assert constant.khat == 0.0
+    assert constant.kl == pytest.approx(0, abs=1e-12)
+    assert constant.ess == pytest.approx(200)
+    assert constant.log_evidence_ratio == pytest.approx(3.0)
+
+
+def test_flat_draws_are_one_chain_and_thinning_is_even(poor):
+    coreset = coreset_of(poor)
+    flat = {"b": poor.samples["b"].reshape(-1, 3)}
+    found = jc.certify(coreset, flat, num_draws=400, progress_bar=False)
+    assert (found.num_chains, found.num_draws) == (1, 400)
+    by_chain = jc.certify(coreset, poor.samples, num_draws=400, progress_bar=False)
+    assert (by_chain.num_chains, by_chain.num_draws) == (4, 400)
+    every = jc.certify(coreset, poor.samples, num_draws=None, progress_bar=False)
+    places = np.linspace(0, 999, 100).round().astype(int)
+    np.testing.assert_allclose(by_chain.log_ratios, every.log_ratios[:, places], atol=1e-2)
+
+
+def test_cost_is_draws_times_rows(poor, capfd):
+    coreset = coreset_of(poor)
+    assert jc.certificate_cost(coreset, poor.samples) == 1000 * 2000
+    assert jc.certificate_cost(coreset, poor.samples, num_draws=None) == 4000 * 2000
+
+
+def test_progress_bar_states_the_cost(poor, monkeypatch):
+    import jaxcoreset.diagnostics.certificate as module
+
+    seen = []
+    real = module.progress_bar
+
+    def note(total, what, *, show):
+        seen.append((total, what, show))
+        return real(total, what, show=False)
+
+    monkeypatch.setattr(module, "progress_bar", note)
+    jc.certify(coreset_of(poor), poor.samples)
+    assert seen == [(2000, "1,000 draws × 2,000 rows", True)]
+
+
+def test_certificate_survives_json_and_prints_its_numbers(poor_certificate):
+    again = jc.Certificate.from_dict(json.loads(json.dumps(poor_certificate.to_dict())))
+    assert str(again) == str(poor_certificate)
+    np.testing.assert_array_equal(again.log_weights, poor_certificate.log_weights)
+    text = str(again)
+    for part in ("k-hat", "100 of 2,000", "4,000 in 4 chains", "usable with correction"):
+        assert part in text
+    bad = dataclasses.replace(poor_certificate, khat=1.3)
+    assert "at least" in str(bad)
+    assert "larger coreset" in str(bad)
+
+
+def test_coreset_remembers_its_data_until_it_is_saved(poor, tmp_path):
+    x, y = poor.x, poor.y
+    builder = jc.CoresetBuilder(
+        regression,
+        size=20,
+        weighting=jc.Draws({"b": poor.samples["b"][0, :200]}),
+        solver=jc.UniformSampling(),
+        num_draws=100,
+        num_held_out=50,
+    )
+    built = builder.run(jax.random.key(0), x, y)
+    assert built.likelihood is not None
+    assert built.likelihood.num_data == 2000
+    loaded = jc.load(built.save(tmp_path / "rows"))
+    assert loaded.likelihood is None
+    with pytest.raises(ValueError, match="arguments with all rows"):
+        jc.certify(loaded, poor.samples)
+    here = jc.certify(built, poor.samples, num_draws=100, progress_bar=False)
+    there = jc.certify(loaded, poor.samples, x, y, num_draws=100, progress_bar=False)
+    np.testing.assert_allclose(here.log_ratios, there.log_ratios, atol=1e-3)
+    with_float32 = jc.certify(
+        loaded, poor.samples, x.astype(np.float32), jnp.asarray(y), num_draws=100
+    )
+    np.testing.assert_allclose(here.log_ratios, with_float32.log_ratios, atol=0.05)
+
+
+def test_other_data_are_refused(poor):
+    coreset = coreset_of(poor, likelihood=None)
+    x, y, draws = poor.x, poor.y, poor.samples
+    with pytest.raises(ValueError, match="has 1999 rows, but the coreset was built from 2000"):
+        jc.certify(coreset, draws, x[1:], y[1:])
+    with pytest.raises(ValueError, match="same data in the same order"):
+        jc.certify(coreset, draws, x[::-1].copy(), y[::-1].copy())
+    with pytest.raises(ValueError, match="laid out"):
+        jc.certify(coreset, draws, x, y=y)
+    with pytest.raises(ValueError, match="not the coreset's own rows"):
+        jc.certify(coreset, draws, *coreset.args)
+    with pytest.raises(ValueError, match="give one"):
+        jc.certify(coreset, draws, x, y, likelihood=poor.likelihood)
+    assert jc.certify(coreset, draws, likelihood=poor.likelihood, num_draws=50).num_draws == 52
+
+
+def test_arguments_that_are_no_data_must_be_the_same():
+    def model(x, scales, n, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, scales).to_event(1))
+        with numpyro.plate("rows", n):
+            numpyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    x, y, scales = rng.normal(size=(300, 2)), rng.normal(size=300), np.array([1.0, 2.0])
+    draws = {"b": rng.normal(size=(100, 2)) * 0.1}
+    builder = jc.CoresetBuilder(
+        model,
+        size=10,
+        weighting=jc.Draws(draws),
+        solver=jc.UniformSampling(),
+        num_draws=50,
+        num_held_out=50,
+    )
+    coreset = builder.run(jax.random.key(0), x, scales, 300, y=y)
+    coreset.likelihood = None
+    found = jc.certify(coreset, draws, x, scales, 300, y=y, progress_bar=False)
+    assert found.num_data == 300
+    with pytest.raises(ValueError, match="other arguments"):
+        jc.certify(coreset, draws, x, 2 * scales, 300, y=y)
+
+
+def test_samples_that_do_not_fit_are_refused(poor):
+    coreset = coreset_of(poor)
+    b = poor.samples["b"]
+    with pytest.raises(ValueError, match="no samples of b"):
+        jc.certify(coreset, {"a": b})
+    with pytest.raises(ValueError, match="shape"):
+        jc.certify(coreset, {"b": b[..., :2]})
+    with pytest.raises(ValueError, match="finite"):
+        jc.certify(coreset, {"b": np.where(b > 1, np.nan, b)})
+    with pytest.raises(ValueError, match="40 draws to use"):
+        jc.certify(coreset, {"b": b[0, :40]})
+    with pytest.raises(ValueError, match="num_draws is 3"):
+        jc.certify(coreset, poor.samples, num_draws=3)
+    with pytest.raises(ValueError, match="no samples yet"):
+        jc.certify(coreset, MCMC(NUTS(coreset.model), num_warmup=1, num_samples=1))
+
+
+def test_chain_that_never_moved_is_refused(poor):
+    """By all other measures it is perfect: its log-ratios have no spread at all."""
+    coreset = coreset_of(poor)
+    stuck = {name: np.array(values) for name, values in poor.samples.items()}
+    for values in stuck.values():
+        values[1] = values[1, :1]
+    with pytest.raises(ValueError, match=r"every draw of chain 1 of \d+ is the same"):
+        jc.certify(coreset, stuck, progress_bar=False)
+
+
+def test_mcmc_on_the_model_without_weights_is_refused(poor):
+    coreset = coreset_of(poor)
+    mcmc = MCMC(NUTS(regression), num_warmup=5, num_samples=60)
+    with pytest.raises(ValueError, match="without weights"):
+        jc.certify(coreset, mcmc)

@@ -1,0 +1,53 @@
+"""Sums of log-likelihoods at draws, constant included, against float64."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcoreset.diagnostics.log_ratio import log_likelihood_totals
+
+DRAWS = np.linspace(0.5, 2.0, 40).astype(np.float32)
+ROWS = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+
+
+def bounded(draw, rows):
+    """A density with the support [−3 draw, ∞), far from zero."""
+    return jnp.where(rows < -3 * draw, -jnp.inf, -50.0 - 0.5 * (rows / draw) ** 2)
+
+
+def expected(rows, weights=1.0):
+    rows, draws = np.float64(rows), np.float64(DRAWS)[:, None]
+    values = -50.0 - 0.5 * (rows / draws) ** 2
+    return np.sum(weights * np.where(rows < -3 * draws, -np.inf, values), axis=1)
+
+
+@pytest.mark.parametrize("weights", [None, np.random.default_rng(1).uniform(1, 9, ROWS.size)])
+def test_totals_are_those_of_float64(weights):
+    wide = np.abs(ROWS)
+    found = log_likelihood_totals(bounded, DRAWS, wide, weights)
+    np.testing.assert_allclose(found, expected(wide, 1.0 if weights is None else weights), 1e-7)
+
+
+@pytest.mark.parametrize("at", [0, 700])
+@pytest.mark.parametrize("weights", [None, np.ones(ROWS.size)])
+def test_a_row_without_probability_makes_its_draws_impossible(at, weights):
+    # The first row also fills up the last block, where it does not count.
+    rows = np.abs(ROWS)
+    rows[at] = -4.0
+    found = log_likelihood_totals(bounded, DRAWS, rows, weights)
+    impossible = 3 * DRAWS < 4.0
+    assert 0 < impossible.sum() < DRAWS.size
+    np.testing.assert_array_equal(found == -np.inf, impossible)
+    np.testing.assert_allclose(found, expected(rows), 1e-7)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_rows_that_are_not_numbers_are_named(bad):
+    rows = ROWS.copy()
+    rows[[3, 999]] = bad
+
+    def signed(draw, rows):
+        return draw * rows
+
+    with pytest.raises(ValueError, match=r"2 of 1000 rows, the first of them \[3, 999\]"):
+        log_likelihood_totals(signed, DRAWS, rows)

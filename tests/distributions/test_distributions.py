@@ -1,0 +1,314 @@
+"""Sparse distributions: each algorithm against NumPy, and the paper's size against all supports.
+
+Iterates are compared in float64, where the same arithmetic in another order is right to about
+1e-12; the projections' thresholds and the steps' doublings magnify that, so 1e-9 is allowed.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcoreset import distributions as jd
+from tests.reference import distributions as ref
+
+FLOAT64 = {"rtol": 1e-9, "atol": 1e-9}
+FLOOR = 1e-3
+
+
+def random_table(seed, lattice):
+    masses = np.random.default_rng(seed).exponential(size=lattice) ** 2
+    return masses / masses.sum()
+
+
+def random_features(seed, num, lattice):
+    return np.random.default_rng(seed).normal(size=(num, *lattice))
+
+
+def both_objectives(kind, seed, lattice, k, num_features=25):
+    """The objective on the device and in NumPy."""
+    p = random_table(seed, lattice)
+    if kind == "squared":
+        return jd.SquaredDistance(p), ref.SquaredDistance(p)
+    if kind == "kl":
+        return jd.KLDivergence(p, FLOOR), ref.KLDivergence(p, FLOOR, lattice[0] ** k)
+    a = random_features(seed + 100, num_features, lattice)
+    return jd.ExpectationDistance(a, p), ref.ExpectationDistance(a, p)
+
+
+def paper_tables(num, divergence, lattice=(2,) * 15):
+    """Section 4.1: 50 random points with random masses; a little everywhere where KL needs it."""
+    tables = []
+    for seed in range(num):
+        rng = np.random.default_rng(seed)
+        p = np.full(np.prod(lattice), 1e-6 if divergence == "kl" else 0.0)
+        p[rng.choice(p.size, 50, replace=False)] += rng.random(50)
+        tables.append((p / p.sum()).reshape(lattice))
+    return np.array(tables)
+
+
+def is_sparse_distribution(table, k, atol=1e-5):
+    table = np.asarray(table)
+    varying = [np.take(table, range(1, table.shape[i]), axis=i).any() for i in range(table.ndim)]
+    return table.min() >= 0 and abs(table.sum() - 1) <= atol and sum(varying) <= k
+
+
+# Projections
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
+def test_simplex_projection_equals_the_one_by_sorting(scale):
+    with jax.enable_x64(True):
+        vectors = scale * np.random.default_rng(0).normal(size=(20, 12))
+        allowed = np.random.default_rng(1).random((20, 12)) < 0.7
+        allowed[:, 3] = True
+        found = jax.vmap(jd.project_simplex)(jnp.asarray(vectors), jnp.asarray(allowed))
+        for vector, mask, got in zip(vectors, allowed, np.asarray(found), strict=True):
+            np.testing.assert_allclose(got[mask], ref.project_simplex(vector[mask]), **FLOAT64)
+            assert not got[~mask].any()
+
+
+def test_simplex_projection_of_huge_float32_entries_is_still_a_distribution():
+    vector = jnp.asarray([3e12, 3e12, -1e12, 0.0], jnp.float32)
+    found = jd.project_simplex(vector, jnp.ones(4, bool))
+    np.testing.assert_allclose(found, [0.5, 0.5, 0, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("lattice", "k"), [((2,) * 6, 3), ((3,) * 4, 2)])
+def test_sparse_projection_equals_reference(lattice, k):
+    with jax.enable_x64(True):
+        tables = np.random.default_rng(0).normal(size=(6, *lattice)) / 4
+        found = jax.vmap(lambda t: jd.sparse_projection(t, k))(jnp.asarray(tables))
+        for table, got in zip(tables, found, strict=True):
+            np.testing.assert_allclose(got, ref.sparse_projection(table, k)[0], **FLOAT64)
+
+
+def test_sparse_projection_leaves_a_sparse_distribution_where_it_is():
+    q = jd.random_sparse_distribution(jax.random.key(0), (3,) * 5, 2)
+    np.testing.assert_allclose(jd.sparse_projection(q, 2), q, atol=1e-6)
+
+
+# Algorithms against the reference
+
+
+@pytest.mark.parametrize("kind", ["squared", "kl", "expectation"])
+def test_greedy_equals_reference(kind):
+    # Two levels of non-negative least squares are enough, and compile in half the time.
+    lattice, k = (2,) * 5, 2 if kind == "expectation" else 3
+    with jax.enable_x64(True):
+        device, host = both_objectives(kind, 3, lattice, k)
+        solution = jd.learn_distribution(device, k, jd.DistributionGreedy())
+        table, chosen = ref.greedy(host, lattice, k)
+        # SLSQP stops at about 1e-8.
+        tolerance = {"rtol": 1e-5, "atol": 1e-6} if kind == "expectation" else FLOAT64
+        np.testing.assert_allclose(solution.table, table, **tolerance)
+        assert np.flatnonzero(solution.support).tolist() == sorted(chosen)
+        np.testing.assert_allclose(solution.objective, host.value(table), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["squared", "kl", "expectation"])
+def test_iht_equals_reference_iterate_by_iterate(kind):
+    lattice, k, num_iters = (2,) * 6, 3, 40
+    with jax.enable_x64(True):
+        device, host = both_objectives(kind, 5, lattice, k)
+        start = jd.random_sparse_distribution(jax.random.key(1), lattice, k)
+        solver = jd.DistributionIHT(
+            step_fraction=0.05,
+            stuck_tol=0.05,
+            max_iters=num_iters,
+            refit=False,
+            record_history=True,
+        )
+        tables, supports, steps = ref.hard_thresholding(
+            host, np.asarray(start), k, step_fraction=0.05, stuck_tol=0.05, num_iters=num_iters
+        )
+        iterate = jax.jit(lambda state: solver.iterate(device, state, jnp.asarray(k), k))
+        state = solver.begin(device, start, jnp.ones(6, bool), k)
+        for table, step in zip(tables, steps, strict=True):
+            np.testing.assert_allclose(
+                0.05 / host.smoothness * 2.0 ** int(state.doublings), step, rtol=1e-9
+            )
+            state = iterate(state)
+            np.testing.assert_allclose(state.table, table, **FLOAT64)
+        assert len(set(steps)) > 1, "the step was never doubled, so the rule was not tested"
+        assert len({tuple(sorted(s)) for s in supports}) > 1, "no change of support was tested"
+
+        if kind == "kl":
+            values = [host.value(table) for table in tables]
+            solution = jd.learn_distribution(device, k, solver, start=start)
+            np.testing.assert_allclose(solution.history, values, **FLOAT64)
+            best = min([host.value(np.asarray(start)), *values])
+            np.testing.assert_allclose(solution.objective, best, **FLOAT64)
+            refit = jd.learn_distribution(
+                device, k, dataclasses.replace(solver, refit=True), start=start
+            )
+            assert refit.objective <= solution.objective
+
+
+def test_gradients_are_the_derivatives_of_the_objectives():
+    with jax.enable_x64(True):
+        q = jnp.asarray(random_table(9, (2,) * 4))
+        for kind in ("squared", "kl", "expectation"):
+            objective, _ = both_objectives(kind, 2, (2,) * 4, 2)
+            if kind == "kl":
+                q = jnp.maximum(q, 2 * FLOOR)
+            both = jax.jit(lambda q, f=objective: (f.gradient(q), jax.grad(f)(q)))
+            np.testing.assert_allclose(*both(q), **FLOAT64)
+
+
+# The paper's size, against every support
+
+
+@pytest.mark.parametrize("divergence", ["squared", "kl"])
+def test_exchange_finds_the_best_of_all_6435_supports(divergence):
+    tables = paper_tables(2, divergence)
+    objective = jd.SquaredDistance if divergence == "squared" else jd.KLDivergence
+
+    @jax.jit
+    @jax.vmap
+    def run(table, key):
+        return jd.learn_distribution(objective(table), 7, key=key)
+
+    found = run(jnp.asarray(tables, jnp.float32), jax.random.split(jax.random.key(0), 2))
+    best = [ref.exhaustive(p, 7, divergence) for p in tables]
+    np.testing.assert_allclose(found.objective, best, rtol=1e-4)
+    assert np.asarray(found.converged).all()
+
+
+def test_iht_after_greedy_lies_between_greedy_and_the_best_of_all_supports():
+    table = paper_tables(1, "squared")[0]
+    objective = jd.SquaredDistance(jnp.asarray(table, jnp.float32))
+    best = ref.exhaustive(table, 7, "squared")
+    greedy = jd.learn_distribution(objective, 7, jd.DistributionGreedy())
+    after = jd.learn_distribution(objective, 7, jd.DistributionIHT("greedy", max_iters=30))
+    assert best <= after.objective + 1e-6
+    assert after.objective <= greedy.objective + 1e-6
+
+
+# All solvers
+
+SOLVERS = [
+    jd.DistributionGreedy(),
+    jd.DistributionIHT(num_starts=3, max_iters=20),
+    jd.DistributionExchange(num_starts=4),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: f"{type(s).__name__}")
+def test_vmapped_and_traced_k_solves_equal_single_solves(solver):
+    lattice = (2,) * 6
+    tables = jnp.asarray(np.stack([random_table(s, lattice) for s in range(3)]), jnp.float32)
+    keys, ks = jax.random.split(jax.random.key(0), 3), jnp.asarray([1, 2, 3])
+
+    def run(table, key, k, max_k):
+        return jd.learn_distribution(jd.KLDivergence(table), k, solver, key, max_k=max_k)
+
+    batch = jax.jit(jax.vmap(lambda t, key, k: run(t, key, k, 3)))(tables, keys, ks)
+    for i in range(3):
+        single = run(tables[i], keys[i], i + 1, 3)
+        np.testing.assert_allclose(batch.objective[i], single.objective, rtol=1e-5)
+        np.testing.assert_allclose(batch.table[i], single.table, atol=1e-5)
+        assert batch.num_iters[i] == single.num_iters
+        assert is_sparse_distribution(single.table, i + 1)
+        assert single.table.dtype == jnp.float32
+
+
+def test_the_bound_of_k_does_not_change_the_solution():
+    solver = jd.DistributionGreedy()
+    objective = jd.SquaredDistance(random_table(4, (3,) * 4))
+    exact = jd.learn_distribution(objective, 2, solver)
+    bounded = jd.learn_distribution(objective, 2, solver, max_k=3)
+    np.testing.assert_allclose(exact.table, bounded.table, atol=1e-6)
+    assert int(bounded.support.sum()) == 2
+
+
+def test_more_starts_are_no_worse_and_the_same_key_gives_the_same():
+    objective = jd.KLDivergence(random_table(4, (2,) * 8))
+    one = jd.learn_distribution(objective, 3, jd.DistributionExchange(1))
+    many = jd.learn_distribution(objective, 3, jd.DistributionExchange(8), jax.random.key(0))
+    again = jd.learn_distribution(objective, 3, jd.DistributionExchange(8), jax.random.key(0))
+    assert many.objective <= one.objective
+    np.testing.assert_array_equal(many.table, again.table)
+
+
+def test_iht_stops_where_no_step_moves_it():
+    # The target lies behind a corner of the simplex, so that every step leads back to the corner.
+    corner = jnp.zeros((2,) * 3).at[1, 1, 1].set(1)
+    objective = jd.SquaredDistance(3 * corner)
+    solution = jd.learn_distribution(objective, 3, jd.DistributionIHT(), start=corner)
+    assert bool(solution.converged)
+    assert int(solution.num_iters) == 17
+    np.testing.assert_array_equal(solution.table, corner)
+
+
+# Compression
+
+COMPRESSED = (2,) * 7
+
+
+def test_compression_keeps_the_expectations_of_a_sparse_distribution():
+    p = jd.random_sparse_distribution(jax.random.key(3), COMPRESSED, 2)
+    features = random_features(0, 40, COMPRESSED)
+    solution = jd.compress_distribution(p, 2, features, jd.DistributionGreedy())
+    np.testing.assert_allclose(solution.table, p, atol=1e-4)
+    coordinates, small = solution.compact()
+    assert coordinates.tolist() == np.flatnonzero(solution.support).tolist()
+    assert small.shape == (2, 2)
+    np.testing.assert_allclose(small.sum(), 1, atol=1e-5)
+
+
+def test_compression_keeps_new_expectations_better_than_random_distributions():
+    near = jd.random_sparse_distribution(jax.random.key(5), COMPRESSED, 2)
+    p = 0.8 * np.asarray(near) + 0.2 * random_table(11, COMPRESSED)
+    seen, unseen = random_features(1, 40, COMPRESSED), random_features(2, 40, COMPRESSED)
+    solution = jd.compress_distribution(p, 2, seen, jd.DistributionGreedy())
+
+    def error(q):
+        return np.sum((unseen.reshape(40, -1) @ (np.asarray(q) - p).ravel()) ** 2)
+
+    draw = jax.vmap(lambda key: jd.random_sparse_distribution(key, COMPRESSED, 2))
+    draws = np.asarray(draw(jax.random.split(jax.random.key(0), 50)))
+    assert error(solution.table) < min(error(q) for q in draws)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda p: jd.SquaredDistance(p[:1]), ValueError, "one axis for each"),
+        (lambda p: jd.SquaredDistance(p * jnp.nan), ValueError, "not finite"),
+        (lambda p: jd.KLDivergence(p.at[0].set(0)), ValueError, "not positive"),
+        (lambda p: jd.KLDivergence(p, floor=0.0), ValueError, "floor is"),
+        (lambda p: jd.ExpectationDistance(p, p), ValueError, "features has shape"),
+        (lambda p: jd.learn_distribution(jd.SquaredDistance(p), 0), ValueError, "k is 0"),
+        (lambda p: jd.learn_distribution(jd.SquaredDistance(p), 5), ValueError, "k is 5"),
+        (lambda p: jd.learn_distribution(jd.SquaredDistance(p), 2), ValueError, "key is missing"),
+        (
+            lambda p: jd.learn_distribution(
+                jd.SquaredDistance(p), 2, jd.DistributionIHT(), start=p
+            ),
+            ValueError,
+            "varies in 4",
+        ),
+        (
+            lambda p: jd.learn_distribution(
+                jd.SquaredDistance(p), 2, jd.DistributionGreedy(), start=p
+            ),
+            ValueError,
+            "of no use",
+        ),
+        (lambda p: jd.compress_distribution(2 * p, 2, p[None]), ValueError, "sums to 2"),
+        (lambda p: jd.sparse_projection(p, 9), ValueError, "k is 9"),
+        (lambda p: jd.DistributionIHT(num_starts=0), ValueError, "num_starts is 0"),
+        (lambda p: jd.DistributionIHT("greedy", 2), ValueError, "one start"),
+        (lambda p: jd.DistributionExchange(max_iters=0), ValueError, "max_iters is 0"),
+    ],
+)
+def test_bad_input_is_refused_with_a_sentence(call, error, words):
+    with pytest.raises(error, match=words):
+        call(jnp.full((2,) * 4, 1 / 16))

@@ -1,0 +1,233 @@
+"""Every code block of the documentation and the README runs, or is listed here as not run."""
+
+import ast
+import importlib.util
+import re
+import shlex
+import tomllib
+
+import jax
+import numpy as np
+import pytest
+
+import jaxcoreset as jc
+from benchmarks import OLDER_EMITTERS
+from jaxcoreset.command import flights
+from jaxcoreset.command import main as cli
+from tests.markdown_pages import DOCS, PAGES, ROOT, SHORTER, Block, blocks, run_page
+
+TEXTS = ["README.md", "CONTRIBUTING.md", *PAGES]
+BLOCKS = [block for page in TEXTS for block in blocks(page)]
+
+# Each takes longer than a few seconds, mostly to compile.
+SLOW = {
+    "docs/index.md",
+    "docs/explanation/mathematics.md",
+    "docs/how-to/choose-a-solver.md",
+    "docs/how-to/big-data.md",
+    "docs/how-to/choose-a-weighting.md",
+    "docs/how-to/extend.md",
+    "docs/how-to/read-the-report.md",
+    "docs/how-to/stratify.md",
+    "docs/tutorial.md",
+}
+# Pages whose code begins where another's ends.
+GOES_ON = {"docs/how-to/read-the-report.md": "docs/tutorial.md"}
+# Pages that need something of their own: `test_readme_runs`, and tests/docs/test_use_elsewhere.py.
+ELSEWHERE = {"README.md", "docs/how-to/use-elsewhere.md"}
+# All blocks that are not run as they stand, by page, language and mark.
+NOT_RUN = {
+    ("docs/how-to/cluster.md", "python", "not run: a script for several processes"): 1,
+    ("docs/how-to/use-elsewhere.md", "python", "not run: CmdStan"): 1,
+    ("docs/how-to/use-elsewhere.md", "python", "needs: pymc"): 1,
+    ("docs/how-to/use-elsewhere.md", "python", "needs: statsmodels"): 1,
+    ("docs/how-to/use-elsewhere.md", "r", ""): 3,
+    ("docs/how-to/use-elsewhere.md", "stan", ""): 1,
+    ("docs/how-to/big-data.md", "text", ""): 1,
+    ("docs/tutorial.md", "text", ""): 2,
+}
+SMALLER = {**SHORTER, "n, num_depots = 50_000": "n, num_depots = 5_000"}
+
+WITH_PYTHON = [
+    pytest.param(page, marks=pytest.mark.slow if page in SLOW else [], id=page)
+    for page in PAGES
+    if page not in ELSEWHERE and any(block.language == "python" for block in blocks(page))
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """What a page writes goes here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+
+
+@pytest.fixture(scope="module")
+def ran():
+    """Namespaces of the pages that others go on from."""
+    return {}
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_python_of_a_page_runs(page, ran):
+    before = GOES_ON.get(page)
+    if before is not None and before not in ran:
+        ran[before] = run_page(before, {}, SMALLER)
+    namespace = dict(ran[before]) if before is not None else {}
+    if page not in ran:
+        run_page(page, namespace, SMALLER)
+    if page in GOES_ON.values():
+        ran.setdefault(page, namespace)
+
+
+def test_models_that_the_page_calls_refused_are_refused(capsys):
+    run_page("docs/how-to/when-not-to.md", {})
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert "'effect' grows with the rows" in first
+    assert "conditionally independent" in second
+    assert "changes when other rows are dropped" in third
+
+
+def test_blocks_that_do_not_run_are_known():
+    found = {}
+    for block in BLOCKS:
+        runs = block.language in ("python", "bash") and not block.note.startswith(("not", "needs"))
+        if not runs:
+            key = (block.page, block.language, block.note)
+            found[key] = found.get(key, 0) + 1
+    assert found == NOT_RUN
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in BLOCKS if b.language == "bash"], ids=lambda b: f"{b.page}:{b.line}"
+)
+def test_commands_are_right(block):
+    """Those of ours go to the parser, and of the others what they name must be there."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    for line in lines:
+        for part in line.split("&&"):
+            words = shlex.split(part, comments=True)
+            if words:
+                check_command(words)
+
+
+def check_command(words: list[str]) -> None:
+    program, rest = words[0].removeprefix(".venv/bin/"), words[1:]
+    if program == "jaxcoreset":
+        cli._parser().parse_args(rest)
+    elif program == "pip":
+        assert rest[0] == "install"
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        for extra in re.findall(r"\[(.*?)\]", " ".join(rest)):
+            assert set(extra.split(",")) <= set(extras["optional-dependencies"])
+    elif program in ("python", "python3"):
+        assert rest[0] == "-m"
+        assert importlib.util.find_spec(rest[1]) is not None
+    elif program == "export":
+        name, setting = rest[0].split("=", 1)
+        if name == "XLA_FLAGS":
+            assert setting == OLDER_EMITTERS  # which another test gives to XLA
+        else:
+            assert name.lower() in jax.config.values
+    elif program == ".ci/run":
+        assert (ROOT / program).is_file()
+    else:
+        assert program in ("ruff", "pyright", "mkdocs", "srun"), (
+            f"{program} is not known to this test"
+        )
+
+
+def test_examples_are_shortened_where_they_say_so():
+    text = "".join(block.text for block in BLOCKS)
+    assert [long for long in SMALLER if long not in text] == []
+
+
+def test_a_wrong_command_is_found():
+    with pytest.raises(SystemExit):
+        check_command(["jaxcoreset", "demo", "--sise", "5"])
+    for wrong in (["pip", "install", ".[no-such-extra]"], ["export", "JAX_NO_SUCH_OPTION=1"]):
+        with pytest.raises(AssertionError):
+            check_command(wrong)
+
+
+def test_public_names_are_in_the_reference():
+    text = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
+    shown = set(re.findall(r"^::: (\S+)", text, re.MULTILINE))
+    # By the statements of the file itself, since names that are asked for later are no attributes.
+    tree = ast.parse((ROOT / "jaxcoreset" / "__init__.py").read_text())
+    imported = [
+        alias.asname for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]  # fmt: skip
+    public = {name for name in imported if name and not name.startswith("_")}
+    modules = {"diagnostics", "distributions", "plotting", "sources"}
+    assert public | modules == (set(jc._LATER) | public), "a name is missing in this test"
+    # Where a module has a function's name, the short name is the module for the site's builder.
+    modules_too = {name for name in public if (ROOT / "jaxcoreset" / f"{name}.py").is_file()}
+    wanted = {f"jaxcoreset.{name}" for name in public - modules_too}
+    wanted |= {f"{getattr(jc, name).__module__}.{name}" for name in modules_too}
+    assert wanted <= shown
+    assert "jaxcoreset.diagnostics.gaussian" in shown
+    for module in ("distributions", "plotting", "sources"):
+        names = {n for n in dir(getattr(jc, module)) if callable(getattr(getattr(jc, module), n))}
+        assert {f"jaxcoreset.{module}.{name}" for name in names if name[0] != "_"} <= shown
+
+
+def test_reference_has_every_option_of_the_command():
+    page = (DOCS / "reference" / "command.md").read_text()
+    build, rest = page.split("## jaxcoreset launch")
+    launch, demo = rest.split("## jaxcoreset demo")
+    commands = next(a for a in cli._parser()._actions if a.dest == "command").choices
+    for name, part in (("build", build), ("launch", launch), ("demo", demo)):
+        options = [option for action in commands[name]._actions for option in action.option_strings]
+        missing = [one for one in options if one.startswith("--") and f"`{one}" not in part]
+        assert missing == ["--help"]
+
+
+def test_readmes_links_are_there():
+    for page in ("README.md", "CONTRIBUTING.md"):
+        links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text(encoding="utf-8"))
+        assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_render_as_they_are_meant(page):
+    """A comment that begins a line ends the paragraph; longer lines of code do not fit a page."""
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.lstrip().startswith("<!-- value")] == []
+    code = "".join(b.text for b in blocks(page) if b.language in ("python", "bash"))
+    assert [line for line in code.splitlines() if len(line) > 88] == []
+
+
+def test_images_have_a_text_in_their_place():
+    for page in TEXTS:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert not re.search(r"!\[\s*\]\(", text), page
+
+
+def test_newcomers_two_commands_are_marked():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for which in ("main", "tests"):
+        assert re.search(rf"<!-- newcomer: {which} -->\n```bash\n.+?```", text, re.DOTALL)
+
+
+@pytest.mark.slow
+def test_readme_runs(monkeypatch):
+    """On a part of the flights, and with short chains."""
+    features, late, names = flights.load_flights()
+    rows = np.random.default_rng(0).choice(len(late), 20_000, replace=False)
+    monkeypatch.setattr(flights, "load_flights", lambda: (features[rows], late[rows], names))
+    namespace = run_page("README.md", {}, {"=1000": "=400"})
+    assert namespace["coreset"].report.kl < 0.01
+    assert namespace["path"].weights.shape == (50, 50)
+    assert namespace["batch"].weights.shape == (4, 50)
+
+
+def test_a_page_that_fails_says_where(tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\n```python\nx = 1\n```\n\nText.\n\n```python\ny = x\n1 / 0\n```\n")
+    monkeypatch.setattr("tests.markdown_pages.ROOT", tmp_path)
+    assert blocks("page.md")[1] == Block("page.md", 9, "python", "y = x\n1 / 0\n", "")
+    with pytest.raises(ZeroDivisionError) as failed:
+        run_page("page.md", {})
+    assert failed.traceback[-1].lineno == 10  # pytest counts from 0

@@ -1,0 +1,62 @@
+"""Log-densities in faster forms, against NumPyro's own and SciPy's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+from scipy.special import log_expit
+
+from jaxcoreset.likelihood.densities import bernoulli_log_prob, plain_log_prob
+
+LOGITS = np.float32(np.concatenate([np.linspace(-99, 99, 1001), [0, 1e-30, -1e-30, 1e30, -1e30]]))
+
+
+@pytest.mark.parametrize("y", [0, 1])
+def test_bernoulli_is_scipys(y):
+    found = bernoulli_log_prob(jnp.asarray(LOGITS), y)
+    # A float32 below 1e-37 is zero to XLA. In the tail NumPyro's own is zero from 1e-7 on.
+    np.testing.assert_allclose(found, log_expit((2 * y - 1) * np.float64(LOGITS)), 5e-7, 2e-38)
+
+
+def test_bernoulli_in_float64_is_scipys():
+    with jax.enable_x64(True):
+        logits = np.float64(LOGITS)
+        found = bernoulli_log_prob(jnp.asarray(logits), jnp.ones(logits.size))
+        np.testing.assert_allclose(found, log_expit(logits), rtol=1e-15)
+
+
+@pytest.mark.parametrize("y", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("order", ["value", "gradient", "curvature"])
+def test_bernoulli_and_its_derivatives_are_numpyros(y, order):
+    def numpyros(z):
+        return dist.BernoulliLogits(z, validate_args=False).log_prob(y)
+
+    def ours(z):
+        return plain_log_prob(dist.BernoulliLogits(z, validate_args=False), y)
+
+    z = jnp.linspace(-20, 20, 82)
+    for _ in range(["value", "gradient", "curvature"].index(order)):
+        numpyros, ours = jax.grad(numpyros), jax.grad(ours)
+    np.testing.assert_allclose(jax.vmap(ours)(z), jax.vmap(numpyros)(z), rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("z", [-np.inf, np.inf])
+@pytest.mark.parametrize("y", [0, 1])
+def test_infinite_logits_are_certain(z, y):
+    expected = 0.0 if y == (z > 0) else -np.inf
+    assert bernoulli_log_prob(jnp.asarray(z, jnp.float32), y) == expected
+    assert np.isnan(bernoulli_log_prob(jnp.nan, y))
+
+
+def test_a_response_outside_the_support_has_no_probability():
+    checked = dist.BernoulliLogits(jnp.zeros(3), validate_args=True)
+    value = jnp.array([0.0, 1.0, 2.0])
+    expected = jax.jit(checked.log_prob)(value)
+    assert expected[2] == -jnp.inf
+    np.testing.assert_allclose(plain_log_prob(checked, value), expected)
+
+
+def test_other_densities_are_numpyros():
+    normal = dist.Normal(1.0, 2.0)
+    assert plain_log_prob(normal, 0.5) == normal.log_prob(0.5)

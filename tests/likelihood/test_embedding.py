@@ -1,0 +1,345 @@
+"""Atoms and targets from log-likelihoods and their gradients: chunks, sums, and bad rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import scipy.stats
+
+import jaxcoreset as jc
+from jaxcoreset.likelihood import embedding
+from jaxcoreset.likelihood.densities import bernoulli_log_prob
+from jaxcoreset.likelihood.embedding import log_likelihood_matrix, log_likelihood_sum
+from jaxcoreset.likelihood.fisher import fisher_features, fisher_matrix, fisher_sum
+
+
+def gaussian(draw, data):
+    """log N(y; x·draw, 1) up to a constant."""
+    x, y = data
+    return -0.5 * (y - x @ draw) ** 2
+
+
+@pytest.fixture(scope="module")
+def problem_data():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(40, 3)), (rng.normal(size=(1000, 3)), rng.normal(size=1000))
+
+
+def expected_atoms(draws, data):
+    x, y = data
+    values = scipy.stats.norm.logpdf(y[:, None], x @ draws.T)
+    return (values - values.mean(1, keepdims=True)) / np.sqrt(len(draws))
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 7, 250, 999, 5000])
+def test_atoms_are_centred_log_likelihoods_whatever_the_chunks(problem_data, batch_size):
+    draws, (x, y) = problem_data
+    data = (x[:50], y[:50]) if batch_size == 1 else (x, y)
+    problem = jc.embed(gaussian, draws.astype(np.float32), data, batch_size=batch_size)
+    expected = expected_atoms(draws, data)
+    np.testing.assert_allclose(problem.atoms, expected, atol=2e-6)
+    np.testing.assert_allclose(problem.target, expected.sum(0), atol=2e-4)
+    np.testing.assert_allclose(problem.atoms.sum(1), 0, atol=1e-5)
+
+
+def wrong_matrix(*args, **kwargs):
+    values = log_likelihood_matrix(*args, **kwargs)
+    return values + jnp.where(jnp.arange(values.shape[1]) % 64 < 16, 0.5, 0)
+
+
+def test_wrong_program_is_refused_whatever_the_function(problem_data, monkeypatch):
+    draws, data = problem_data
+    draws = jnp.asarray(np.tile(draws, (5, 1)), jnp.float32)
+
+    def model(x, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]).to_event(1))
+        numpyro.sample("y", dist.Normal(x @ b, 1), obs=y)
+
+    likelihood = jc.model_likelihood(model, data)
+    functions = (
+        (gaussian, draws, data),
+        (likelihood.log_likelihood, {"b": draws}, likelihood.data),
+        (likelihood.log_likelihood_constrained, {"b": draws}, likelihood.data),
+    )
+    for function, at, rows in functions:
+        jc.embed(function, at, rows)
+    monkeypatch.setattr(embedding, "log_likelihood_matrix", wrong_matrix)
+    for function, at, rows in functions:
+        with pytest.raises(RuntimeError, match="The compiler has made a wrong program"):
+            jc.embed(function, at, rows)
+
+
+def test_last_group_is_not_compiled_again(problem_data):
+    draws, (x, y) = problem_data
+    calls = []
+
+    def counted(draw, data):
+        calls.append(data[1].shape)
+        return gaussian(draw, data)
+
+    log_likelihood_sum(counted, jnp.asarray(draws), (x, y), batch_size=300)
+    assert calls == [(256,)] * 2  # at all draws, and at the few by which rows are centred
+
+
+def test_streamed_sum_equals_float64_sum(problem_data):
+    draws, (x, y) = problem_data
+    total = np.asarray(log_likelihood_sum(gaussian, jnp.asarray(draws), (x, y), batch_size=64))
+    expected = scipy.stats.norm.logpdf(y[:, None], x @ draws.T).sum(0)
+    np.testing.assert_allclose(
+        total - total.mean(), expected - expected.mean(), atol=1e-5 * np.ptp(expected)
+    )
+
+
+def test_sum_keeps_small_differences_under_a_large_constant():
+    """A constant of 10⁴ a row would leave float32 nothing of the differences between draws."""
+    draws, data = jnp.linspace(0, 1e-3, 50), np.linspace(0.5, 1.0, 20_000)
+    total = np.asarray(
+        log_likelihood_sum(lambda d, x: jnp.asarray(x) * d - 3.0, draws, data, batch_size=1000)
+    )
+    expected = np.linspace(0, 1e-3, 50) * data.sum()
+    np.testing.assert_allclose(total - total.mean(), expected - expected.mean(), atol=2e-3)
+
+
+def test_draws_and_data_may_be_pytrees():
+    draws = {"a": jnp.arange(4.0), "b": jnp.ones((4, 2))}
+    data = {"x": np.ones((6, 2)), "y": np.arange(6.0)}
+    problem = jc.embed(lambda p, d: p["a"] * d["y"] + d["x"] @ p["b"], draws, data)
+    assert problem.atoms.shape == (6, 4)
+
+
+@pytest.mark.parametrize(
+    ("draws", "data", "message"),
+    [
+        (jnp.ones((4, 3)), (np.ones((5, 3)), np.ones(6)), r"leading axes \[5, 6\]"),
+        (jnp.ones((4, 3)), (np.ones((0, 3)), np.ones(0)), "no rows"),
+        (jnp.ones((1, 3)), (np.ones((5, 3)), np.ones(5)), "at least two"),
+        (jnp.ones((4, 3)), (np.ones((5, 3)), np.ones(5)), "every atom is zero"),
+    ],
+)
+def test_bad_input_is_refused(draws, data, message):
+    with pytest.raises(ValueError, match=message):
+        jc.embed(gaussian, draws, data)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_rows_that_are_not_finite_are_named(problem_data, value):
+    draws, (x, y) = problem_data
+    y = y.copy()
+    y[[17, 990]] = value
+    with pytest.raises(ValueError, match=r"2 of 1000 rows, the first of them \[17, 990\]"):
+        jc.embed(gaussian, jnp.asarray(draws), (x, y), batch_size=300)
+    with pytest.raises(ValueError, match=r"\[17, 990\]"):
+        log_likelihood_sum(gaussian, jnp.asarray(draws), (x, y), batch_size=300)
+
+
+def test_log_likelihood_of_wrong_shape_is_refused(problem_data):
+    draws, data = problem_data
+    with pytest.raises(ValueError, match="log_likelihood returned shape"):
+        jc.embed(lambda p, d: jnp.sum(gaussian(p, d)), jnp.asarray(draws), data)
+
+
+def test_unknown_norm_is_refused(problem_data):
+    draws, data = problem_data
+    with pytest.raises(ValueError, match="norm is 'l3'; wanted 'l2' or 'fisher'"):
+        jc.embed(gaussian, draws, data, norm="l3")
+
+
+def test_embed_follows_float64(problem_data):
+    draws, data = problem_data
+    with jax.enable_x64(True):
+        problem = jc.embed(gaussian, jnp.asarray(draws), data)
+    assert problem.atoms.dtype == np.float64
+    np.testing.assert_allclose(problem.atoms, expected_atoms(draws, data), atol=1e-14)
+
+
+def logistic(draw, data):
+    x, y = data
+    eta = x @ draw["slope"] + draw["intercept"]
+    return y * eta - jax.nn.softplus(eta)
+
+
+def gaussian_gradients(draws, data):
+    """(y − x·θ) x, shape (n, S, D)."""
+    x, y = data
+    return (y[:, None] - x @ draws.T)[:, :, None] * x[:, None, :]
+
+
+@pytest.mark.parametrize("batch_size", [None, 300])
+def test_fisher_atoms_are_gradients_at_the_draws_whatever_the_chunks(problem_data, batch_size):
+    draws, data = problem_data
+    problem = jc.embed(
+        gaussian, draws.astype(np.float32), data, norm="fisher", batch_size=batch_size
+    )
+    expected = gaussian_gradients(draws, data).reshape(1000, -1) / np.sqrt(len(draws))
+    np.testing.assert_allclose(problem.atoms, expected, atol=1e-5)
+    np.testing.assert_allclose(problem.target, expected.sum(0), atol=1e-3)
+
+
+def test_fisher_atoms_of_a_model_with_a_dictionary_of_parameters(problem_data):
+    draws, (x, y) = problem_data
+    y = (y > 0).astype(float)
+    tree = {"intercept": draws[:, 0], "slope": draws}  # in the order of ravelling
+    with jax.enable_x64(True):
+        problem = jc.embed(logistic, tree, (x, y), norm="fisher", batch_size=300)
+    assert problem.atoms.dtype == np.float64
+    slope = y[:, None] - 1 / (1 + np.exp(-x @ draws.T - draws[:, 0]))
+    full = np.concatenate([np.ones((1000, 1)), x], axis=1)
+    expected = slope[:, :, None] * full[:, None, :] / np.sqrt(len(draws))
+    np.testing.assert_allclose(problem.atoms, expected.reshape(1000, -1), atol=1e-13)
+
+
+def test_fisher_inner_products_are_means_of_gradients_products(problem_data):
+    """Equation 39, by the polarisation of its norm."""
+    draws, data = problem_data
+    atoms = np.asarray(jc.embed(gaussian, draws.astype(np.float32), data, norm="fisher").atoms)
+    gradients = gaussian_gradients(draws, data)
+    expected = np.mean(np.einsum("isd,jsd->sij", gradients[:30], gradients[:30]), axis=0)
+    np.testing.assert_allclose(atoms[:30] @ atoms[:30].T, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_features", [1, 101])
+def test_random_features_are_scaled_derivatives_of_their_pairs(problem_data, num_features):
+    draws, data = problem_data
+    key = jax.random.key(num_features)
+    problem = jc.embed(
+        gaussian,
+        draws.astype(np.float32),
+        data,
+        norm="fisher",
+        batch_size=300,
+        num_features=num_features,
+        key=key,
+    )
+    features = fisher_features(draws.astype(np.float32), num_features, key)
+    s, d = np.asarray(features.draw_indices), np.asarray(features.coordinates)
+    expected = np.sqrt(3 / num_features) * gaussian_gradients(draws, data)[:, s, d]
+    np.testing.assert_allclose(problem.atoms, expected, atol=2e-5 * np.sqrt(120 / num_features))
+
+
+@pytest.mark.parametrize("num_features", [7, 40, 100, 120])
+def test_pairs_differ_and_use_draws_and_coordinates_equally(problem_data, num_features):
+    draws, _ = problem_data
+    features = fisher_features(draws, num_features, jax.random.key(0))
+    s, d = np.asarray(features.draw_indices), np.asarray(features.coordinates)
+    assert len({*zip(s.tolist(), d.tolist(), strict=True)}) == num_features
+    assert np.ptp(np.bincount(s, minlength=40)) <= 1
+    # Up to one for each partial round of draws and of coordinates.
+    assert np.ptp(np.bincount(d, minlength=3)) <= 1 + num_features // 40
+
+
+def test_all_pairs_give_the_exact_inner_products(problem_data):
+    draws, (x, y) = problem_data
+    data, draws = (x[:20], y[:20]), draws.astype(np.float32)
+    exact = np.asarray(jc.embed(gaussian, draws, data, norm="fisher").atoms)
+    pairs = jc.embed(
+        gaussian, draws, data, norm="fisher", num_features=120, key=jax.random.key(0)
+    ).atoms
+    np.testing.assert_allclose(pairs @ pairs.T, exact @ exact.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_features", [10, 60])
+def test_random_inner_products_are_unbiased(problem_data, num_features):
+    """Their mean over keys is within Monte Carlo error; and the pairs' balance lowers their spread.
+
+    The gradients are known, so that only the pairs are drawn here, for many keys at once.
+    """
+    draws, (x, y) = problem_data
+    gradients = gaussian_gradients(draws, (x[:2], y[:2]))
+    expected = np.mean(np.sum(gradients[0] * gradients[1], axis=-1))
+    points = jnp.asarray(draws, jnp.float32)
+
+    @jax.vmap
+    def pairs(key):
+        features = fisher_features(points, num_features, key)
+        return features.draw_indices, features.coordinates
+
+    s, d = map(np.asarray, pairs(jax.random.split(jax.random.key(3), 4000)))
+    products = 3 / num_features * np.sum(gradients[0][s, d] * gradients[1][s, d], axis=1)
+    error = products.std() / np.sqrt(len(products))
+    assert abs(products.mean() - expected) < 4 * error
+    independent = 3 * (gradients[0] * gradients[1]).std() / np.sqrt(num_features)
+    assert products.std() < 1.05 * independent
+
+
+@pytest.mark.parametrize("num_features", [None, 12, 90])
+def test_streamed_fisher_sum_equals_the_sum_of_atoms(problem_data, num_features):
+    draws, data = problem_data
+    features = fisher_features(draws.astype(np.float32), num_features, jax.random.key(0))
+    rows = []
+    total = fisher_sum(gaussian, features, data, batch_size=300, on_rows=rows.append)
+    atoms = np.asarray(fisher_matrix(gaussian, features, data, batch_size=1000), float)
+    np.testing.assert_allclose(total, atoms.sum(0), atol=2e-6 * np.abs(atoms).sum(0).max())
+    assert sum(rows) == 1000
+
+
+@pytest.mark.parametrize("num_features", [None, 12])
+def test_last_chunk_of_fisher_features_is_not_compiled_again(problem_data, num_features):
+    draws, data = problem_data
+    features = fisher_features(draws.astype(np.float32), num_features, jax.random.key(0))
+    shapes = []
+
+    def counted(draw, data):
+        shapes.append(data[1].shape)
+        return gaussian(draw, data)
+
+    fisher_sum(counted, features, data, batch_size=300)
+    fisher_matrix(counted, features, data, batch_size=300)
+    assert shapes == [(256,)] * 2
+
+
+@pytest.mark.parametrize("num_features", [None, 60])
+def test_rows_without_a_finite_gradient_are_named(num_features):
+    """√x has a value at 0 and no derivative."""
+    x = np.linspace(1, 2, 50)
+    x[[3, 44]] = 0
+    features = fisher_features(jnp.ones((30, 2)), num_features, jax.random.key(0))
+    for evaluate in (fisher_matrix, fisher_sum):
+        with pytest.raises(ValueError, match=r"or its gradient is not finite.*\[3, 44\]"):
+            evaluate(lambda p, x: jnp.sqrt(x * p[0]) + p[1], features, x, batch_size=20)
+
+
+def test_one_draw_is_enough_for_fisher_features(problem_data):
+    draws, data = problem_data
+    assert jc.embed(gaussian, draws[:1], data, norm="fisher").atoms.shape == (1000, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"num_features": 0}, ValueError, "wanted 1 ≤ num_features ≤ 120"),
+        ({"num_features": 121}, ValueError, "num_features is 121"),
+        ({"num_features": 5, "key": None}, ValueError, "key is missing"),
+        ({"num_features": 5, "norm": "l2"}, ValueError, "pass norm='fisher'"),
+        ({"draws": jnp.ones((4, 3), int)}, TypeError, "wanted floating-point"),
+        ({"draws": jnp.ones((0, 3))}, ValueError, "at least one"),
+    ],
+)
+def test_bad_fisher_input_is_refused(problem_data, options, error, message):
+    draws, data = problem_data
+    arguments = {"draws": draws, "norm": "fisher", "key": jax.random.key(0)} | options
+    with pytest.raises(error, match=message):
+        jc.embed(gaussian, data=data, **arguments)
+
+
+def test_fisher_of_a_log_likelihood_of_wrong_shape_is_refused(problem_data):
+    draws, data = problem_data
+    features = fisher_features(draws)
+    for evaluate in (fisher_matrix, fisher_sum):
+        with pytest.raises(ValueError, match="log_likelihood returned shape"):
+            evaluate(lambda p, d: jnp.sum(gaussian(p, d)), features, data)
+
+
+@pytest.mark.slow  # as compiled at their best, where some programs lose what is no number
+@pytest.mark.parametrize("at", [0, 777])
+def test_a_value_that_is_no_number_at_a_few_draws_is_found_in_the_sum(at):
+    draws = jnp.linspace(3, 1, 2000)
+    x, y = np.zeros(1024, np.float32), np.ones(1024, np.float32)
+    x[at] = -1.01
+
+    def logistic(draw, rows):
+        return bernoulli_log_prob(jnp.sqrt(rows[0] + draw), rows[1])
+
+    with pytest.raises(ValueError, match=rf"1 of 1024 rows, the first of them \[{at}\]"):
+        log_likelihood_sum(logistic, draws, (x, y))

@@ -1,0 +1,159 @@
+"""Long tables: what is weighted by n/k is evaluated in float64, with JAX's x64 off."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS
+
+import jaxcoreset as jc
+from jaxcoreset.diagnostics.gaussian import gaussian_kl
+from jaxcoreset.likelihood import precision as float64
+from jaxcoreset.weighting.nuts import CoresetSampler
+
+NUM_ROWS = 5_000_000
+
+
+def regression(x, y=None):
+    """Conjugate, so that every weighted posterior is known."""
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(slopes[0] + slopes[1] * x, 1.0), obs=y)
+
+
+def with_its_own_type(x, y=None):
+    """A loop that carries float32: under x64 it can't be traced."""
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
+    start = jnp.zeros((), jnp.float32)
+    total, _ = jax.lax.scan(lambda sum, one: (sum + one, None), start, slopes)
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(total * x, 1.0), obs=y)
+
+
+def posterior(x, y, weights):
+    columns = np.stack([np.ones(len(x)), np.asarray(x, np.float64)])
+    precision = (columns * weights) @ columns.T + np.eye(2)
+    mean = np.linalg.solve(precision, (columns * weights) @ np.asarray(y, np.float64))
+    return mean, np.linalg.inv(precision)
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=NUM_ROWS).astype(np.float32)
+    return x, (0.5 - 0.3 * x + rng.normal(size=NUM_ROWS)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def built(data):
+    builder = jc.CoresetBuilder(
+        regression, size=8, num_draws=200, num_held_out=100, progress_bar=False
+    )
+    with pytest.warns(UserWarning, match="NUTS gets lost"):
+        return builder.run(jax.random.key(0), *data)
+
+
+@pytest.fixture(scope="module")
+def full(data):
+    return posterior(*data, 1.0)
+
+
+def draws_of_nuts(coreset):
+    """By NumPyro, in float64, as the warning says."""
+    with jax.enable_x64(True):
+        mcmc = MCMC(NUTS(coreset.model), num_warmup=300, num_samples=1000, progress_bar=False)
+        mcmc.run(jax.random.key(1), *coreset.args, init_params=coreset.approximation.params())
+        return mcmc, np.asarray(mcmc.get_samples()["slopes"])
+
+
+@pytest.mark.slow
+def test_coreset_of_millions_of_rows_is_not_limited_by_float32(built, full):
+    """In float32 the estimate, and the divergence, were some 2e-3: 2.5e13/8 times (3e-8)²."""
+    small = posterior(*built.args, built.weights.astype(np.float64))
+    assert gaussian_kl(*full, *small) + gaussian_kl(*small, *full) < 1e-5
+    assert built.report.kl < 1e-5
+    assert "run NUTS in float64" in str(built.report)
+    assert jc.Report.from_dict(built.report.to_dict()).rounding == built.report.rounding > 0.2
+
+
+@pytest.mark.slow
+def test_nuts_in_float64_finds_the_posterior_and_the_certificate_says_so(built, full):
+    mcmc, draws = draws_of_nuts(built)
+    mean, covariance = full
+    np.testing.assert_allclose(draws.mean(0), mean, atol=0.3 * np.sqrt(covariance.max()))
+    np.testing.assert_allclose(np.cov(draws.T), covariance, atol=0.3 * covariance.max())
+    certificate = jc.certify(built, mcmc, num_draws=200, progress_bar=False)
+    assert certificate.kl < 1e-6
+    assert certificate.verdict == "good"
+
+
+@pytest.mark.slow
+def test_the_builders_own_nuts_is_in_float64(built, data, full):
+    likelihood = jc.model_likelihood(regression, data)
+    mean, covariance = full
+    sampler = CoresetSampler(likelihood, num_samples=1000)
+    draws = sampler.run(
+        jax.random.key(0), built.indices, built.weights, np.tile(mean, (4, 1)), covariance
+    )
+    found = draws.take(jax.random.key(0), 0, 1000)["slopes"]
+    assert found.dtype == jnp.float32
+    assert draws.r_hat < 1.1
+    np.testing.assert_allclose(np.mean(found, axis=0), mean, atol=0.3 * np.sqrt(covariance.max()))
+
+
+def test_short_tables_and_models_of_one_type_stay_as_they_are(monkeypatch):
+    x = np.linspace(-1, 1, 100, dtype=np.float32)
+    likelihood = jc.model_likelihood(regression, (x, x))
+    typed = jc.model_likelihood(with_its_own_type, (x, x))
+    assert not float64.wants_float64(likelihood, 100)
+    monkeypatch.setattr(float64, "_LONG", 100)
+    assert float64.wants_float64(likelihood, 100)
+    assert not float64.wants_float64(typed, 100)
+    with jax.enable_x64(True):
+        assert not float64.wants_float64(likelihood, 100)
+
+
+def test_nothing_is_said_of_rounding_where_it_is_little(monkeypatch):
+    monkeypatch.setattr(float64, "_LONG", 100)
+    x = np.linspace(-1, 1, 100, dtype=np.float32)
+    likelihood = jc.model_likelihood(regression, (x, x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows, weights = likelihood.take(np.arange(4)), np.full(4, 25.0)
+        params = likelihood.init_params
+        assert float64.rounding_of(likelihood, params, rows, weights) is None
+    with pytest.warns(UserWarning, match="rounded to"):
+        assert float64.rounding_of(likelihood, params, rows, 1e6 * weights) > 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the coreset's log density")
+def test_merged_and_updated_coresets_are_as_exact(monkeypatch):
+    """Two blocks that stand for some millions of rows: a likelihood that counts each many times."""
+
+    def counted(x, y=None):
+        with numpyro.handlers.scale(scale=2000.0):
+            regression(x, y)
+
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=4000).astype(np.float32)
+    y = (0.5 - 0.3 * x + rng.normal(size=4000)).astype(np.float32)
+    settings = {"size": 8, "num_draws": 200, "num_held_out": 100, "progress_bar": False}
+    builder = jc.CoresetBuilder(counted, **settings)
+
+    def errors():
+        blocks = [builder.run(jax.random.key(0), x[at::2], y[at::2]) for at in (0, 1)]
+        merged = jc.merge(blocks, 8, jax.random.key(1))
+        updated = blocks[0].update(jax.random.key(2), x[1::2], y[1::2])
+        return merged.report.history[-1]["kl"], updated.report.history[-1]["kl"]
+
+    in_float32 = errors()
+    monkeypatch.setattr(float64, "_LONG", 1000)
+    in_float64 = errors()
+    assert in_float64[0] < 1e-6 < in_float32[0]
+    # The new rows' own sum is in float32, and each of these rows counts 2,000 times in it.
+    assert in_float64[1] < 0.5 * in_float32[1], (in_float32, in_float64)

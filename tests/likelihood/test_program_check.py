@@ -1,0 +1,125 @@
+"""A program that the compiler got wrong is noticed before anything is made of its numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import scipy.special
+import scipy.stats as st
+
+import jaxcoreset as jc
+from jaxcoreset.likelihood import precision as float64
+from jaxcoreset.likelihood.checks import refuse_other_program
+
+WORDS = "The compiler has made a wrong program"
+
+
+def proportions(x, y=None):
+    """Beta regression: a sum over two coordinates, which jaxlib 0.10.2 gets wrong on a CPU."""
+    slope = numpyro.sample("slope", dist.Normal(0, 1))
+    precision = numpyro.sample("precision", dist.Gamma(8, 1))
+    mean = jax.nn.sigmoid(slope * x)
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Beta(mean * precision, (1 - mean) * precision), obs=y)
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=3000)
+    mean = scipy.special.expit(0.5 * x)
+    y = np.clip(rng.beta(8 * mean, 8 * (1 - mean)), 0.01, 0.99)
+    return x.astype(np.float32), y.astype(np.float32)
+
+
+@pytest.mark.slow
+def test_beta_regression_is_right_or_refused(data):
+    """Refused with some versions of jaxlib, right with the others; never wrong."""
+    builder = jc.CoresetBuilder(proportions, size=3, num_draws=200, rounds=1, progress_bar=False)
+    try:
+        coreset = builder.run(jax.random.key(0), *data)
+    except RuntimeError as error:
+        if WORDS not in str(error):
+            raise
+        return
+    draws = coreset.approximation.draws(jax.random.key(1), 400)
+    draws = jax.vmap(coreset.likelihood.constrain)(draws)
+    slope, precision = (
+        np.asarray(draws[name], np.float64)[:, None] for name in ("slope", "precision")
+    )
+
+    def totals(x, y, weights):
+        mean = scipy.special.expit(slope * np.asarray(x, np.float64))
+        return st.beta.logpdf(y, mean * precision, (1 - mean) * precision) @ weights
+
+    kept = coreset.args
+    difference = totals(*data, np.ones(3000)) - totals(*kept, coreset.weights.astype(float))
+    # Where it was not noticed, they were off by hundreds of nats.
+    assert 0.2 * coreset.report.kl < np.var(difference) < 5 * coreset.report.kl
+
+
+def test_wrong_values_at_some_of_the_draws_are_refused(data, monkeypatch):
+    def regression(x, y=None):
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(slope * x, 1), obs=y)
+
+    builder = jc.CoresetBuilder(regression, size=5, num_draws=200, rounds=1, progress_bar=False)
+    right = float64.log_likelihood_matrix
+
+    def wrong(*args, **kwargs):
+        values = right(*args, **kwargs)
+        return values + jnp.where(jnp.arange(values.shape[1]) % 64 < 16, 0.05, 0)
+
+    monkeypatch.setattr(float64, "log_likelihood_matrix", wrong)
+    with pytest.raises(RuntimeError, match=WORDS):
+        builder.run(jax.random.key(0), *data)
+
+
+def test_rows_that_see_one_another_are_not_laid_to_the_compiler(data):
+    """Not even where it takes float64 to tell: other programs, other groups of rows."""
+
+    def centred(x, y=None):
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(slope * x + 1e-4 * jnp.mean(x), 1), obs=y)
+
+    likelihood = jc.model_likelihood(centred, data)
+    draws = {"slope": jnp.linspace(-1, 1, 30)}
+    values = jnp.stack(
+        [likelihood.log_likelihood({"slope": slope}, data) for slope in draws["slope"]], axis=1
+    )
+    likelihood.check_program(draws, data, values)
+    with pytest.raises(ValueError, match="changes when other rows are dropped"):
+        likelihood.check_program(draws, data, values + 0.1 * (jnp.arange(30) == 3))
+
+
+def test_way_out_is_told_where_there_is_one():
+    again = np.random.default_rng(0).normal(size=(20, 10)).astype(np.float32)
+    wrong = again + (np.arange(10) == 3)
+    with pytest.raises(RuntimeError, match=r"dist.BetaProportion.*float64.*JAX_ENABLE_X64=1"):
+        refuse_other_program(wrong, again)
+    with pytest.raises(RuntimeError, match=r"Install another jaxlib"):
+        refuse_other_program(wrong.astype(float), again.astype(float))
+
+
+def test_rounding_is_allowed_and_nothing_else():
+    again = np.random.default_rng(0).normal(size=(20, 10)).astype(np.float32) - 100
+    shifted = again.astype(np.float64) + np.arange(20)[:, None]
+    refuse_other_program(shifted * (1 + 1e-6), again)
+    for value in (shifted[3, 4] + 0.1, np.nan):
+        shifted[3, 4] = value
+        with pytest.raises(RuntimeError, match=WORDS):
+            refuse_other_program(shifted, again)
+
+
+def test_rounding_by_draws_that_are_far_out_is_allowed():
+    """As under the prior of a scale: some draws are at −10¹⁰ nats, and so is the mean."""
+    raw = np.random.default_rng(0).normal(size=(20, 100)).astype(np.float32) - 30
+    far = raw.copy()
+    far[:, ::10] *= 1e10
+    values = (far - far.mean(axis=1, keepdims=True))[:, 5::10]
+    assert np.ptp(values.astype(float) - raw[:, 5::10], axis=1).max() > 1
+    refuse_other_program(values, raw[:, 5::10])

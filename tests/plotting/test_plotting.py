@@ -1,0 +1,287 @@
+"""The pictures: what they show is what they were given."""
+
+import jax.numpy as jnp
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import scipy.stats
+
+import jaxcoreset as jc
+from jaxcoreset import plotting
+from jaxcoreset.coreset.report import Report
+
+mpl.use("Agg")
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+def report():
+    sizes = np.array([1, 2, 4, 8])
+    curve = {
+        "size": sizes,
+        "num_used": sizes,
+        "relative_error": 0.5 / sizes,
+        "held_out_error": 0.6 / sizes,
+        "kl": 1.0 / sizes**2,
+        "kl_standard_error": 0.05 / sizes**2,
+    }
+    return Report(
+        100, 8, 8, 100, 50, 50, 0.06, 0.07, 0.01, 0.001, "X", True, "Laplace", curve, {"solve": 1.0}
+    )
+
+
+def test_error_curve_has_both_errors_and_labels():
+    ax = plotting.plot_error(report())
+    seen, held_out = ax.get_lines()
+    np.testing.assert_allclose(seen.get_ydata(), 0.5 / np.array([1, 2, 4, 8]))
+    np.testing.assert_allclose(held_out.get_ydata(), 0.6 / np.array([1, 2, 4, 8]))
+    assert ax.get_xlabel()
+    assert ax.get_ylabel()
+    assert ax.get_xscale() == ax.get_yscale() == "log"
+
+
+def test_marginals_draw_one_panel_a_parameter():
+    draws = np.random.default_rng(0).normal(size=(500, 7))
+    axes = plotting.plot_marginals(draws, np.zeros(7), np.ones(7), list("abcdefg"))
+    assert [ax.get_title() for ax in axes] == list("abcdefg")
+    density = axes[0].get_lines()[0].get_ydata()
+    assert density.max() == pytest.approx(1 / np.sqrt(2 * np.pi), rel=1e-3)
+
+
+def texts(legend):
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_kl_curve_has_its_band_the_tolerance_and_this_coreset():
+    ax = plotting.plot_kl(report(), tol=0.05)
+    sizes = np.array([1, 2, 4, 8])
+    curve, tolerance, chosen = ax.get_lines()
+    np.testing.assert_allclose(curve.get_ydata(), 1 / sizes**2)
+    np.testing.assert_allclose(tolerance.get_ydata(), 0.05)
+    assert (chosen.get_xdata()[0], chosen.get_ydata()[0]) == (8, 0.01)
+    (band,) = (patch for patch in ax.collections if patch.get_label() == "± 2 standard errors")
+    edges = band.get_paths()[0].vertices
+    # two standard errors of 5 % are a factor of exp(0.1)
+    at_two = edges[edges[:, 0] == 2, 1]
+    np.testing.assert_allclose([at_two.min(), at_two.max()], 0.25 * np.exp([-0.1, 0.1]), rtol=1e-6)
+    assert "nats" in ax.get_ylabel()
+    assert "lower bound only" in [text.get_text() for text in ax.texts]
+
+
+def test_rows_are_counted_in_plain_numbers():
+    ax = plotting.plot_kl(report())
+    ax.figure.canvas.draw()
+    labels = [label.get_text() for label in ax.get_xticklabels()]
+    assert {"1", "2", "5"} <= set(labels)
+
+
+def test_coreset_without_error_has_no_curve_to_draw():
+    whole = Report(
+        9,
+        9,
+        9,
+        9,
+        0,
+        0,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        "all rows",
+        True,
+        "none needed",
+        {name: np.zeros(1) for name in report().curve},
+        {},
+    )
+    for draw in (plotting.plot_kl, plotting.plot_error):
+        with pytest.raises(ValueError, match="a coreset of all rows has no error"):
+            draw(whole)
+
+
+GAUSSIAN = (np.array([1.0, -2.0, 0.5]), np.diag([1.0, 4.0, 0.25]))
+
+
+def test_marginals_take_draws_sites_and_gaussians():
+    draws = np.random.default_rng(0).multivariate_normal(*GAUSSIAN, 4000)
+    sites = {"b": draws[:, 1:], "a": draws[:, 0]}
+    axes = plotting.plot_marginals(sites, draws)
+    assert [ax.get_title() for ax in axes] == ["a", "b[0]", "b[1]"]
+    estimate = axes[1].get_lines()[0]
+    expected = scipy.stats.norm(-2, 2).pdf(estimate.get_xdata())
+    # a kernel density estimate of 4,000 draws
+    np.testing.assert_allclose(estimate.get_ydata(), expected, atol=0.02)
+    assert texts(axes[0].figure.legends[0]) == ["coreset", "all rows"]
+    gaussian = plotting.plot_marginals(GAUSSIAN, GAUSSIAN)[0]
+    line, area = gaussian.get_lines()[0], gaussian.collections[0].get_paths()[0].vertices
+    np.testing.assert_allclose(area[:, 1].max(), line.get_ydata().max())
+
+
+def test_contours_of_a_gaussian_hold_their_mass():
+    mean, covariance = np.array([1.0, -1.0]), np.array([[2.0, 0.6], [0.6, 0.5]])
+    ax = plotting.plot_contours(
+        (mean, covariance), (mean, covariance), masses=[0.5, 0.95], names=["a", "b"]
+    )
+    lines = ax.get_lines()
+    assert len(lines) == 4
+    for line, mass in zip(lines[:2], (0.5, 0.95), strict=True):
+        offset = np.stack([line.get_xdata(), line.get_ydata()], axis=1) - mean
+        squares = np.einsum("ni,ij,nj->n", offset, np.linalg.inv(covariance), offset)
+        np.testing.assert_allclose(scipy.stats.chi2(2).cdf(squares), mass, rtol=1e-9)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("a", "b")
+
+
+def test_contours_of_draws_lie_near_the_ellipses():
+    mean, covariance = GAUSSIAN
+    draws = np.random.default_rng(1).multivariate_normal(mean, covariance, 4000)
+    ax = plotting.plot_contours(draws, GAUSSIAN, parameters=(0, 1), masses=[0.5])
+    (contour,) = ax.collections
+    places = np.concatenate([path.vertices for path in contour.get_paths()])
+    squares = ((places - mean[:2]) ** 2 / np.diag(covariance)[:2]).sum(axis=1)
+    # the median of χ² with two degrees of freedom is 1.39
+    assert np.median(squares) == pytest.approx(1.39, rel=0.15)
+
+
+def test_pairs_show_marginals_contours_and_nothing_above():
+    draws = np.random.default_rng(0).multivariate_normal(*GAUSSIAN, 500)
+    axes = plotting.plot_pairs(draws, GAUSSIAN, ["a", "b", "c"])
+    assert axes.shape == (3, 3)
+    visible = np.array([[ax.get_visible() for ax in row] for row in axes])
+    np.testing.assert_array_equal(visible, np.tri(3, dtype=bool))
+    assert [ax.get_xlabel() for ax in axes[2]] == ["a", "b", "c"]
+    assert axes[2, 0].get_xlim() == axes[0, 0].get_xlim()
+    assert axes[1, 0].get_ylim() == axes[1, 1].get_xlim()
+    some = plotting.plot_pairs(draws, GAUSSIAN, ["a", "b", "c"], parameters=[0, 2])
+    assert [ax.get_xlabel() for ax in some[1]] == ["a", "c"]
+
+
+def test_posteriors_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="3 parameters and the full posterior 2"):
+        plotting.plot_contours(GAUSSIAN, (np.zeros(2), np.eye(2)))
+    with pytest.raises(ValueError, match="names has 1 entries; wanted 3"):
+        plotting.plot_pairs(GAUSSIAN, GAUSSIAN, ["a"])
+    with pytest.raises(ValueError, match=r"wanted \(D,\) and \(D, D\)"):
+        plotting.plot_marginals((np.zeros(3), np.ones(3)), GAUSSIAN)
+    with pytest.raises(ValueError, match="differ in their number of draws"):
+        plotting.plot_marginals({"a": np.zeros(5), "b": np.zeros(6)}, GAUSSIAN)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        plotting.plot_contours(GAUSSIAN, GAUSSIAN, masses=[95.0])
+
+
+POINTS = np.random.default_rng(0).normal(size=(50, 2))
+
+
+def test_chosen_rows_lie_on_their_points_with_radii_by_weight():
+    solution = jc.Solution(
+        indices=jnp.array([3, 7, 20, 0]),
+        weights=jnp.array([10.0, 40.0, 20.0, 0.0]),
+        objective=jnp.array(0.0),
+        relative_error=jnp.array(0.0),
+        num_iters=jnp.array(1),
+        converged=jnp.array(True),
+    )
+    ax = plotting.plot_rows(POINTS, solution, names=["east (km)", "north (km)"])
+    everything, chosen = ax.collections
+    np.testing.assert_allclose(everything.get_offsets(), POINTS)
+    places, areas = chosen.get_offsets(), chosen.get_sizes()
+    order = np.argsort(areas)
+    np.testing.assert_allclose(places[order], POINTS[[3, 20, 7]])
+    np.testing.assert_allclose(np.sqrt(areas[order] / areas.max()), [0.25, 0.5, 1.0])
+    assert ax.get_xlabel() == "east (km)"
+    legend = ax.get_legend()
+    assert texts(legend) == ["10", "20", "40"]
+    assert "3 of 50 rows" in legend.get_title().get_text()
+
+
+def test_tiny_weights_can_still_be_seen():
+    ax = plotting.plot_rows(POINTS, (np.array([1, 2]), np.array([1.0, 1e6])), max_radius=10.0)
+    assert ax.collections[1].get_sizes().min() == pytest.approx(4)  # (2 × one point)²
+
+
+def test_points_of_more_columns_are_projected_on_their_principal_directions():
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(40, 4)) * [3.0, 2.0, 0.5, 0.1]
+    ax = plotting.plot_rows(points, (np.array([0]), np.ones(1)))
+    shown = np.asarray(ax.collections[0].get_offsets())
+    singular = np.linalg.svd(points - points.mean(axis=0), compute_uv=False)
+    np.testing.assert_allclose(np.linalg.norm(shown, axis=0), singular[:2])
+    assert "principal" in ax.get_xlabel()
+
+
+def test_rows_that_are_not_among_the_points_are_refused():
+    with pytest.raises(ValueError, match="rows from 1 to 60, and points has 50"):
+        plotting.plot_rows(POINTS, (np.array([1, 60]), np.ones(2)))
+    with pytest.raises(ValueError, match=r"wanted \(n, 2\)"):
+        plotting.plot_rows(POINTS[:, :1], (np.array([1]), np.ones(1)))
+
+
+def test_surface_has_the_limits_that_it_was_given_and_a_labelled_bar():
+    x, y = np.linspace(0, 1, 5), np.linspace(0, 2, 6)
+    ax = plotting.plot_surface(x, y, x[None] + y[:, None], label="height (m)", limits=(0.0, 6.0))
+    assert ax.collections[0].get_clim() == pytest.approx((0, 6), abs=0.5)
+    assert [other.get_ylabel() for other in ax.figure.axes if other is not ax] == ["height (m)"]
+    same = plotting.plot_rows(np.array([[0.5, 1.0]]), (np.array([0]), np.ones(1)), ax=ax)
+    assert same is ax
+
+
+def test_weights_are_sorted_and_summed():
+    weights = np.array([2.0, 50.0, 8.0, 0.0])
+    ax = plotting.plot_weights((np.arange(4), weights), num_data=60)
+    line, level = ax.get_lines()
+    np.testing.assert_allclose(line.get_ydata(), [50, 8, 2])
+    np.testing.assert_allclose(level.get_ydata(), 20)
+    assert ax.get_title(loc="left") == "sum of weights 60, n = 60 (100.0%)"
+
+
+@pytest.fixture(scope="module")
+def problem():
+    atoms = np.random.default_rng(0).normal(size=(30, 15)).astype(np.float32)
+    return jc.CoresetProblem(jnp.asarray(atoms))
+
+
+def test_convergence_shows_histories_and_final_levels(problem):
+    solvers = {
+        "A-IHT": jc.AIHT(record_history=True, max_iters=25),
+        "A-IHT II": jc.AIHT2(record_history=True, max_iters=40),
+        "GIGA": jc.GIGA(),
+    }
+    solutions = {label: jc.solve(problem, 5, solver) for label, solver in solvers.items()}
+    ax = plotting.plot_convergence(solutions)
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    for label in ("A-IHT", "A-IHT II"):
+        done = int(solutions[label].num_iters)
+        np.testing.assert_array_equal(lines[label].get_xdata(), np.arange(1, done + 1))
+        np.testing.assert_allclose(lines[label].get_ydata(), solutions[label].history[:done])
+    np.testing.assert_allclose(lines["GIGA (final)"].get_ydata(), solutions["GIGA"].objective)
+    drawn = [lines[label] for label in texts(ax.get_legend())]
+    assert len({line.get_color() for line in drawn}) == 3
+    # dashes too, for print; get_linestyle() calls every kind of dash "--"
+    assert len({str(line._unscaled_dash_pattern) for line in drawn}) == 3
+
+
+def test_convergence_takes_sequences_and_plain_histories(problem):
+    solution = jc.solve(problem, 5, jc.IHT(record_history=True, max_iters=10))
+    ax = plotting.plot_convergence([solution])
+    assert texts(ax.get_legend()) == ["IHT"]
+    ax = plotting.plot_convergence({"SparseVI": np.array([3.0, 2.0, 1.0])})
+    np.testing.assert_array_equal(ax.get_lines()[0].get_ydata(), [3, 2, 1])
+
+
+def test_convergence_refuses_batches_and_nothing(problem):
+    batch = jc.sweep(problem, np.array([3, 5]), jc.AIHT2())
+    with pytest.raises(ValueError, match="batch of shape"):
+        plotting.plot_convergence([batch])
+    with pytest.raises(ValueError, match="empty"):
+        plotting.plot_convergence([])
+
+
+def test_axes_given_are_the_axes_drawn_into():
+    _, (left, right) = plt.subplots(1, 2)
+    assert plotting.plot_kl(report(), left) is left
+    assert plotting.plot_weights((np.arange(2), np.ones(2)), right) is right
+    assert plotting.plot_error(report(), left) is left
+    assert len(plt.get_fignums()) == 1

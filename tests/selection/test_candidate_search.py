@@ -1,0 +1,160 @@
+"""Rows are priced by what they would bring: held to least squares in float64, row by row."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import jaxcoreset as jc
+import jaxcoreset.builders.builder
+import jaxcoreset.selection.rounds
+from jaxcoreset.data.rows import Placement, Rows
+from jaxcoreset.selection.candidate_search import price
+from jaxcoreset.weighting.laplace import laplace_approximation
+
+NUM_ROWS, NUM_DRAWS, CHOSEN = 700, 40, [3, 250, 611]
+
+
+def log_likelihood(draw, data):
+    return jnp.sin(data @ draw)
+
+
+def setting():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(NUM_ROWS, 3)).astype(np.float32)
+    draws = rng.normal(size=(NUM_DRAWS, 3)).astype(np.float32)
+    values = np.sin(rows.astype(np.float64) @ draws.T.astype(np.float64))
+    atoms = (values - values.mean(1, keepdims=True)) / np.sqrt(NUM_DRAWS)
+    target = atoms.sum(0)
+    weights = np.linalg.lstsq(atoms[CHOSEN].T, target, rcond=None)[0]
+    return rows, draws, atoms, target, target - weights @ atoms[CHOSEN]
+
+
+def gains(atoms, target, residual):
+    """By what part of itself each row lowers the objective, all weights fitted anew."""
+    found = np.zeros(NUM_ROWS)
+    for row, atom in enumerate(atoms):
+        if row not in CHOSEN and atom @ residual > 0:
+            columns = np.column_stack([*atoms[CHOSEN], atom])
+            _, left, _, _ = np.linalg.lstsq(columns, target, rcond=None)
+            found[row] = 1 - left[0] / (residual @ residual)
+    return found
+
+
+def priced(num, batch_size=None, known=CHOSEN, off=0.0):
+    rows, draws, atoms, target, residual = setting()
+    residual = residual + off * atoms[CHOSEN].sum(0)
+    return price(
+        Rows(rows, Placement(batch_size=batch_size)),
+        log_likelihood,
+        jnp.asarray(draws),
+        jnp.asarray(residual, jnp.float32),
+        jnp.asarray(atoms[CHOSEN], jnp.float32),
+        (NUM_DRAWS,),
+        num,
+        np.array(known),
+        float(np.linalg.norm(target)),
+    )
+
+
+def test_the_best_rows_and_their_gains_are_those_of_least_squares():
+    rows, _, atoms, target, residual = setting()
+    exact = gains(atoms, target, residual)
+    found = priced(20)
+    np.testing.assert_array_equal(found.indices, np.argsort(-exact, kind="stable")[:20])
+    np.testing.assert_allclose(found.gains, exact[found.indices], rtol=1e-3)
+    np.testing.assert_array_equal(found.leaves[0], rows[found.indices])
+
+
+def test_what_the_chosen_rows_could_gain_themselves_is_not_for_others_to_gain():
+    right, off = priced(20), priced(20, off=0.3)
+    np.testing.assert_array_equal(off.indices, right.indices)
+    np.testing.assert_allclose(off.gains, right.gains, rtol=1e-4)
+
+
+def test_only_rows_that_bring_something_are_returned_and_no_candidates():
+    _, _, atoms, target, residual = setting()
+    found = priced(NUM_ROWS)
+    assert set(found.indices) == set(np.flatnonzero(gains(atoms, target, residual) > 0))
+
+
+def test_rows_that_are_candidates_already_are_left_out():
+    first = priced(5)
+    second = priced(5, known=[*CHOSEN, *first.indices[:2]])
+    np.testing.assert_array_equal(second.indices[:3], first.indices[2:])
+
+
+def test_batches_change_nothing():
+    whole, parts = priced(50), priced(50, batch_size=1)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        (whole.indices, whole.gains),
+        (parts.indices, parts.gains),
+    )
+
+
+# --- of a build left to itself --------------------------------------------------------------------
+
+
+def effects(x, group, y=None):
+    """A regression with an effect of each of three groups."""
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
+    effect = numpyro.sample("effect", dist.Normal(0, 10).expand([3]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ slopes + effect[group], 1.0), obs=y)
+
+
+def rows_with_a_group_of(rare, num_rows=20_000):
+    rng = np.random.default_rng(0)
+    x, group = rng.normal(size=(num_rows, 2)), np.arange(num_rows) % 2
+    group[rng.choice(num_rows, rare, replace=False)] = 2
+    y = x @ [1.0, -0.5] + np.array([0.0, 1.0, 2.0])[group] + rng.normal(size=num_rows)
+    return x.astype(np.float32), group.astype(np.int32), y.astype(np.float32)
+
+
+def built(rare, **settings):
+    builder = jc.CoresetBuilder(
+        effects, num_draws=400, num_held_out=200, rounds=1, progress_bar=False, **settings
+    )
+    return builder.run(jax.random.key(0), *rows_with_a_group_of(rare))
+
+
+def test_a_group_of_few_rows_none_of_which_is_a_candidate_is_found():
+    """Without its rows its effect is as under the prior: half a nat, the variance of half χ²."""
+    without, found = built(4, size=40, pricing_passes=0), built(4, size=40)
+    assert without.report.kl > 0.3
+    assert found.report.kl < 1e-3
+    assert 2 in np.asarray(found.args[1])
+    assert 1 <= len(found.report.pricing) == found.report.passes["pricing"] <= 4
+
+
+def test_a_tolerance_is_met_with_such_a_group_and_no_more_rows_than_it_takes():
+    found = built(4, tol=0.01)
+    assert found.report.is_within_tol
+    assert len(found) < 32
+    assert found.report.pricing
+
+
+@pytest.mark.parametrize("setting", [{"size": 40}, {"tol": 0.01}])
+def test_no_pass_is_made_where_the_candidates_will_do(setting):
+    assert not built(5000, **setting).report.pricing
+
+
+def test_rows_that_joined_stay_candidates_in_the_next_round(monkeypatch):
+    """Draws that are off by three standard deviations have the builder go on to a second one."""
+    monkeypatch.setattr(jaxcoreset.selection.rounds, "_NEGLIGIBLE", 0.0)
+    monkeypatch.setattr(jaxcoreset.builders.builder, "MOST_ROUNDS", 2)
+    data = rows_with_a_group_of(4)
+    exact = laplace_approximation(jc.model_likelihood(effects, data))
+    draws = exact.draws(jax.random.key(1), 2000)
+    draws["slopes"] = draws["slopes"] + 3 * draws["slopes"].std(0)
+    builder = jc.CoresetBuilder(
+        effects, size=40, num_held_out=200, weighting=jc.Draws(draws), progress_bar=False
+    )
+    first, last = builder.run_rounds(jax.random.key(0), *data)
+    assert first.report.pricing
+    assert len(last.report.pricing) == len(first.report.pricing)
+    assert last.report.num_candidates == first.report.num_candidates
+    assert last.report.kl < 1e-3

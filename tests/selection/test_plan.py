@@ -1,0 +1,68 @@
+"""What a build takes is said before it is begun, and does not grow with the rows."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jaxcoreset as jc
+from tests.selection.plan_program import model
+
+PROGRAM = Path(__file__).parent / "plan_program.py"
+
+
+def planned_and_built(num_rows, **variables):
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(num_rows)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", **variables},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_memory_and_passes_are_those_of_the_plan():
+    # With one arena: in others glibc keeps what threads once had there, more by chance or less.
+    found = planned_and_built(100_000, MALLOC_ARENA_MAX="1")
+    assert found["peak"] < 1.2 * found["planned"]
+    assert found["planned"] < 1.6 * found["peak"]
+    assert found["passes"] == found["planned_passes"]
+    assert found["text"].startswith("Plan\n  rows         100,000 of 20 bytes")
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_rows():
+    few, many = (planned_and_built(n, MALLOC_ARENA_MAX="1") for n in (100_000, 10_000_000))
+    assert many["peak"] < many["planned"]
+    assert many["peak"] < 1.2 * few["peak"]
+    assert many["peak"] < 10_000_000 * 20 + few["peak"]
+
+
+@pytest.mark.slow
+def test_memory_of_many_batches_is_within_the_plan():
+    found = planned_and_built(10_000_000)
+    assert found["peak"] < 1.1 * found["planned"]
+    assert found["planned"] < 1.6 * found["peak"]
+
+
+def test_a_plan_names_the_batches_and_candidates():
+    x = np.ones((30_000, 2), np.float32)
+    builder = jc.CoresetBuilder(model, size=10, batch_size=3000, num_candidates=700)
+    plan = builder.plan(x, np.ones(30_000, np.float32))
+    assert plan.num_candidates == 700
+    assert plan.num_draws == 1500
+    assert 3000 <= plan.batch_size < 4000
+    assert plan.passes == {"Laplace": 8, "target": 1}
+    assert all(spent > 0 for spent in plan.seconds.values())
+    assert "MiB at most" in str(plan)
+    assert plan.further_passes == 4
+    assert "where they are lacking, up to 4 (" in str(plan)
+    everything = jc.CoresetBuilder(model, size=10, num_candidates=30_000)
+    assert everything.plan(x, np.ones(30_000, np.float32)).further_passes == 0

@@ -1,0 +1,153 @@
+"""Sweeps of the hard-thresholding solvers by whole vectors, and with warm starts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+import jaxcoreset as jc
+from jaxcoreset.solvers.thresholding.dense import largest_positive
+from tests.problems import correlated_atoms, independent_atoms
+from tests.reference import hard_thresholding as reference
+
+SOLVERS = {"IHT": jc.IHT, "AIHT": jc.AIHT, "AIHT2": jc.AIHT2}
+KS = np.arange(3, 15)
+_largest_positive = jax.jit(largest_positive)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_the_largest_positive_entries_are_those_of_a_stable_sort(dtype, data):
+    """Few distinct values, so that most examples have ties."""
+    values = data.draw(arrays(dtype, (13, 4), elements=st.sampled_from([-2, -0.0, 0, 1e-30, 1, 3])))
+    ks = data.draw(arrays(np.int32, 4, elements=st.integers(1, 13)))
+    with jax.enable_x64(dtype is np.float64):
+        found = np.asarray(_largest_positive(jnp.asarray(values), jnp.asarray(ks)))
+    for column, k, flags in zip(values.T, ks, found.T, strict=True):
+        expected = np.zeros(13, bool)
+        expected[np.argsort(-column, kind="stable")[:k]] = True
+        np.testing.assert_array_equal(flags, expected & (column > 0))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "fractions"),
+    [
+        ("IHT", {}),
+        ("AIHT", {}),
+        ("AIHT2", {}),
+        ("AIHT2", {"step_fraction": 0.5}),
+        ("AIHT", {"momentum_fraction": 0.5}),
+    ],
+)
+def test_sweep_equals_the_reference_for_every_k(algorithm, fractions):
+    atoms = independent_atoms()
+    atoms[[5, 50]] = 0
+    with jax.enable_x64(True):
+        path = jc.sweep(jc.CoresetProblem(atoms), KS, SOLVERS[algorithm](tol=1e-4, **fractions))
+        weights = np.asarray(path.dense(len(atoms)))
+    for i, k in enumerate(KS):
+        iterates = reference.hard_thresholding(
+            atoms.T, atoms.sum(0), k, algorithm=algorithm, tol=1e-4, **fractions
+        )
+        np.testing.assert_allclose(
+            weights[i], iterates[-1], rtol=1e-8, atol=1e-8 * iterates[-1].max()
+        )
+        assert int(path.num_iters[i]) == len(iterates)
+        assert bool(path.converged[i]) == (len(iterates) < 300)
+        expected = reference.objective(atoms.T, atoms.sum(0), iterates[-1])
+        np.testing.assert_allclose(path.objective[i], expected, rtol=1e-10)
+
+
+def test_fixed_step_is_the_single_solves():
+    atoms, solver = independent_atoms(seed=1), jc.IHT(step=1e-3, max_iters=20)
+    with jax.enable_x64(True):
+        problem = jc.CoresetProblem(atoms)
+        path = jc.sweep(problem, KS, solver)
+        for i, k in enumerate(KS):
+            single = jc.solve(problem, int(k), solver)
+            assert path.indices[i, :k].tolist() == single.indices.tolist()
+            np.testing.assert_allclose(path.weights[i, :k], single.weights, rtol=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", SOLVERS)
+def test_vmapped_sweeps_equal_single_ones(algorithm):
+    batch = np.stack([independent_atoms(n=60, s=40, seed=seed) for seed in range(3)])
+    solver = SOLVERS[algorithm](max_iters=8)  # the momentum multiplies rounding errors
+    with jax.enable_x64(True):
+        problems = jax.vmap(jc.CoresetProblem)(batch)
+        both = jax.vmap(lambda p: jc.sweep(p, KS, solver))(problems)
+        for i in range(3):
+            single = jc.sweep(jc.CoresetProblem(batch[i]), KS, solver)
+            assert both.num_iters[i].tolist() == single.num_iters.tolist()
+            np.testing.assert_allclose(both.weights[i], single.weights, rtol=1e-7, atol=1e-9)
+
+
+def test_no_positive_direction_gives_no_rows():
+    path = jc.sweep(jc.CoresetProblem(np.eye(12), -np.ones(12)), np.arange(1, 10), jc.AIHT2())
+    assert np.all(np.asarray(path.weights) == 0)
+    np.testing.assert_allclose(path.objective, 12.0, rtol=1e-6)
+    assert np.all(np.asarray(path.converged))
+
+
+def test_float32_sweep_is_about_as_good_as_single_solves():
+    """Lane by lane rounding decides near ties otherwise, for better or worse."""
+    problem = jc.CoresetProblem(correlated_atoms().astype(np.float32))
+    ks = np.arange(5, 25)
+    path = jc.sweep(problem, ks, jc.AIHT2())
+    single = [float(jc.solve(problem, int(k), jc.AIHT2(), max_k=24).objective) for k in ks]
+    ratios = np.asarray(path.objective) / np.array(single)
+    assert 0.8 < np.median(ratios) < 1.25
+
+
+class _Timid(jc.AIHT2):
+    """A user's own solver: A-IHT II without its de-bias step, which is A-IHT."""
+
+    def debias(self, problem, iterate):
+        return iterate
+
+
+def test_a_solver_of_ones_own_is_swept_as_it_is_written():
+    atoms = independent_atoms(seed=2)
+    with jax.enable_x64(True):
+        problem = jc.CoresetProblem(atoms)
+        path = jc.sweep(problem, KS, _Timid(max_iters=20))
+        plain = jc.sweep(problem, KS, jc.AIHT(max_iters=20))
+    np.testing.assert_allclose(path.weights, plain.weights, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("algorithm", SOLVERS)
+def test_warm_starts_go_from_the_next_smaller_k(algorithm):
+    """The second k's iteration begins where the first one's ended, in whatever order k come."""
+    atoms = independent_atoms(seed=4)
+    solver = SOLVERS[algorithm](warm_starts=True, max_iters=6, tol=0.0)
+    with jax.enable_x64(True):
+        problem = jc.CoresetProblem(atoms)
+        path = jc.sweep(problem, np.array([9, 5, 12]), solver)
+        cold = jc.solve(problem, 5, SOLVERS[algorithm](max_iters=6, tol=0.0))
+        np.testing.assert_allclose(path.weights[1, :5], cold.weights, rtol=1e-9)
+        weights = np.asarray(path.dense(len(atoms)))
+        for start, end, k in ((1, 0, 9), (0, 2, 12)):
+            expected = _continued(atoms, weights[start], k, algorithm, 6)
+            np.testing.assert_allclose(weights[end], expected, rtol=1e-8, atol=1e-8)
+
+
+def _continued(atoms, w, k, algorithm, num_iters):
+    """Algorithms 1 to 3 from a start, whose momentum is zero, by the reference's parts."""
+    phi, y = atoms.T, atoms.sum(0)
+    z = w
+    for _ in range(num_iters):
+        gradient = -2 * phi.T @ (y - phi @ z)
+        support = reference.expanded_support(gradient, z, k, reference.project)
+        mu = reference.line_search(phi, np.where(support, gradient, 0))
+        new = reference.project(z - mu * gradient, k)
+        if algorithm == "AIHT2":
+            gradient = np.where(new != 0, -2 * phi.T @ (y - phi @ new), 0)
+            new = np.maximum(new - reference.line_search(phi, gradient) * gradient, 0)
+        change = phi @ (new - w)
+        tau = 0.0 if algorithm == "IHT" else (y - phi @ new) @ change / (change @ change)
+        z, w = new + tau * (new - w), new
+    return w

@@ -1,0 +1,245 @@
+"""`CoresetProblem`, `Solution`, `solve` and `sweep`: shapes, batching, and bad input."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcoreset as jc
+from jaxcoreset.solvers.solution import _ascending
+from jaxcoreset.solvers.solve import _sweep
+from tests.problems import correlated_atoms
+
+SOLVERS = [jc.AIHT2(max_iters=30), jc.MatchingPursuit()]
+# One bound on k for nearly all tests, so that they share compiled programs; 15 is rounded up to it.
+MAX_K = 16
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return jc.CoresetProblem(correlated_atoms())
+
+
+def test_target_is_the_sum_of_the_atoms(problem):
+    np.testing.assert_allclose(problem.target, correlated_atoms().sum(0), rtol=1e-4)
+    assert problem.atoms.dtype == jnp.zeros(()).dtype
+
+
+@pytest.mark.parametrize("num_rows", [3, 100])
+def test_problem_operations_agree_with_numpy_by_gather_and_by_pass(problem, num_rows):
+    rng = np.random.default_rng(0)
+    indices, weights = (
+        jnp.asarray(rng.integers(0, 120, num_rows)),
+        jnp.asarray(rng.random(num_rows)),
+    )
+    vector = jnp.asarray(rng.normal(size=60))
+    atoms = np.asarray(problem.atoms)
+    np.testing.assert_allclose(
+        problem.combine(indices, weights), weights @ atoms[indices], rtol=1e-4, atol=1e-4
+    )
+    np.testing.assert_allclose(
+        problem.correlate_at(indices, vector), atoms[indices] @ vector, rtol=1e-4, atol=1e-4
+    )
+    np.testing.assert_allclose(problem.squared_norms(), (atoms**2).sum(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize(("k", "max_k"), [(1, MAX_K), (5, MAX_K), (15, None), (16, None)])
+def test_solution_is_canonical(problem, solver, k, max_k):
+    solution = jc.solve(problem, k, solver, max_k=max_k)
+    indices, weights = np.asarray(solution.indices), np.asarray(solution.weights)
+    used = weights > 0
+    assert indices.shape == weights.shape == (max_k or k,)
+    assert used.sum() <= k
+    assert np.all(weights >= 0)
+    assert np.all(np.diff(indices[used]) > 0)
+    assert np.all(indices[~used] == 0)
+    assert int(solution.size) == used.sum()
+    residual = np.asarray(problem.target) - weights @ np.asarray(problem.atoms)[indices]
+    np.testing.assert_allclose(solution.objective, residual @ residual, rtol=1e-3)
+    norm = np.linalg.norm(problem.target)
+    np.testing.assert_allclose(solution.relative_error, np.linalg.norm(residual) / norm, rtol=1e-3)
+    dense = np.asarray(solution.dense(120))
+    assert dense.shape == (120,)
+    np.testing.assert_array_equal(dense[indices[used]], weights[used])
+    assert solution.solver == type(solver).__name__
+
+
+@pytest.mark.parametrize("largest", [9, 2**29 - 1, 2**29, 2**31 - 1])
+def test_rows_are_put_in_order_whether_row_and_place_fit_one_number_or_not(largest):
+    rows = np.array([largest, 3, largest, 0, 3, largest - 1, 1, largest])
+    order = _ascending(jnp.asarray(rows, jnp.int32), largest)
+    np.testing.assert_array_equal(order, np.argsort(rows, kind="stable"))
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_sweep_equals_solve_for_each_k(solver):
+    with jax.enable_x64(True):
+        problem = jc.CoresetProblem(correlated_atoms())
+        ks = [7, 1, 15]
+        path = jc.sweep(problem, jnp.array(ks), solver)
+        assert path.weights.shape == (3, 15)
+        assert path.dense(120).shape == (3, 120)
+        for i, k in enumerate(ks):
+            single = jc.solve(problem, k, solver, max_k=15)
+            np.testing.assert_array_equal(path.indices[i], single.indices)
+            np.testing.assert_allclose(path.weights[i], single.weights, rtol=1e-7)
+            np.testing.assert_allclose(path.objective[i], single.objective, rtol=1e-7)
+
+
+IN_RANGE, OUT_OF_RANGE = [1, 2, 3, 4, 9, 16], [0, 17]
+
+
+@pytest.fixture(scope="module", params=SOLVERS)
+def traced(problem, request):
+    """A solver, and its solutions under jit and vmap for k in range and out of it."""
+
+    @jax.jit
+    @jax.vmap
+    def run(k):
+        return jc.solve(problem, k, request.param, max_k=MAX_K)
+
+    return request.param, run(jnp.array(IN_RANGE + OUT_OF_RANGE))
+
+
+def test_a_traced_k_beyond_its_bound_is_not_cut_short_in_silence(problem):
+    # 13 is rounded up to 15 inside.
+    bound, ks = 13, jnp.array([13, 14, 15])
+    many = jax.vmap(lambda k: jc.solve(problem, k, jc.MatchingPursuit(), max_k=bound))(ks)
+    path = jax.jit(lambda ks: jc.sweep(problem, ks, jc.MatchingPursuit(), max_k=bound))(ks)
+    alone = jc.solve(problem, bound, jc.MatchingPursuit())
+    for found in (many, path):
+        assert found.converged.tolist() == [True, False, False]
+        for lane in range(3):
+            np.testing.assert_array_equal(found.indices[lane], alone.indices)
+            np.testing.assert_allclose(found.weights[lane], alone.weights, rtol=1e-4)
+            residual = problem.target - found.weights[lane] @ problem.atoms[found.indices[lane]]
+            np.testing.assert_allclose(
+                found.objective[lane], jnp.vdot(residual, residual), rtol=1e-3
+            )
+
+
+def test_solve_works_under_jit_and_vmap_over_k(problem, traced):
+    solver, many = traced
+    for i, k in enumerate(IN_RANGE):
+        single = jc.solve(problem, k, solver, max_k=MAX_K)
+        np.testing.assert_array_equal(many.indices[i], single.indices)
+    assert np.asarray(many.size).tolist()[:4] == [1, 2, 3, 4]
+    # Without a bound it is n; the shape needs no compilation.
+    unbound = jax.eval_shape(jax.vmap(lambda k: jc.solve(problem, k, solver)), jnp.arange(1, 5))
+    assert unbound.weights.shape == (4, problem.num_data)
+
+
+def test_traced_k_out_of_range_is_flagged(traced):
+    solver, many = traced
+    if isinstance(solver, jc.MatchingPursuit):
+        assert many.converged[: len(IN_RANGE)].all()
+    assert not many.converged[len(IN_RANGE) :].any()
+    assert np.all(np.isfinite(many.weights))
+    # The solution is that of the nearest k in range.
+    np.testing.assert_array_equal(many.weights[-2:], many.weights[jnp.array([0, 5])])
+
+
+def test_known_values_may_meet_a_users_jit(problem):
+    ks, atoms = jnp.arange(1, 5), jnp.asarray(correlated_atoms())
+    # What could go wrong goes wrong while tracing.
+    path = jax.eval_shape(lambda p: jc.sweep(p, ks), problem)
+    assert path.weights.shape == (4, 4)
+    made = jax.jit(lambda scale: jc.solve(jc.CoresetProblem(atoms), 15).objective * scale)(1.0)
+    np.testing.assert_allclose(made, jc.solve(problem, 15).objective, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_batched_problems_are_solved_under_vmap():
+    batch = np.stack([correlated_atoms(seed=seed) for seed in range(3)])
+    problems = jax.vmap(jc.CoresetProblem)(batch)
+    together = jax.vmap(lambda p: jc.solve(p, 15))(problems)
+    for i in range(3):
+        alone = jc.solve(jc.CoresetProblem(batch[i]), 15)
+        np.testing.assert_array_equal(together.indices[i], alone.indices)
+        np.testing.assert_allclose(together.weights[i], alone.weights, rtol=1e-4)
+
+
+def test_loop_over_k_and_sweep_compile_once(problem):
+    solver = jc.AIHT2(max_iters=7)
+    before = _sweep._cached._cache_size()
+    jc.sweep(problem, jnp.arange(1, 31), solver)
+    jc.sweep(problem, jnp.arange(30, 0, -1), solver)
+    assert _sweep._cached._cache_size() == before + 1
+
+
+def test_float64_results_follow_float64_atoms():
+    with jax.enable_x64(True):
+        solution = jc.solve(jc.CoresetProblem(correlated_atoms()), 15)
+    assert solution.weights.dtype == solution.objective.dtype == np.float64
+
+
+def test_zero_target_gives_no_rows_and_no_nan():
+    problem = jc.CoresetProblem(correlated_atoms(), np.zeros(60))
+    for solver in SOLVERS:
+        solution = jc.solve(problem, 15, solver)
+        assert float(solution.objective) == float(solution.relative_error) == 0
+        assert np.all(np.asarray(solution.weights) == 0)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-6, 1e7, 1e12])
+@pytest.mark.parametrize("solver", [*SOLVERS, jc.ExchangePursuit(), jc.GIGA()])
+def test_weights_do_not_depend_on_the_units(solver, scale):
+    atoms = correlated_atoms().astype(np.float32)
+    power = np.float32(2.0 ** np.round(np.log2(scale)))
+    for solve in (
+        lambda p: jc.solve(p, 15, solver),
+        lambda p: jc.sweep(p, np.arange(6, 16), solver),  # by whole vectors, where there is a way
+    ):
+        plain, scaled = (solve(jc.CoresetProblem(a)) for a in (atoms, power * atoms))
+        np.testing.assert_array_equal(scaled.indices, plain.indices)
+        np.testing.assert_allclose(scaled.weights, plain.weights, rtol=1e-5)
+        np.testing.assert_allclose(scaled.relative_error, plain.relative_error, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
+def test_atoms_of_16_bits_become_float32(dtype):
+    problem = jc.CoresetProblem(jnp.asarray(correlated_atoms(), dtype))
+    assert problem.atoms.dtype == problem.target.dtype == np.float32
+    assert float(jc.solve(problem, 15, jc.MatchingPursuit()).relative_error) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("atoms", "target", "message"),
+    [
+        (np.ones(3), None, r"wanted \(n, S\)"),
+        (np.ones((2, 3, 4)), None, "jax.vmap"),
+        (np.ones((0, 3)), None, "at least one"),
+        (np.ones((2, 3)), np.ones(2), r"target has shape \(2,\); wanted \(3,\)"),
+        (np.array([[1.0, 2.0], [np.nan, 1.0]]), None, r"1 of 2 rows, the first at \[1\]"),
+        (np.zeros((2, 3)), None, "every atom is zero"),
+        (np.ones((2, 2)), np.array([np.inf, 1]), "target has entries"),
+        (np.full((2, 2), 1e-20, np.float32), None, "largest entry is 1e-20, whose square float32"),
+        (np.full((4, 9), 1e37, np.float32), None, "largest entry of atoms and target is 4e[+]37"),
+        (np.ones((2, 2), np.float32), np.full(2, 1e18), "Multiply atoms and target"),
+    ],
+)
+def test_bad_problem_is_refused(atoms, target, message):
+    with pytest.raises(ValueError, match=message):
+        jc.CoresetProblem(atoms, target)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda p: jc.solve(p, 0), ValueError, "k is 0; wanted 1 ≤ k ≤ n = 120"),
+        (lambda p: jc.solve(p, 121), ValueError, "k is 121"),
+        (lambda p: jc.solve(p, 2.5), TypeError, "whole number"),
+        (lambda p: jc.solve(p, 5, max_k=4), ValueError, "max_k is 4"),
+        (lambda p: jc.solve(p.atoms, 5), TypeError, "CoresetProblem"),
+        (lambda p: jc.solve(p, 5, jc.AIHT2), TypeError, r"AIHT2\(\)"),
+        (lambda p: jc.sweep(p, [0, 3]), ValueError, "k is 0"),
+        (lambda p: jc.sweep(p, []), TypeError, "ks has shape"),
+        (lambda p: jc.sweep(p, [1.5]), TypeError, "integers"),
+        (lambda p: jc.sweep(p, 5), TypeError, "one-dimensional"),
+    ],
+)
+@pytest.mark.usefixtures("untyped")
+def test_bad_arguments_are_refused(problem, call, error, message):
+    with pytest.raises(error, match=message):
+        call(problem)

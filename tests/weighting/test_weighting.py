@@ -1,0 +1,320 @@
+"""Weightings: each gives draws of what it says, and says what is wrong with what it is given."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import scipy.optimize
+import scipy.special
+from numpyro.infer import autoguide
+
+import jaxcoreset as jc
+from jaxcoreset.weighting import laplace
+from jaxcoreset.weighting.laplace import laplace_approximation, parameter_names
+from jaxcoreset.weighting.pathfinder import log_posterior
+
+
+def logistic(x, y=None):
+    beta = numpyro.sample("beta", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
+
+
+def regression(x, y=None):
+    beta = numpyro.sample("beta", dist.Normal(0, 2).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ beta, 0.5), obs=y)
+
+
+def data_of(n, d=3, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, d))
+    y = (rng.random(n) < scipy.special.expit(x @ np.arange(1, d + 1) / 2)).astype(int)
+    return x, y
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_laplace_of_a_gaussian_posterior_is_exact(weighted):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(200, 4))
+    y = x @ np.array([1.0, -1, 0.5, 0]) + 0.5 * rng.normal(size=200)
+    weights = rng.random(200) * 3 if weighted else np.ones(200)
+    precision = (x.T * weights) @ x / 0.25 + np.eye(4) / 4
+    mean = np.linalg.solve(precision, (x.T * weights) @ y / 0.25)
+    found = laplace_approximation(
+        jc.model_likelihood(regression, (x, y)), weights=weights if weighted else None
+    )
+    # float32 evaluations: the error is far below the posterior's standard deviation of 0.03.
+    np.testing.assert_allclose(found.mode, mean, atol=1e-5)
+    np.testing.assert_allclose(found.covariance, np.linalg.inv(precision), rtol=1e-4, atol=1e-7)
+    draws = np.asarray(found.draws(jax.random.key(0), 20_000)["beta"])
+    np.testing.assert_allclose(draws.mean(0), mean, atol=4 * found.sd.max() / np.sqrt(20_000))
+    np.testing.assert_allclose(draws.std(0), found.sd, rtol=0.03)
+
+
+def test_laplace_of_many_rows_starts_on_some_and_ends_at_scipys_mode(monkeypatch):
+    monkeypatch.setattr(laplace, "_WARM_START_ROWS", 2000)
+    x, y = data_of(20_000)
+    likelihood = jc.model_likelihood(logistic, (x, y))
+    found = laplace_approximation(likelihood, key=jax.random.key(1))
+
+    def negative_log_posterior(beta):
+        return np.logaddexp(0, -(2 * y - 1) * (x @ beta)).sum() + beta @ beta / 2
+
+    expected = scipy.optimize.minimize(negative_log_posterior, np.zeros(3), tol=1e-10).x
+    assert np.max(np.abs(found.mode - expected) / found.sd) < 1e-3
+    assert found.num_passes <= 4
+    cold = laplace_approximation(likelihood)
+    assert np.max(np.abs(found.mode - cold.mode) / found.sd) < 1e-3
+
+
+def test_laplace_works_on_unconstrained_parameters():
+    """A scale's posterior has a mode on the log scale that SciPy finds too, Jacobian included."""
+    y = np.random.default_rng(0).normal(size=500) * 1.7
+
+    def model(y):
+        s = numpyro.sample("s", dist.LogNormal(0.0, 10.0))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(0.0, s), obs=y)
+
+    found = laplace_approximation(jc.model_likelihood(model, (y,)))
+    log_s = scipy.optimize.minimize_scalar(
+        lambda t: 500 * t + (y**2).sum() / 2 * np.exp(-2 * t) + t**2 / 200,
+        bounds=(-2, 3),
+        method="bounded",
+        options={"xatol": 1e-10},
+    ).x
+    assert found.names == ["s"]
+    assert found.mode[0] == pytest.approx(log_s, abs=1e-4)
+
+
+def test_flat_direction_is_named():
+    x, y = data_of(50)
+
+    def model(x, y):
+        beta = numpyro.sample("beta", dist.Normal(0, 1).expand([3]).to_event(1))
+        loose = numpyro.sample("loose", dist.ImproperUniform(dist.constraints.real, (), ()))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=x @ beta + 0 * loose), obs=y)
+
+    with pytest.raises(ValueError, match="flat or falling along loose"):
+        laplace_approximation(jc.model_likelihood(model, (x, y)))
+
+
+def test_mode_is_found_where_the_first_steps_overflow():
+    """An outcome that is not centred: on the way its variance passes through all of float32."""
+
+    def offset(y):
+        mean = numpyro.sample("mean", dist.Normal(0, 1e6))
+        scale = numpyro.sample("scale", dist.HalfNormal(10))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mean, scale), obs=y)
+
+    y = (10_000 + np.random.default_rng(0).normal(size=3000)).astype(np.float32)
+    found = laplace_approximation(jc.model_likelihood(offset, (y,)))
+    deviation = np.sqrt(found.covariance[0, 0])
+    assert abs(found.mode[0] - y.mean(dtype=np.float64)) < 0.2 * deviation
+    assert deviation == pytest.approx(y.std(dtype=np.float64) / np.sqrt(3000), rel=0.01)
+
+
+def test_mode_not_reached_is_told():
+    x, y = data_of(300)
+    with pytest.raises(ValueError, match=r"not reached in .* mostly along beta\["):
+        laplace_approximation(jc.model_likelihood(logistic, (x, y)), max_iters=1)
+
+
+def test_parameter_names_follow_the_order_of_ravelling():
+    params = {"b": np.zeros((2, 2)), "a": np.zeros(()), "c": np.zeros(1)}
+    assert parameter_names(params) == ["a", "b[0,0]", "b[0,1]", "b[1,0]", "b[1,1]", "c[0]"]
+
+
+@pytest.fixture(scope="module")
+def likelihood():
+    return jc.model_likelihood(logistic, data_of(60))
+
+
+def test_draws_of_the_user_are_divided_without_overlap(likelihood):
+    samples = {"beta": np.arange(300.0).reshape(100, 3), "other": np.zeros(100)}
+    source = jc.Draws(samples).fit(likelihood, jax.random.key(0))
+    seen, held_out = source.split(jax.random.key(1), 60, 30)
+    assert seen["beta"].shape == (60, 3)
+    assert held_out["beta"].shape == (30, 3)
+    together = np.concatenate([seen["beta"], held_out["beta"]])[:, 0]
+    assert len(set(together.tolist())) == 90
+    seen, held_out = source.split(jax.random.key(1), 300, 100)
+    assert (seen["beta"].shape[0], held_out["beta"].shape[0]) == (75, 25)
+
+
+def test_draws_are_unconstrained():
+    def model(y):
+        s = numpyro.sample("s", dist.HalfNormal(1.0))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(0.0, s), obs=y)
+
+    likelihood = jc.model_likelihood(model, (np.ones(5),))
+    s = np.linspace(0.5, 2, 40)
+    source = jc.Draws({"s": s}).fit(likelihood, jax.random.key(0))
+    seen, held_out = source.split(jax.random.key(0), 20, 20)
+    both = np.sort(np.concatenate([seen["s"], held_out["s"]]))
+    np.testing.assert_allclose(both, np.log(s), atol=1e-6)
+    with pytest.raises(ValueError, match="outside the support"):
+        jc.Draws({"s": -s}).fit(likelihood, jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ({}, "samples has no beta"),
+        ({"beta": np.ones((20, 2))}, r"wanted \(draws, \*\(3,\)\)"),
+        ({"beta": np.full((20, 3), np.nan)}, "not finite"),
+    ],
+)
+def test_bad_draws_are_refused(likelihood, samples, message):
+    with pytest.raises(ValueError, match=message):
+        jc.Draws(samples).fit(likelihood, jax.random.key(0))
+
+
+def test_too_few_draws_are_refused(likelihood):
+    source = jc.Draws({"beta": np.ones((5, 3))}).fit(likelihood, jax.random.key(0))
+    with pytest.raises(ValueError, match="5 draws; wanted at least 8"):
+        source.split(jax.random.key(0), 4, 4)
+
+
+@pytest.fixture(scope="module")
+def conjugate():
+    """Correlated linear regression: its likelihood, and its posterior's mean and precision."""
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(600, 3)) * np.array([1.0, 1.0, 3.0])
+    x[:, 1] += 0.7 * x[:, 0]
+    y = x @ np.array([1.0, -1.0, 0.5]) + 0.5 * rng.normal(size=600)
+    precision = x.T @ x / 0.25 + np.eye(3) / 4
+    mean = np.linalg.solve(precision, x.T @ y / 0.25)
+    return jc.model_likelihood(regression, (x, y)), mean, precision
+
+
+def whitened(draws, mean, precision):
+    """Draws in units of the posterior: of mean 0 and covariance I if they are of the posterior."""
+    return (np.asarray(draws["beta"], np.float64) - mean) @ np.linalg.cholesky(precision)
+
+
+# What each leaves beside Monte Carlo error (0.03 in a mean, 0.05 in a covariance's eigenvalue at
+# 2000 draws): the last steps of SVI's noise, a few in a hundred of an sd; L-BFGS's covariance.
+@pytest.mark.parametrize(
+    ("weighting", "mean_error", "least", "most"),
+    [
+        (jc.Laplace(), 0.12, 0.85, 1.15),
+        (jc.Guide(), 0.2, 0.75, 1.35),
+        (jc.Guide(batch_size=150), 0.35, 0.7, 1.5),
+        (jc.Pathfinder(), 0.15, 0.75, 1.35),
+        (jc.SubsampleNUTS(num_samples=2000), 0.15, 0.8, 1.2),
+    ],
+    ids=["Laplace", "Guide", "Guide on minibatches", "Pathfinder", "SubsampleNUTS"],
+)
+def test_weighting_draws_from_a_known_posterior(conjugate, weighting, mean_error, least, most):
+    if isinstance(weighting, jc.Pathfinder):
+        pytest.importorskip("blackjax")
+    likelihood, mean, precision = conjugate
+    draws = weighting.fit(likelihood, jax.random.key(0)).take(jax.random.key(1), 0, 2000)
+    z = whitened(draws, mean, precision)
+    assert np.linalg.norm(z.mean(0)) < mean_error
+    values = np.linalg.eigvalsh(np.cov(z.T))
+    assert least < values[0]
+    assert values[-1] < most
+
+
+def test_pathfinder_finds_the_posterior_whatever_the_key(conjugate):
+    pytest.importorskip("blackjax")
+    likelihood, mean, precision = conjugate
+    for seed in range(1, 4):
+        source = jc.Pathfinder().fit(likelihood, jax.random.key(seed))
+        z = whitened(source.take(jax.random.key(1), 0, 2000), mean, precision)
+        assert np.linalg.norm(z.mean(0)) < 0.1  # Monte Carlo: 0.04
+
+
+def test_a_subset_of_rows_counts_as_all_of_them(conjugate):
+    """NUTS on 150 of 600 rows: as wide as the posterior of all, and off by about 2 sd = √(n/m)."""
+    likelihood, mean, precision = conjugate
+    source = jc.SubsampleNUTS(num_rows=150, num_samples=2000).fit(likelihood, jax.random.key(0))
+    z = whitened(source.take(jax.random.key(1), 0, 2000), mean, precision)
+    # The subset's own covariates make its covariance another by about 1/√150 a direction.
+    assert np.linalg.eigvalsh(np.cov(z.T))[0] > 0.6
+    assert np.linalg.eigvalsh(np.cov(z.T))[-1] < 1.6
+    assert np.linalg.norm(z.mean(0)) < 4 * 2 * np.sqrt(3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "weighting",
+    [jc.Laplace(), jc.Guide(autoguide.AutoNormal, num_steps=50), jc.SubsampleNUTS(50, 50, 400)],
+    ids=["Laplace", "Guide", "SubsampleNUTS"],
+)
+def test_draws_are_added_and_the_same_key_gives_the_same(conjugate, weighting):
+    likelihood, _, _ = conjugate
+    key = jax.random.key(3)
+    first = weighting.fit(likelihood, jax.random.key(0))
+    parts = [first.take(key, 0, 300)["beta"], first.take(key, 300, 500)["beta"]]
+    again = weighting.fit(likelihood, jax.random.key(0))
+    np.testing.assert_array_equal(again.take(key, 0, 300)["beta"], parts[0])
+    np.testing.assert_array_equal(again.take(key, 300, 500)["beta"], parts[1])
+    rows = np.concatenate(parts)
+    assert rows.shape == (800, 3)
+    assert len(np.unique(rows, axis=0)) > 700  # NUTS may stay where it is
+
+
+def scale_model(y):
+    s = numpyro.sample("s", dist.HalfNormal(5.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(0.0, s), obs=y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "weighting", [jc.Guide(), jc.SubsampleNUTS()], ids=["Guide", "SubsampleNUTS"]
+)
+def test_draws_of_a_positive_parameter_are_of_its_logarithm(weighting):
+    """log s has nearly the posterior N(log of the rms of y, 1/2n) under this flat a prior."""
+    y = 1.7 * np.random.default_rng(0).normal(size=400)
+    likelihood = jc.model_likelihood(scale_model, (y,))
+    draws = weighting.fit(likelihood, jax.random.key(0)).take(jax.random.key(1), 0, 1000)["s"]
+    sd = 1 / np.sqrt(800)
+    assert abs(np.mean(draws) - np.log(np.sqrt(np.mean(y**2)))) < 0.4 * sd
+    assert 0.75 < np.std(draws) / sd < 1.3
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: jc.Guide(num_steps=0), ValueError, "num_steps is 0"),
+        (lambda: jc.Guide(learning_rate=0.0), ValueError, "learning_rate is 0.0"),
+        (lambda: jc.Guide(autoguide.AutoDelta, num_steps=5), ValueError, "all the same"),
+        (lambda: jc.Guide(lambda model: model, num_steps=5), TypeError, "wanted an AutoGuide"),
+        (lambda: jc.SubsampleNUTS(num_rows=0), ValueError, "num_rows is 0"),
+        (lambda: jc.SubsampleNUTS(num_samples=8), ValueError, "num_samples is 8"),
+        (lambda: jc.Pathfinder(num_paths=0), ValueError, "num_paths is 0"),
+    ],
+)
+@pytest.mark.usefixtures("untyped")
+def test_bad_weightings_are_refused(likelihood, make, error, message):
+    with pytest.raises(error, match=message):
+        make().fit(likelihood, jax.random.key(0))
+
+
+def test_pathfinder_without_blackjax_names_the_extra(likelihood, monkeypatch):
+    monkeypatch.setitem(sys.modules, "blackjax.vi", None)
+    monkeypatch.setitem(sys.modules, "blackjax", None)
+    with pytest.raises(ModuleNotFoundError, match=r"jaxcoreset\[pathfinder\]"):
+        jc.Pathfinder().fit(likelihood, jax.random.key(0))
+
+
+def test_streamed_log_posterior_is_that_of_all_rows(conjugate):
+    likelihood, mean, _ = conjugate
+    params = {"beta": jnp.asarray(mean + 0.1, np.float32)}
+    data = tuple(jnp.asarray(leaf) for leaf in likelihood.data)
+    whole = likelihood.log_likelihood(params, data).sum() + likelihood.log_prior(params)
+    for batch_size in (7, 600, 1000):
+        value = log_posterior(likelihood, params, data, batch_size)
+        np.testing.assert_allclose(value, whole, rtol=1e-5)
