@@ -193,6 +193,7 @@ def _check_options(options: argparse.Namespace) -> None:
             raise TableError(f"{path} is the file that is read; wanted another name to write to.")
     if options.report is not None:
         require("matplotlib")
+        require("jinja2")
         if options.report.resolve() == options.out.resolve():
             raise TableError(f"--out and --report are both {options.out}; wanted two names.")
     if options.out.suffix.lower() == ".parquet":
@@ -273,7 +274,7 @@ def _report(
 ) -> None:
     from importlib.metadata import version
 
-    from jaxcoreset.command.export import programs
+    from jaxcoreset.command.export import loading_program, programs
     from jaxcoreset.command.html import compare_laplace, write_html_report
 
     facts = {
@@ -301,7 +302,7 @@ def _report(
     if inputs.likelihood and options.out.suffix.lower() != ".npz":
         elsewhere = programs(inputs, options.out, options.weight_column)
     elif options.out.suffix.lower() == ".npz":
-        elsewhere = {"Python, with NumPyro": _LOAD.format(path=options.out.name)}
+        elsewhere = loading_program(options.out)
     write_html_report(
         options.report,
         coreset,
@@ -313,19 +314,6 @@ def _report(
         scaling=inputs.scaling,
         programs=elsewhere,
     )
-
-
-_LOAD = """import jax
-import jaxcoreset as jc
-from numpyro.infer import MCMC, NUTS
-
-coreset = jc.load("{path}")
-mcmc = MCMC(NUTS(coreset.model), num_warmup=1000, num_samples=1000)
-mcmc.run(jax.random.key(1), *coreset.args, **coreset.kwargs)
-mcmc.print_summary()
-
-coreset.to_csv("coreset.csv")  # for other programs: rows, weights and the model's columns
-"""
 
 
 def _say(text: str) -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import jaxcoreset as jc
-from jaxcoreset.command import export as elsewhere
+from jaxcoreset.command import export
 from jaxcoreset.command.html import compare_laplace, html_report, verdict, write_html_report
 from jaxcoreset.command.inputs import Inputs, regression_inputs
 from jaxcoreset.command.regressions import logistic
@@ -170,7 +170,7 @@ def inputs_of(likelihood, **more):
 )
 def test_programs_weight_the_likelihood_and_scale_by_all_rows(likelihood):
     classes = {"classes": ["a", "b", "c"]} if likelihood == "categorical" else {}
-    found = elsewhere.programs(inputs_of(likelihood, **classes), Path("out/rows.csv"), "w")
+    found = export.programs(inputs_of(likelihood, **classes), Path("out/rows.csv"), "w")
     brms, stan = found["R, with brms"], found["Stan"]
     assert "`y value` | weights(w) ~ 0 + Intercept + age + town" in brms
     assert '(d[["age"]] - 40.0) / 12.0' in brms
@@ -191,9 +191,7 @@ def test_python_program_prepares_the_matrix_that_was_built_for(tmp_path, monkeyp
         encoding="utf-8",
     )
     monkeypatch.chdir(tmp_path)
-    program = elsewhere.programs(inputs_of("logistic"), Path("rows.csv"), "w")[
-        "Python, with NumPyro"
-    ]
+    program = export.programs(inputs_of("logistic"), Path("rows.csv"), "w")["Python, with NumPyro"]
     namespace = {}
     exec(program.partition("import jax\n")[0], namespace)
     np.testing.assert_allclose(namespace["x"], [[1, 0, 1], [-1, 0, 0], [0, 1, 0]])
@@ -219,7 +217,7 @@ def test_python_program_finds_the_categories_of_the_table(factor, suffix, tmp_pa
     table = Table(Path("rows.parquet"), frame)
     inputs = regression_inputs(table, "categorical", "z", ["x", "c"], ["c"])
     path = tmp_path / f"rows{suffix}"
-    program = elsewhere.programs(inputs, path)["Python, with NumPyro"].partition("import jax\n")[0]
+    program = export.programs(inputs, path)["Python, with NumPyro"].partition("import jax\n")[0]
     monkeypatch.chdir(tmp_path)
     for rows in ([0, 1, 2, 3], [0], [1, 2], [3]):
         part = frame.iloc[rows].assign(weight=1.0)
@@ -234,7 +232,7 @@ def test_python_program_refuses_a_category_that_it_does_not_know(tmp_path, monke
     text = "row,w,age,town,y value\n3,2.5,52,Oslo,1\n7,1.5,28,Paris,0\n"
     (tmp_path / "rows.csv").write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    found = elsewhere.programs(inputs_of("logistic"), Path("rows.csv"), "w")
+    found = export.programs(inputs_of("logistic"), Path("rows.csv"), "w")
     with pytest.raises(ValueError, match="town has a value that is none of"):
         exec(found["Python, with NumPyro"].partition("import jax\n")[0], {})
 
@@ -242,13 +240,13 @@ def test_python_program_refuses_a_category_that_it_does_not_know(tmp_path, monke
 def test_r_program_reads_categories_as_text_and_checks_them():
     kinds = {"town": "truth"}
     inputs = inputs_of("categorical", classes=["01", "02", "NA"], kinds=kinds)
-    csv = elsewhere.programs(inputs, Path("rows.csv"), "w")["R, with brms"]
+    csv = export.programs(inputs, Path("rows.csv"), "w")["R, with brms"]
     columns = 'c("town" = "character", "y value" = "character")'
     assert f"colClasses = {columns}, na.strings = character())" in csv
     assert 'd[["town"]] <- factor(d[["town"]], levels' in csv
     assert 'stopifnot(!anyNA(d[["town"]]))\n' in csv
     assert 'stopifnot(!anyNA(d[["y value"]]))\n' in csv
-    parquet = elsewhere.programs(inputs, Path("rows.parquet"), "w")["R, with brms"]
+    parquet = export.programs(inputs, Path("rows.parquet"), "w")["R, with brms"]
     assert 'factor(ifelse(d[["town"]], "True", "False"), levels' in parquet
 
 
