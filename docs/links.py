@@ -31,6 +31,9 @@ def on_files(files: Any, **_: Any) -> None:
     ]
     for path in found:
         name, qualified = path.rpartition(".")[2], path.partition(".")[2]
+        # A function whose module has its name, as `sources.parquet`, is called without the module.
+        if qualified.endswith(f".{name}.{name}"):
+            qualified = qualified.removesuffix(f".{name}")
         _paths[qualified] = path
         # The names of `sources` are common words.
         if "." in qualified and not qualified.startswith("sources."):

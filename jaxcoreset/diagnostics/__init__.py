@@ -1,5 +1,6 @@
 """How far a coreset's posterior is from that of all rows, and its draws reweighted to it."""
 
+from jaxcoreset.diagnostics.correction import CorrectionError as CorrectionError
 from jaxcoreset.diagnostics.gaussian import Divergence as Divergence
 from jaxcoreset.diagnostics.gaussian import RelativeErrors as RelativeErrors
 from jaxcoreset.diagnostics.gaussian import divergence as divergence

@@ -2,6 +2,7 @@
 
 from jaxcoreset.likelihood.arguments import ModelError as ModelError
 from jaxcoreset.likelihood.embedding import embed as embed
+from jaxcoreset.likelihood.fisher import fisher_features as fisher_features
 from jaxcoreset.likelihood.likelihood import ModelLikelihood as ModelLikelihood
 from jaxcoreset.likelihood.likelihood import Params as Params
 from jaxcoreset.likelihood.likelihood import model_likelihood as model_likelihood

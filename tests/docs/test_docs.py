@@ -132,7 +132,7 @@ def check_command(words: list[str]) -> None:
     elif program == ".ci/run":
         assert (ROOT / program).is_file()
     else:
-        assert program in ("ruff", "pyright", "mkdocs", "srun"), (
+        assert program in ("ruff", "pyright", "lint-imports", "mkdocs", "srun"), (
             f"{program} is not known to this test"
         )
 
@@ -160,17 +160,28 @@ def test_public_names_are_in_the_reference():
         for alias in node.names
     ]  # fmt: skip
     public = {name for name in imported if name and not name.startswith("_")}
-    modules = {"diagnostics", "distributions", "plotting", "sources"}
-    assert public | modules == (set(jc._LATER) | public), "a name is missing in this test"
-    # Where a module has a function's name, the short name is the module for the site's builder.
-    modules_too = {name for name in public if (ROOT / "jaxcoreset" / f"{name}.py").is_file()}
-    wanted = {f"jaxcoreset.{name}" for name in public - modules_too}
-    wanted |= {f"{getattr(jc, name).__module__}.{name}" for name in modules_too}
-    assert wanted <= shown
-    assert "jaxcoreset.diagnostics.gaussian" in shown
-    for module in ("distributions", "plotting", "sources"):
-        names = {n for n in dir(getattr(jc, module)) if callable(getattr(getattr(jc, module), n))}
-        assert {f"jaxcoreset.{module}.{name}" for name in names if name[0] != "_"} <= shown
+    namespaces = set(jc._NAMESPACES)
+    assert public == set(jc._NOW) | set(jc._LATER) | namespaces, "a name is missing in this test"
+    assert {f"jaxcoreset.{name}" for name in public - namespaces} <= shown
+    # A function whose module has its name is shown by its full path.
+    shown |= {re.sub(r"\.(\w+)\.\1$", r".\1", path) for path in shown}
+    for module in ("diagnostics", "distributions", "plotting", "sources"):
+        found = vars(getattr(jc, module)).items()
+        names = {n for n, value in found if callable(value) and not n.startswith("_")}
+        missing = {f"jaxcoreset.{module}.{name}" for name in names} - shown
+        assert missing <= {"jaxcoreset.diagnostics.CorrectionError"} & shown
+
+
+def test_rooms_and_modules_of_contributing_are_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \d \| `(\w+)/` \|.*\| (.*) \|$", text, re.MULTILINE)
+    package = ROOT / "jaxcoreset"
+    rooms = sorted(path.parent.name for path in package.glob("*/__init__.py"))
+    assert sorted(room for room, _ in rows) == rooms
+    named = [f"{room}/{name}" for room, names in rows for name in re.findall("`(.*?)`", names)]
+    named += re.findall(rf"`((?:{'|'.join(rooms)})/.*?)`", text)
+    paths = [package / name for name in named]
+    assert [p for p in paths if not (p.is_dir() or p.with_suffix(".py").is_file())] == []
 
 
 def test_reference_has_every_option_of_the_command():
