@@ -12,9 +12,9 @@ from jaxcoreset.coreset.report import Report as Report
 from jaxcoreset.data.launch import initialize_processes as initialize_processes
 from jaxcoreset.data.processes import ProcessError as ProcessError
 from jaxcoreset.likelihood.embedding import embed as embed
+from jaxcoreset.likelihood.from_model import model_likelihood as model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood as ModelLikelihood
-from jaxcoreset.likelihood.likelihood import model_likelihood as model_likelihood
-from jaxcoreset.likelihood.likelihood import weighted_model as weighted_model
+from jaxcoreset.likelihood.weighted import weighted_model as weighted_model
 from jaxcoreset.solvers import AIHT as AIHT
 from jaxcoreset.solvers import AIHT2 as AIHT2
 from jaxcoreset.solvers import GIGA as GIGA

@@ -23,7 +23,7 @@ from jaxcoreset.data.checkpoint import MODEL_VALUES, Journal, build_settings, se
 from jaxcoreset.data.host import Clock, at_least, peak_memory
 from jaxcoreset.data.processes import ALONE, DistributedProcesses
 from jaxcoreset.data.rows import Placement
-from jaxcoreset.likelihood.likelihood import model_likelihood
+from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.precision import rounding_of
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool

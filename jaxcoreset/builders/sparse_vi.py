@@ -31,7 +31,9 @@ from jaxcoreset.coreset.coreset import Coreset, coreset_of_rows, whole_coreset
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.data.host import Clock, at_least, peak_memory, progress_bar
 from jaxcoreset.likelihood.embedding import centre, log_likelihood_matrix, log_likelihood_sum
-from jaxcoreset.likelihood.likelihood import ModelLikelihood, model_likelihood
+from jaxcoreset.likelihood.from_model import model_likelihood
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.verification import check_alone, check_program
 from jaxcoreset.weighting import Laplace, Weighting
 
 # Up to here the sums over the data are exact; beyond, over so many rows drawn anew each time.
@@ -158,7 +160,7 @@ class SparseVI:
             ValueError: if the model or the data cannot be used, there are not two draws at which
                 every log-likelihood is finite, or no row has a weight in the end.
             ModelError, RuntimeError: if a row's log-likelihood depends on other rows, or the
-                compiled program is wrong, see `ModelLikelihood.check_program`.
+                compiled program is wrong, see `check_program`.
         """
         path = self.run_path(key, *args, **kwargs)
         if self.size not in path:
@@ -253,8 +255,8 @@ class SparseVI:
         evaluate = likelihood.log_likelihood
         chosen = likelihood.take(path.indices)
         values = log_likelihood_matrix(evaluate, draws, chosen)
-        likelihood.check_program(draws, chosen, values)
-        likelihood.check_alone(draws, chosen, values)
+        check_program(likelihood, draws, chosen, values)
+        check_alone(likelihood, draws, chosen, values)
         atoms = centre(values)
         target = np.asarray(centre(log_likelihood_sum(evaluate, draws, likelihood.data)))
         residuals = target - path.weights @ np.asarray(atoms)

@@ -20,7 +20,7 @@ from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.data.host import write_whole
 from jaxcoreset.data.messages import require
-from jaxcoreset.likelihood.likelihood import model_likelihood
+from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.weighted import WeightedModel
 from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation
 

@@ -28,7 +28,8 @@ from jaxcoreset.coreset.warm_start import WarmStart, warm_start
 from jaxcoreset.data.host import Clock, peak_memory, write_whole
 from jaxcoreset.data.json_arrays import decode, encode
 from jaxcoreset.likelihood.arguments import flatten
-from jaxcoreset.likelihood.likelihood import ModelLikelihood, weighted_model
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.weighted import weighted_model
 from jaxcoreset.weighting.laplace import LaplaceApproximation
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class Coreset:
             ValueError: if the coreset has no `summary`, or the arguments are not those before but
                 for the rows.
             ModelError, RuntimeError: if a row's log-likelihood depends on other rows, or the
-                compiled program is wrong, see `ModelLikelihood.check_program`.
+                compiled program is wrong, see `check_program`.
         """
         from jaxcoreset.coreset.update import updated
 

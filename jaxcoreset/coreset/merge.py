@@ -23,8 +23,10 @@ from jaxcoreset.coreset.update import (
     report_after,
 )
 from jaxcoreset.data.host import Clock, at_least
-from jaxcoreset.likelihood.likelihood import ModelLikelihood, model_likelihood
+from jaxcoreset.likelihood.from_model import model_likelihood
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import matrix_of_weighted
+from jaxcoreset.likelihood.verification import check_program
 from jaxcoreset.selection.construction import DRAWS_PER_ROW, MIN_DRAWS, curve_sizes
 from jaxcoreset.selection.draws import DrawPool, Part, Use
 from jaxcoreset.selection.tolerance import Estimate, largest_size
@@ -65,7 +67,7 @@ def merge(
         ValueError: if there are none, they differ in their model's arguments beyond the rows, or
             the posterior has no mode.
         ModelError, RuntimeError: if a row's log-likelihood depends on other rows, or the compiled
-            program is wrong, see `ModelLikelihood.check_program`.
+            program is wrong, see `check_program`.
     """
     size = at_least("size", size, 1)
     num_held_out = at_least("num_held_out", num_held_out, 8)
@@ -94,7 +96,7 @@ def merge(
     with clock.stage("embedding"):
         draws = approximation.draws(key, wanted + num_held_out)
         values = matrix_of_weighted(likelihood, draws, leaves, weights.sum())
-        likelihood.check_program(draws, leaves, values)
+        check_program(likelihood, draws, leaves, values)
         total = jnp.asarray(weights @ np.asarray(values, np.float64), values.dtype)
         shares: dict[Use, slice] = {"solver": slice(wanted), "select": slice(wanted, None)}
         for use, at in shares.items():

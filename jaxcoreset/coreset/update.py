@@ -23,8 +23,10 @@ from jaxcoreset.coreset.report import TOO_FEW_WORTH, Report, is_worth_too_few
 from jaxcoreset.coreset.summary import DataSummary, SummaryPart
 from jaxcoreset.data.host import Clock, host_generator, peak_memory
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
-from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params, model_likelihood
+from jaxcoreset.likelihood.from_model import model_likelihood
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import matrix_of_weighted, rounding_of
+from jaxcoreset.likelihood.verification import check_alone, check_program
 from jaxcoreset.selection.construction import CANDIDATES_PER_ROW, MIN_CANDIDATES, curve_sizes
 from jaxcoreset.selection.draws import DrawPool, Part, Use
 from jaxcoreset.selection.tolerance import Choice, Estimate, largest_size, smallest_within
@@ -144,7 +146,7 @@ def _joined_pool(
         for old, leaf in zip(summary.candidates, likelihood.take(chosen), strict=True)
     )
     values = matrix_of_weighted(likelihood, draws, leaves, num_old + likelihood.num_data)
-    likelihood.check_program(draws, leaves, values)
+    check_program(likelihood, draws, leaves, values)
     pool = DrawPool(likelihood, NoMoreDraws(summary.inefficiency), key)
     pool.rows = np.arange(len(leaves[0]))  # places among the candidates
     first = 0
@@ -227,7 +229,7 @@ def coreset_after(
     places, weights = places[order], weights[order]
     kept = tuple(leaf[places] for leaf in leaves)
     part = pool.parts("solver")[0]
-    likelihood.check_alone(part.draws, kept, part.values[places])
+    check_alone(likelihood, part.draws, kept, part.values[places])
     args, kwargs = likelihood.assemble(kept)
     some_draw = jax.tree.map(lambda x: x[0], part.draws)
     rounding = rounding_of(likelihood, some_draw, kept, weights)

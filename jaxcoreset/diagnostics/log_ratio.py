@@ -22,7 +22,8 @@ from jaxcoreset.data.rows import BadRows, Rows, State
 from jaxcoreset.data.trees import leading
 from jaxcoreset.likelihood.arguments import is_array
 from jaxcoreset.likelihood.embedding import check_single
-from jaxcoreset.likelihood.likelihood import ModelLikelihood, model_likelihood
+from jaxcoreset.likelihood.from_model import model_likelihood
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.passes import LogLikelihood, centred_columns
 from jaxcoreset.likelihood.precision import wants_float64
 

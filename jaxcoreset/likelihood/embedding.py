@@ -32,6 +32,7 @@ from jaxcoreset.likelihood.passes import (
     feature_matrix,
     feature_sum,
 )
+from jaxcoreset.likelihood.verification import check_program
 from jaxcoreset.solvers.problem import CoresetProblem, is_concrete
 
 # Rows and draws at which a program for many draws is held to one for a single draw.
@@ -51,7 +52,7 @@ def embed(
     """Evaluate log-likelihoods at draws into a `CoresetProblem` with an atom for every datum.
 
     Compilers make wrong programs now and then. So for "l2" some of the values are held to those of
-    a program for a single draw: `ModelLikelihood.check_program` where the function is that of a
+    a program for a single draw: `check_program` where the function is that of a
     likelihood, and `check_single` for any other. For "fisher" nothing is checked.
 
     Args:
@@ -97,7 +98,7 @@ def embed(
         if not is_concrete(values, draws, data):
             pass  # under somebody's jit, where no value can be looked at
         elif isinstance(owner, ModelLikelihood) and log_likelihood == owner.log_likelihood:
-            owner.check_program(draws, jax.tree.leaves(data), values)
+            check_program(owner, draws, jax.tree.leaves(data), values)
         else:
             at = np.linspace(0, len(values) - 1, min(_CHECKED_ROWS, len(values))).astype(int)
             some = jax.tree.map(lambda leaf: np.asarray(leaf[at]), data)
@@ -119,7 +120,7 @@ def check_single(
     """Hold values that a program for many draws has made to those of one for a single draw.
 
     It costs the compilation of the latter, and the evaluation of these rows at 24 of the draws.
-    `ModelLikelihood.check_program` has a program already, and looks at more.
+    `check_program` has a program already, and looks at more.
 
     Args:
         log_likelihood: as in `embed`.

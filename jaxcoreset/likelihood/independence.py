@@ -1,8 +1,8 @@
-"""Rows by themselves held to what they are among others: they are to have the same values.
+"""Check that data are conditionally independent given the parameters.
 
-Each row's log-likelihood may depend on that row and the parameters alone. What a model takes from
-all its rows, such as their mean, their range or which groups there are, is seen where others are
-dropped.
+A row's log-likelihood may depend on that row and on the parameters alone, so it must not change
+when other rows are dropped. A model that takes something from all its rows, such as their mean,
+their range or which groups there are, fails this check.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,60 +16,60 @@ from jaxcoreset.data.dtypes import in_float64
 from jaxcoreset.likelihood.arguments import ModelError
 from jaxcoreset.likelihood.checks import refuse_changed_datum, refuse_changed_prior
 
-# Where float64 cannot tell a change from rounding, it is to be so many times what float32 allows.
-_PLAIN = 10
+# A change is this many float32 roundings at least, where float64 cannot tell it from rounding.
+_FLOAT32_ROUNDINGS = 10
 # The unit of rounding in float64 where parts of a model may be in float32, as its data are.
 _MIXED_EPS = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class Few:
-    """What the checks of the model leave for later ones.
+class Reference:
+    """What the first checks of a model compiled and read, for later checks to use again.
 
     Attributes:
-        evaluate: `ModelLikelihood._by_site`, compiled for a chunk of rows and for a few of them.
-        count: how many those few are.
-        others: a chunk of rows, where reading one again takes long; else None.
+        evaluate: `ModelLikelihood.by_site`, compiled for a chunk of rows and for a small subset.
+        num_subset: the number of rows of that subset.
+        other_rows: a chunk of rows, where reading one again takes long; else None.
     """
 
     evaluate: Callable
-    count: int
-    others: tuple | None
+    num_subset: int
+    other_rows: tuple | None
 
 
-class RowsApart:
-    """A chunk of rows at one point, and what is left of their values where others are dropped."""
+class IndependenceCheck:
+    """The values of a chunk of rows at one point, to compare with those of some of the rows alone.
 
-    def __init__(self, few: Few, params: Mapping, chunk: tuple):
+    Args:
+        evaluate: `ModelLikelihood.by_site`, compiled.
+        params: unconstrained parameters.
+        chunk: the rows, laid out as the likelihood's data.
+    """
+
+    def __init__(self, evaluate: Callable, params: Mapping, chunk: tuple):
         self.params, self.chunk = params, chunk
-        self._evaluate = few.evaluate
-        self._before = self._evaluate(params, chunk)
+        self._evaluate = evaluate
+        self._before = evaluate(params, chunk)
 
     def refuse_change(
         self,
-        places: Int[np.ndarray, " m"],
+        positions: Int[np.ndarray, " m"],
         rows: tuple,
         kept: slice = slice(None),
         among: Int[np.ndarray, " l"] | None = None,
-        *,
-        is_fine: bool = False,
     ) -> None:
-        """Evaluate rows alone, and want the values that they have in the chunk.
+        """Evaluate rows alone, and raise an error if their values are not those in the chunk.
 
         Args:
-            places: their places in it.
+            positions: the positions, in the chunk, of the rows that are compared.
             rows: the rows that are evaluated.
-            kept: those of them that are in the chunk.
-            among: places of the rows whose log-likelihoods say what rounding is; by default these.
-            is_fine: whether to look in float64 only, and for what float32 would call rounding.
+            kept: which of these are compared.
+            among: positions of the rows whose log-likelihoods set the size of rounding; by default
+                those that are compared.
 
         Raises:
-            ModelError: a value has changed, in float32 and in float64, where that can be had.
+            ModelError: a value has changed, both in float32 and in float64 if the model runs in it.
         """
-        if is_fine:
-            if (exact := self._exact(rows)) is not None:
-                self._compare(exact[0], exact[1], places, kept, among, _MIXED_EPS)
-            return
         after = self._evaluate(self.params, rows)
         is_mixed = self._values_dtype == np.float64 and any(
             jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype != np.float64
@@ -77,37 +77,48 @@ class RowsApart:
         )
         try:
             eps = _MIXED_EPS if is_mixed else None
-            self._compare(self._before, after, places, kept, among, eps)
+            self._compare(self._before, after, positions, kept, among, eps)
         except ModelError:
             if self._values_dtype == np.float64:
                 raise
             # Rounded sums of large terms differ as well, as with counts in the thousands.
             eps = float(np.finfo(np.float32).eps)
-            if (exact := self._exact(rows)) is None:
-                self._compare(self._before, after, places, kept, among, _PLAIN * eps)
+            if (exact := self._in_float64(rows)) is None:
+                self._compare(self._before, after, positions, kept, among, _FLOAT32_ROUNDINGS * eps)
             else:
-                self._compare(exact[0], exact[1], places, kept, among, eps)
+                self._compare(*exact, positions, kept, among, eps)
+
+    def refuse_small_change(
+        self, positions: Int[np.ndarray, " m"], rows: tuple, kept: slice
+    ) -> None:
+        """As `refuse_change`, for a change that float32 hides; only if the model runs in float64.
+
+        Raises:
+            ModelError: a value has changed in float64.
+        """
+        if (exact := self._in_float64(rows)) is not None:
+            self._compare(*exact, positions, kept, None, _MIXED_EPS)
 
     @property
     def _values_dtype(self) -> np.dtype:
         return np.asarray(next(iter(self._before[0].values()))).dtype
 
-    def _exact(self, rows: tuple) -> tuple | None:
-        """Both evaluations in float64, or None where the model has types of its own."""
+    def _in_float64(self, rows: tuple) -> tuple | None:
+        """The chunk and the rows evaluated in float64, or None if the model fixes its own types."""
         try:
             before, after = (
-                in_float64(self._evaluate, self.params, some) for some in (self.chunk, rows)
+                in_float64(self._evaluate, self.params, data) for data in (self.chunk, rows)
             )
         except Exception:
             return None
-        kinds = {np.asarray(leaf).dtype for leaf in before[0].values()}
-        return (before, after) if kinds == {np.dtype(np.float64)} else None
+        dtypes = {np.asarray(leaf).dtype for leaf in before[0].values()}
+        return (before, after) if dtypes == {np.dtype(np.float64)} else None
 
     def _compare(
         self,
         before: tuple,
         after: tuple,
-        places: Int[np.ndarray, " m"],
+        positions: Int[np.ndarray, " m"],
         kept: slice,
         among: Int[np.ndarray, " l"] | None,
         eps: float | None = None,
@@ -123,4 +134,4 @@ class RowsApart:
                     np.max(abs(values[among]), initial=0, where=np.isfinite(values[among]))
                 )
             alone = np.asarray(after[0][name])[kept]
-            refuse_changed_datum(name, values[places], alone, largest, eps)
+            refuse_changed_datum(name, values[positions], alone, largest, eps)

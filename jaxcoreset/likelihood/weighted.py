@@ -9,6 +9,7 @@ from jax.core import Tracer
 from numpyro.primitives import Messenger
 
 from jaxcoreset.likelihood.arguments import ModelError
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
 
 
 class WeightedModel:
@@ -48,6 +49,33 @@ class WeightedModel:
         traced = isinstance(self.weights, Tracer)
         weights = id(self.weights) if traced else (self.weights.dtype.str, self.weights.tobytes())
         return self.model, weights, tuple(self.data_dims.items())
+
+
+def weighted_model(
+    model: ModelLikelihood | Callable, weights: Any, data_dims: Mapping[str, int] | None = None
+) -> WeightedModel:
+    """The model with the log-probability of datum i multiplied by weight i.
+
+    Args:
+        model: what `model_likelihood` returned, or a NumPyro model with `data_dims`.
+        weights: shape (m,), finite and not negative; traced values are taken as they are.
+        data_dims: `ModelLikelihood.data_dims`, where a bare model is given.
+
+    Returns:
+        A NumPyro model, to be called with m rows.
+
+    Raises:
+        ValueError: the weights are not a vector, negative or not finite, or a bare model comes
+            without `data_dims`.
+    """
+    if isinstance(model, ModelLikelihood):
+        return WeightedModel(model.model, weights, model.data_dims)
+    if data_dims is None:
+        raise ValueError(
+            "a model was given without data_dims; the dimension of the data axis of each observed "
+            "site is wanted: pass ModelLikelihood.data_dims, or the likelihood itself."
+        )
+    return WeightedModel(model, weights, data_dims)
 
 
 def _check_weights(weights: np.ndarray) -> None:

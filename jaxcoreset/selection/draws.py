@@ -18,6 +18,7 @@ from jaxcoreset.data.host import progress_bar
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import matrix_of_weighted
+from jaxcoreset.likelihood.verification import check_alone, check_program
 from jaxcoreset.selection.candidate_search import Priced, price
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.weighting import DrawSource
@@ -171,7 +172,7 @@ class DrawPool:
             ValueError: if the source has fewer than 8 draws, or a log-likelihood is not finite at
                 one of them.
             ModelError, RuntimeError: if a row's log-likelihood depends on other rows, or the
-                compiled program is wrong, see `ModelLikelihood.check_program`.
+                compiled program is wrong, see `check_program`.
         """
         missing: dict[Use, int] = {
             use: counts[use] - self.count(use)
@@ -193,7 +194,7 @@ class DrawPool:
         else:
             values, total = self._evaluate(draws), self._sum(draws)
         if self._taken == num:  # the first of them
-            self.likelihood.check_program(draws, self.candidate_data, values)
+            check_program(self.likelihood, draws, self.candidate_data, values)
         first = 0
         for use, count in shared.items():
             at = slice(first, first + count)
@@ -208,12 +209,12 @@ class DrawPool:
             chosen: its places among the candidates.
 
         Raises:
-            ModelError: if they differ, see `ModelLikelihood.check_alone`.
+            ModelError: if they differ, see `verification.check_alone`.
         """
         part = self._parts["solver"][0]
         numbers = chosen if self.rows is None else self.rows[chosen]
         data = tuple(leaf[chosen] for leaf in self.candidate_data)
-        self.likelihood.check_alone(part.draws, data, part.values[chosen], numbers)
+        check_alone(self.likelihood, part.draws, data, part.values[chosen], numbers)
 
     def move(self, use: Use, to: Use) -> None:
         """Give all the draws of one use to another."""

@@ -13,7 +13,8 @@ from numpyro.infer.autoguide import AutoGuide, AutoMultivariateNormal
 from numpyro.infer.initialization import init_to_value
 
 from jaxcoreset.data.host import at_least, host_generator, progress_bar
-from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params, weighted_model
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.likelihood.weighted import weighted_model
 from jaxcoreset.weighting.base import DrawSource, Weighting
 
 # Steps in one compiled call, for which the rows are gathered on the host.

@@ -299,14 +299,16 @@ def test_coreset_whose_rows_are_worth_something_else_alone_is_refused(
     monkeypatch, model, settings, message
 ):
     # What is looked at before the build does not show it.
-    monkeypatch.setattr("jaxcoreset.likelihood.likelihood.alike_subsets", lambda num_rows: iter(()))
+    monkeypatch.setattr(
+        "jaxcoreset.likelihood.verification.alike_subsets", lambda num_rows: iter(())
+    )
     builder = jc.CoresetBuilder(model, num_draws=100, num_held_out=100, **settings)
     with pytest.raises(ValueError, match=message):
         builder.run(jax.random.key(0), *ratings())
 
 
 def test_coreset_of_read_rows_is_looked_at_too(monkeypatch, tmp_path):
-    monkeypatch.setattr("jaxcoreset.likelihood.likelihood._CHUNK_ROWS", 1000)
+    monkeypatch.setattr("jaxcoreset.likelihood.verification._CHUNK_ROWS", 1000)
     files = [tmp_path / f"{name}.npy" for name in ("rating", "y")]
     for file, column in zip(files, ratings(), strict=True):
         np.save(file, column)
@@ -318,7 +320,9 @@ def test_coreset_of_read_rows_is_looked_at_too(monkeypatch, tmp_path):
 
 def test_standardisation_that_large_values_hide_is_refused_as_such(monkeypatch):
     """Prices: at a start near zero float32 rounds a log-likelihood of −10⁸ nats."""
-    monkeypatch.setattr("jaxcoreset.likelihood.likelihood.alike_subsets", lambda num_rows: iter(()))
+    monkeypatch.setattr(
+        "jaxcoreset.likelihood.verification.alike_subsets", lambda num_rows: iter(())
+    )
     random = np.random.default_rng(0)
     x = random.normal(40, 10, size=3000)
     y = 20_000 + 300 * (x - 40) + 5000 * random.normal(size=3000)

@@ -397,7 +397,9 @@ def test_arguments_of_the_wrong_kind_are_refused_by_name(arguments):
 
 
 def test_rows_that_are_worth_something_else_alone_are_refused(monkeypatch):
-    monkeypatch.setattr("jaxcoreset.likelihood.likelihood.alike_subsets", lambda num_rows: iter(()))
+    monkeypatch.setattr(
+        "jaxcoreset.likelihood.verification.alike_subsets", lambda num_rows: iter(())
+    )
     sparse_vi = SparseVI(by_number(5), 3, num_draws=50, num_iters=3, num_held_out=100)
     with pytest.raises(ValueError, match="of a datum at site 'y' changes when other rows"):
         sparse_vi.run(jax.random.key(0), np.random.default_rng(0).normal(size=200))

@@ -344,11 +344,14 @@ def test_a_coreset_merged_alone_with_room_for_all_is_itself(blocks):
 )
 def test_rows_that_are_worth_something_else_alone_are_refused(monkeypatch, size, again):
     """As the builder refuses them."""
-    monkeypatch.setattr("jaxcoreset.likelihood.likelihood.alike_subsets", lambda num_rows: iter(()))
+    monkeypatch.setattr(
+        "jaxcoreset.likelihood.verification.alike_subsets", lambda num_rows: iter(())
+    )
     monkeypatch.setattr(
         "jaxcoreset.selection.draws.DrawPool.check_alone", lambda pool, chosen: None
     )
-    monkeypatch.setattr("jaxcoreset.ModelLikelihood.check_program", lambda *given: None)
+    for module in ("selection.draws", "coreset.update", "coreset.merge"):
+        monkeypatch.setattr(f"jaxcoreset.{module}.check_program", lambda *given: None)
     old, new = (np.random.default_rng(seed).normal(size=2000) for seed in (0, 1))
     builder = jc.CoresetBuilder(by_number(5), size=size, num_draws=100, num_held_out=100)
     coreset = builder.run(jax.random.key(0), old)

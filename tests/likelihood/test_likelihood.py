@@ -16,7 +16,7 @@ from numpyro.handlers import reparam
 from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 from numpyro.infer.util import log_density, potential_energy
 
-from jaxcoreset.likelihood.likelihood import model_likelihood, weighted_model
+from jaxcoreset.likelihood import model_likelihood, weighted_model
 from tests import models
 from tests.models import FLOAT32, FLOAT64, density, normal_data, normal_model
 

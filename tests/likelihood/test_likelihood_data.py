@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 import scipy.stats as st
 
-from jaxcoreset.likelihood.likelihood import ModelError, model_likelihood
+from jaxcoreset.likelihood import ModelError, model_likelihood
 from tests import models
 from tests.models import FLOAT32, normal_data, normal_model
 

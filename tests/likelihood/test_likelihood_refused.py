@@ -8,13 +8,14 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.contrib.control_flow import scan
 
+from jaxcoreset.likelihood import ModelError, model_likelihood
 from jaxcoreset.likelihood.checks import (
     alike_subsets,
     check_log_likelihood,
     disjoint_subsets,
     refuse_changed_datum,
 )
-from jaxcoreset.likelihood.likelihood import ModelError, model_likelihood
+from jaxcoreset.likelihood.verification import check_alone
 from tests import models
 from tests.models import normal_data, normal_model
 
@@ -212,7 +213,7 @@ def test_rounding_of_large_counts_is_no_reason_to_refuse():
     draws = {"b": jnp.asarray(np.log(20_000) + 1e-4 * random.normal(size=50), float)}
     kept = likelihood.take(np.arange(0, 3000, 77))
     values = jnp.stack([likelihood.log_likelihood({"b": b}, kept) for b in draws["b"]], axis=1)
-    likelihood.check_alone(draws, kept, values)
+    check_alone(likelihood, draws, kept, values)
 
 
 def test_subsets_of_rows_alike_have_one_row_or_two():
@@ -357,7 +358,7 @@ def test_rows_without_a_finite_log_likelihood_are_named(column, value, kind):
 
 
 def test_rows_are_named_by_their_number_in_all_the_data(monkeypatch):
-    monkeypatch.setattr("jaxcoreset.likelihood.likelihood._CHUNK_ROWS", 16)
+    monkeypatch.setattr("jaxcoreset.likelihood.verification._CHUNK_ROWS", 16)
     X, y = normal_data()
     X[37] = np.nan
     refused(normal_model, (X, y), "is NaN in row 37;")

@@ -14,7 +14,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoDelta
 from numpyro.infer.util import log_density
 
-from jaxcoreset.likelihood.likelihood import ModelError, weighted_model
+from jaxcoreset.likelihood import ModelError, weighted_model
 from tests import models
 from tests.models import DIMS, FLOAT32, density, normal_data, normal_model
 

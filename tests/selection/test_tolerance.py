@@ -49,15 +49,13 @@ class Linear:
     num_data = 40
     data = (np.eye(40, dtype=np.float32),)
     rows = Rows(data)
+    reference = None
 
     def log_likelihood(self, params, data):
         return jnp.asarray(data[0]) @ params["theta"]
 
     def take(self, indices):
         return (self.data[0][indices],)
-
-    def check_program(self, draws, data, values):
-        """There is none."""
 
 
 # One object, so that what is compiled for it is compiled once.

@@ -1,0 +1,150 @@
+"""`model_likelihood`: find the data, the structure and a starting point of a NumPyro model."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from jaxcoreset.data.host import host_generator
+from jaxcoreset.data.rows import Placement, Rows
+from jaxcoreset.likelihood.arguments import Arguments, ModelError
+from jaxcoreset.likelihood.checks import check_log_likelihood, check_log_prior
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, draw_uniform
+from jaxcoreset.likelihood.structure import find_data, find_structure
+from jaxcoreset.likelihood.verification import check_subsets, chunk_rows
+
+# Widths of the uniform draws tried for a starting point. Small ones first: an optimiser starts
+# well near zero, but not at it, where products of parameters have a saddle.
+_START_RADII = (0.1, 0.1, 0.5, 1.0, 2.0, 2.0)
+
+
+def model_likelihood(
+    model: Callable,
+    args: Sequence = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    data_axes: Any = None,
+    plate: str | None = None,
+    key: PRNGKeyArray | None = None,
+    placement: Placement = Placement(),  # noqa: B008 - frozen
+) -> ModelLikelihood:
+    """Turns a NumPyro model and its arguments into per-datum log-likelihoods and a prior.
+
+    Which arguments are data is found by itself: every array, in pytrees and keywords too, whose
+    leading axis is as long as the data plate, the longest plate of an observed site that an
+    argument matches; without plates, as long as an observed site's leading axis. Where that is not
+    what is meant, say so by `data_axes` or `plate`. An integer argument equal to n follows the rows
+    if the model does not run with fewer rows otherwise, as where it is the plate's size.
+
+    The model is checked on the way. It is traced abstractly for two row counts, evaluated on all
+    rows once, in chunks, at a starting point, and on two small subsets, where the values must be
+    the same.
+
+    Args:
+        model: a NumPyro model. It may be wrapped in handlers.
+        args: its positional arguments, with all the rows, as in `MCMC.run`.
+        kwargs: its keyword arguments.
+        data_axes: which arguments are data, like `in_axes` of `jax.vmap`: 0 for one row per datum,
+            None for no data, each for an argument or a pytree prefix of one. Either a dict by
+            argument name, positional or keyword ({"X": 0, "y": 0}; what is not named is no data),
+            or a tuple with one entry per positional argument, and after them, where keyword
+            arguments are data, a dict for these: (0, None, {"y": 0}). A bare 0 stands for all
+            positional arguments.
+        plate: the name of the data plate, where several would do.
+        key: for the starting point and the rows of the checks; a fixed one by default.
+        placement: where rows are read and evaluated.
+
+    Returns:
+        The likelihood.
+
+    Raises:
+        ModelError: the model has no observed or no latent site, subsamples, has discrete or
+            per-datum latent sites or `numpyro.param` sites; data are not conditionally independent
+            given the parameters, or the prior or a datum's likelihood changes when rows are
+            dropped; no argument holds data, or data arguments differ in their number of rows, or
+            have none; the likelihood is not finite (the rows are named). What the model itself
+            raises surfaces unchanged, with a note on how it was called.
+    """
+    generator = np.random.default_rng(0) if key is None else host_generator(key)
+    readings = find_data(model, tuple(args), dict(kwargs or {}), data_axes, plate)
+    with _naming_data(readings[0], data_axes):
+        structure = find_structure(model, readings)
+    arguments = structure.arguments
+    likelihood = ModelLikelihood(
+        model=model,
+        rows=Rows(arguments.data, placement),
+        data_dims=structure.data_dims,
+        init_params=draw_uniform(structure.latent_shapes, _START_RADII[0], generator),
+        _arguments=arguments,
+        two_rows=tuple(leaf[:2] for leaf in arguments.data),
+    )
+    evaluate = jax.jit(likelihood.by_site)
+    start = _find_start(likelihood, evaluate, generator)
+    # Near zero a standardisation hardly shows, so a point farther out is looked at as well.
+    farther = draw_uniform(structure.latent_shapes, 1.0, generator)
+    with placement.processes.together("model"), _naming_data(arguments, data_axes):
+        reference = check_subsets(likelihood, evaluate, (farther, start), generator)
+    return dataclasses.replace(likelihood, init_params=start, reference=reference)
+
+
+@contextlib.contextmanager
+def _naming_data(arguments: Arguments, data_axes: Any) -> Iterator[None]:
+    """Says with an error what was taken as data, where that was found and may be the cause."""
+    try:
+        yield
+    except ModelError as error:
+        if data_axes is None:
+            names = [arguments.names[i] for i in arguments.data_at]
+            error.add_note(
+                f"taken as data, since they have {arguments.num_data} rows: {', '.join(names)}; if "
+                "one of them is no data, name those that are by data_axes"
+            )
+        raise
+
+
+def _find_start(
+    likelihood: ModelLikelihood, evaluate: Callable, generator: np.random.Generator
+) -> dict[str, Array]:
+    """Unconstrained values at which the log prior and the log-likelihoods are finite.
+
+    Those of all rows, where they are in memory; else of some, and the first pass sees the others.
+    """
+    shapes = {name: value.shape for name, value in likelihood.init_params.items()}
+    processes = likelihood.rows.placement.processes
+    first_error = None
+    for radius in _START_RADII:
+        params = draw_uniform(shapes, radius, generator)
+        error = None
+        try:
+            for rows, first in _checked_rows(likelihood):
+                per_datum, others = evaluate(params, rows)
+                check_log_prior(sum(float(value) for value in others.values()))
+                total = np.sum([np.asarray(values) for values in per_datum.values()], axis=0)
+                data = dict(zip(likelihood.data_names, rows, strict=True))
+                check_log_likelihood(total, first + np.arange(len(total)), data)
+        except ModelError as found:
+            error = found
+        # All processes take the same start.
+        failed = processes.gather({"failed": np.asarray(error is not None)})
+        if not any(state["failed"] for state in failed):
+            return params
+        first_error = first_error or error
+    raise first_error or ModelError(
+        "another process found no starting point at which its rows' log-likelihood is finite; see "
+        "what it says."
+    )
+
+
+def _checked_rows(likelihood: ModelLikelihood) -> Iterator[tuple[tuple, int]]:
+    """Rows of this process in chunks of one shape, with the first row's number."""
+    rows, size = likelihood.rows, chunk_rows(likelihood)
+    if rows.is_streamed:
+        yield rows.head(size), rows.offset
+        return
+    for start in range(0, rows.num_local, size):
+        first = min(start, rows.num_local - size)
+        yield tuple(leaf[first : first + size] for leaf in rows.data), rows.offset + first
