@@ -71,7 +71,7 @@ def sums(quick: bool) -> list[dict[str, Any]]:
         total = math.fsum(exact)
         data = Rows(sources.batches(terms, count).arrays)
         start = time.perf_counter()
-        folded = data.fold(
+        folded = data.map_reduce(
             _sum_block,
             _Itself(),
             1,

@@ -64,7 +64,7 @@ def build(job: Mapping[str, Any]) -> dict[str, Any]:
 
     import jaxcoreset as jc
     from benchmarks.scale_data import Table, logistic
-    from jaxcoreset.data.processes import _COUNTER
+    from jaxcoreset.data.processes import BARRIERS
 
     index, count = 0, 1
     if "JAXCORESET_PROCESSES" in os.environ:
@@ -99,7 +99,7 @@ def build(job: Mapping[str, Any]) -> dict[str, Any]:
         "estimated KL": report.kl,
         "devices": len(jax.local_devices()) if mesh is None else mesh.size,
         "processes": count,
-        "meetings": next(_COUNTER),
+        "meetings": next(BARRIERS),
     }
 
 

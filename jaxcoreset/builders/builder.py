@@ -19,10 +19,10 @@ from jaxtyping import PRNGKeyArray
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_rows, whole_coreset
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.summary import DataSummary
-from jaxcoreset.data.checkpoint import MODEL_VALUES, Journal, build_settings, settings_of_all
-from jaxcoreset.data.host import Clock, at_least, peak_memory
-from jaxcoreset.data.processes import ALONE, DistributedProcesses
-from jaxcoreset.data.rows import Placement
+from jaxcoreset.data.checkpoint import MODEL_VALUES, CheckpointFile, build_settings, settings_of_all
+from jaxcoreset.data.processes import SINGLE_PROCESS, DistributedProcesses
+from jaxcoreset.data.rows import PassContext
+from jaxcoreset.data.utils import Clock, check_int, peak_memory
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.precision import rounding_of
 from jaxcoreset.selection.construction import Construction
@@ -140,27 +140,27 @@ class CoresetBuilder:
             )
         if tol is not None and not 0 < tol < np.inf:
             raise ValueError(f"tol is {tol!r}; wanted a positive number of nats, such as 0.01.")
-        self.size = None if size is None else at_least("size", size, 1)
+        self.size = None if size is None else check_int("size", size, 1)
         self.tol = tol
         self.weighting = weighting
         self.solver = AIHT2() if solver is None and constraint is not None else solver
         self.constraint = constraint
         self.by = by
-        self.num_draws = None if num_draws is None else at_least("num_draws", num_draws, 2)
-        self.rounds = rounds if rounds == "auto" else at_least("rounds", rounds, 1)
+        self.num_draws = None if num_draws is None else check_int("num_draws", num_draws, 2)
+        self.rounds = rounds if rounds == "auto" else check_int("rounds", rounds, 1)
         if on_missed_tol not in ("raise", "best"):
             raise ValueError(f"on_missed_tol is {on_missed_tol!r}; wanted 'raise' or 'best'.")
         self.on_missed_tol = on_missed_tol
-        self.max_size = at_least("max_size", max_size, 1)
-        self.num_held_out = at_least("num_held_out", num_held_out, 2)
+        self.max_size = check_int("max_size", max_size, 1)
+        self.num_held_out = check_int("num_held_out", num_held_out, 2)
         self.num_candidates = (
-            None if num_candidates is None else at_least("num_candidates", num_candidates, 1)
+            None if num_candidates is None else check_int("num_candidates", num_candidates, 1)
         )
         self.data_axes = data_axes
         self.plate = plate
-        self.batch_size = None if batch_size is None else at_least("batch_size", batch_size, 1)
+        self.batch_size = None if batch_size is None else check_int("batch_size", batch_size, 1)
         self.pricing_passes: int | Literal["auto"] = (
-            "auto" if pricing_passes == "auto" else at_least("pricing_passes", pricing_passes, 0)
+            "auto" if pricing_passes == "auto" else check_int("pricing_passes", pricing_passes, 0)
         )
         if not 0 < pricing_tol < 1:
             raise ValueError(f"pricing_tol is {pricing_tol!r}; wanted a part between 0 and 1.")
@@ -213,24 +213,24 @@ class CoresetBuilder:
 
     def run_rounds(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> list[Coreset]:
         """The coresets after each round, of which `run` returns the last; arguments as in `run`."""
-        placement = self._placement(key, args, kwargs)
-        journal = placement.journal
+        context = self._context(key, args, kwargs)
+        checkpoint = context.checkpoint
         try:
-            found = self._run(key, args, kwargs, placement)
+            found = self._run(key, args, kwargs, context)
             if found[-1].likelihood is not None:  # later passes are no part of the build
-                found[-1].likelihood.rows.close_journal()
+                found[-1].likelihood.rows.close_checkpoint()
             return found
         except BaseException as error:
-            if journal is not None and journal.passes:
-                error.add_note(journal.last_words())
+            if checkpoint is not None and checkpoint.passes:
+                error.add_note(checkpoint.save_after_error())
             raise
 
     def _run(
-        self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], placement: Placement
+        self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], context: PassContext
     ) -> list[Coreset]:
         start_key, weighting_key, draws_key, rows_key, solver_key = jax.random.split(key, 5)
-        with placement.processes.together("model"):
-            construction = self._construction(start_key, rows_key, args, kwargs, placement)
+        with context.processes.all_or_none("model"):
+            construction = self._construction(start_key, rows_key, args, kwargs, context)
         likelihood, clock = construction.likelihood, construction.clock
         if self.size is not None and self.size >= likelihood.num_data:
             return [whole_coreset(self.model, likelihood, self.size, clock)]
@@ -254,8 +254,8 @@ class CoresetBuilder:
             **kwargs: the model's keyword arguments.
         """
         key = jax.random.key(0)
-        placement = self._placement(key, args, kwargs, with_journal=False)
-        construction = self._construction(key, key, args, kwargs, placement)
+        context = self._context(key, args, kwargs, with_checkpoint=False)
+        construction = self._construction(key, key, args, kwargs, context)
         return plan_build(construction.likelihood, construction, self.weighting)
 
     def _construction(
@@ -264,7 +264,7 @@ class CoresetBuilder:
         rows_key: PRNGKeyArray,
         args: tuple,
         kwargs: dict[str, Any],
-        placement: Placement,
+        context: PassContext,
     ) -> Construction:
         clock = Clock()
         with clock.stage("model"):
@@ -275,10 +275,10 @@ class CoresetBuilder:
                 data_axes=self.data_axes,
                 plate=self.plate,
                 key=start_key,
-                placement=placement,
+                context=context,
             )
-            if placement.journal is not None:
-                placement.journal.hold_to(MODEL_VALUES, likelihood.values_as_text())
+            if context.checkpoint is not None:
+                context.checkpoint.require_same(MODEL_VALUES, likelihood.values_as_text())
         return Construction(
             likelihood=likelihood,
             constraint=self._constraint(likelihood.num_data, args, kwargs),
@@ -295,25 +295,25 @@ class CoresetBuilder:
             pricing_tol=self.pricing_tol,
         )
 
-    def _placement(
-        self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], with_journal: bool = True
-    ) -> Placement:
+    def _context(
+        self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], with_checkpoint: bool = True
+    ) -> PassContext:
         """Where the rows are evaluated, and where passes over them are kept."""
-        processes = DistributedProcesses(self.timeout) if self.distributed else ALONE
+        processes = DistributedProcesses(self.timeout) if self.distributed else SINGLE_PROCESS
         mesh = self.mesh
         if mesh is None and len(jax.local_devices()) > 1:
             mesh = Mesh(np.array(jax.local_devices()), ("rows",))
         if processes.count > 1:
             processes.agree(settings_of_all(self, key, args, kwargs, processes))
-        journal = None
-        if with_journal and self.checkpoint is not None:
+        checkpoint = None
+        if with_checkpoint and self.checkpoint is not None:
             path = os.fspath(self.checkpoint)
             if processes.count > 1:
                 path = f"{path}.{processes.index}-of-{processes.count}"
-            with processes.together("checkpoint"):
+            with processes.all_or_none("checkpoint"):
                 settings = build_settings(self, key, args, kwargs, processes)
-                journal = Journal(path, settings, interval=self.checkpoint_every)
-        return Placement(mesh, self.batch_size, processes, journal)
+                checkpoint = CheckpointFile(path, settings, interval=self.checkpoint_every)
+        return PassContext(mesh, self.batch_size, processes, checkpoint)
 
     def _repair(
         self,

@@ -29,7 +29,7 @@ from jaxcoreset.builders.posterior_sampler import (
 from jaxcoreset.builders.sparse_vi_step import Growth, Outcome, State
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_rows, whole_coreset
 from jaxcoreset.coreset.report import Report
-from jaxcoreset.data.host import Clock, at_least, peak_memory, progress_bar
+from jaxcoreset.data.utils import Clock, check_int, peak_memory, progress_bar
 from jaxcoreset.likelihood.embedding import centre, log_likelihood_matrix, log_likelihood_sum
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -117,10 +117,10 @@ class SparseVI:
         progress_bar: bool = True,
     ):
         self.model = model
-        self.size = at_least("size", size, 1)
-        self.num_draws = at_least("num_draws", num_draws, 2)
-        self.num_iters = at_least("num_iters", num_iters, 1)
-        self.redraw_every = at_least("redraw_every", redraw_every, 1)
+        self.size = check_int("size", size, 1)
+        self.num_draws = check_int("num_draws", num_draws, 2)
+        self.num_iters = check_int("num_iters", num_iters, 1)
+        self.redraw_every = check_int("redraw_every", redraw_every, 1)
         if self.num_iters % self.redraw_every:
             raise ValueError(
                 f"redraw_every is {redraw_every} and num_iters is {num_iters}; wanted a divisor of "
@@ -140,7 +140,7 @@ class SparseVI:
         if weighting is not None and not isinstance(weighting, Weighting):
             raise TypeError(f"weighting is {weighting!r}; wanted a Weighting, or None.")
         self.weighting = weighting
-        self.num_held_out = at_least("num_held_out", num_held_out, 2)
+        self.num_held_out = check_int("num_held_out", num_held_out, 2)
         self.data_axes = data_axes
         self.plate = plate
         self.progress_bar = progress_bar
@@ -371,4 +371,4 @@ def _optimizer(
 
 
 def _optional(name: str, value: int | None) -> int | None:
-    return None if value is None else at_least(name, value, 1)
+    return None if value is None else check_int(name, value, 1)

@@ -13,7 +13,7 @@ from numpyro.infer import MCMC, NUTS
 from jaxcoreset.builders.builder import CoresetBuilder
 from jaxcoreset.command.flights import flights_table, late_arrival, load_flights
 from jaxcoreset.coreset.coreset import Coreset
-from jaxcoreset.data.host import peak_memory, write_whole
+from jaxcoreset.data.utils import peak_memory, write_whole
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation
 

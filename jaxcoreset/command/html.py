@@ -18,8 +18,8 @@ import numpy as np
 from jaxcoreset.command.render import render
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.coreset.report import Report
-from jaxcoreset.data.host import write_whole
 from jaxcoreset.data.messages import require
+from jaxcoreset.data.utils import write_whole
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.weighted import WeightedModel
 from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation

@@ -25,8 +25,8 @@ from numpyro.infer import MCMC
 from jaxcoreset.coreset.frame import as_frame
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.warm_start import WarmStart, warm_start
-from jaxcoreset.data.host import Clock, peak_memory, write_whole
-from jaxcoreset.data.json_arrays import decode, encode
+from jaxcoreset.data.arrays import decode, encode
+from jaxcoreset.data.utils import Clock, peak_memory, write_whole
 from jaxcoreset.likelihood.arguments import flatten
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.weighted import weighted_model

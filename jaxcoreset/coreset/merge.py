@@ -22,7 +22,7 @@ from jaxcoreset.coreset.update import (
     data_axes_of,
     report_after,
 )
-from jaxcoreset.data.host import Clock, at_least
+from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import matrix_of_weighted
@@ -69,8 +69,8 @@ def merge(
         ModelError, RuntimeError: if a row's log-likelihood depends on other rows, or the compiled
             program is wrong, see `check_program`.
     """
-    size = at_least("size", size, 1)
-    num_held_out = at_least("num_held_out", num_held_out, 8)
+    size = check_int("size", size, 1)
+    num_held_out = check_int("num_held_out", num_held_out, 8)
     if not coresets:
         raise ValueError("coresets is empty; wanted at least one.")
     first, clock = coresets[0], Clock()
@@ -90,7 +90,7 @@ def merge(
     with clock.stage("weighting"):
         approximation = LaplaceFitter(likelihood)(weights=weights)
     size = min(size, weights.size)
-    wanted = None if num_draws is None else at_least("num_draws", num_draws, 2)
+    wanted = None if num_draws is None else check_int("num_draws", num_draws, 2)
     wanted = wanted or max(MIN_DRAWS, DRAWS_PER_ROW * size)
     pool = DrawPool(likelihood, NoMoreDraws(), key)
     with clock.stage("embedding"):

@@ -21,7 +21,7 @@ from jaxtyping import Int, PRNGKeyArray
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.coreset.report import TOO_FEW_WORTH, Report, is_worth_too_few
 from jaxcoreset.coreset.summary import DataSummary, SummaryPart
-from jaxcoreset.data.host import Clock, host_generator, peak_memory
+from jaxcoreset.data.utils import Clock, host_generator, peak_memory
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params

@@ -17,7 +17,7 @@ from numpyro.handlers import seed
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import unconstrain_fn
 
-from jaxcoreset.data.host import at_least, host_generator
+from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.likelihood.trace import latent_shapes
 from jaxcoreset.weighting.chains import ChainSamples, chain_samples
 from jaxcoreset.weighting.laplace import LaplaceApproximation
@@ -109,7 +109,7 @@ def warm_start(
             out of place, or there is no key where one is needed.
     """
     if num_chains is not None:
-        num_chains = at_least("num_chains", num_chains, 1)
+        num_chains = check_int("num_chains", num_chains, 1)
     if mcmc is None:
         if approximation is None:
             raise ValueError(

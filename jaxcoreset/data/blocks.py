@@ -17,9 +17,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, PyTree
 
-from jaxcoreset.data.host import available_memory
+from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.reading import is_streamed, read_chunks
-from jaxcoreset.data.trees import leading
+from jaxcoreset.data.utils import available_memory
 
 # Entries of one block's matrix of log-likelihoods. A CPU is twice as fast where it fits its cache;
 # an accelerator wants large ones, 32 MB in float32.
@@ -70,7 +70,7 @@ def row_bytes(tree: PyTree) -> int:
     return max(total, 1)
 
 
-def fold_rows(values: Array) -> Array:
+def pairwise_sum(values: Array) -> Array:
     """The sum over the leading axis, by eights: of 2¹⁵ equal numbers it is right to some 1e-6."""
     while values.shape[0] > _FOLD and values.shape[0] % _FOLD == 0:
         values = jnp.sum(values.reshape(-1, _FOLD, *values.shape[1:]), axis=1)
@@ -83,12 +83,12 @@ def column_sums(values: Array) -> Array:
     return jnp.sum(values.reshape(*values.shape[:-1], -1, math.gcd(num, _PART)), axis=-1)
 
 
-def fold_to(values: Array, num: int) -> Array:
+def partial_sums(values: Array, num: int) -> Array:
     """Sums of `num` rows each, for float64 on the host to add; the last one may be of fewer."""
     spare = -values.shape[0] % num
     padded = jnp.pad(values, ((0, spare), *((0, 0) for _ in values.shape[1:])))
     parts = padded.reshape(-1, num, *values.shape[1:])
-    return fold_rows(jnp.moveaxis(parts, 1, 0))
+    return pairwise_sum(jnp.moveaxis(parts, 1, 0))
 
 
 def group_blocks(data: PyTree, block: int, num_devices: int, batch_size: int | None = None) -> int:

@@ -1,7 +1,7 @@
 """What passes over the data have found, kept in a file, so that a build can be taken up again.
 
 A build is a function of its key, its settings and the results of its passes over the rows: all that
-lies between them takes seconds and is done again, to the bit. So the journal keeps the passes'
+lies between them takes seconds and is done again, to the bit. So the checkpoint keeps the passes'
 results, in their order, and how far the one that is being made has come. The file is written anew
 under another name and renamed, with a checksum; it is there whole or not at all.
 """
@@ -26,10 +26,10 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxcoreset.data.host import write_whole
-from jaxcoreset.data.json_arrays import restored, storable, type_name
-from jaxcoreset.data.processes import Processes
+from jaxcoreset.data.arrays import restored, storable, type_name
+from jaxcoreset.data.processes import ProcessGroup
 from jaxcoreset.data.reading import fingerprint
+from jaxcoreset.data.utils import write_whole
 
 _FORMAT = 1
 # Settings that a build may go on under others of.
@@ -40,7 +40,7 @@ _CHANGE_NOTHING = {
 }
 # Known once the model has been looked at.
 MODEL_VALUES = "model values"
-_MAGIC = b"jaxcoreset journal\n"
+_MAGIC = b"jaxcoreset checkpoint\n"
 
 
 @dataclass
@@ -61,12 +61,12 @@ class Pass:
     is_done: bool = False
 
 
-class Journal:
+class CheckpointFile:
     """The passes of one build.
 
     Args:
         path: the file.
-        settings: what the build depends on, as text by name; a journal of others is refused.
+        settings: what the build depends on, as text by name; a checkpoint of others is refused.
         interval: seconds between two writings while a pass is being made.
 
     Raises:
@@ -95,7 +95,7 @@ class Journal:
         if self.path.exists():
             self._read()
 
-    def hold_to(self, name: str, text: str) -> None:
+    def require_same(self, name: str, text: str) -> None:
         """Something more that the build depends on, as text by name.
 
         Raises:
@@ -154,7 +154,7 @@ class Journal:
         self._written = time.monotonic()
         return write_whole(self.path, write)
 
-    def last_words(self) -> str:
+    def save_after_error(self) -> str:
         """Write the file after an error, and say what to do with it."""
         try:
             path = self.write()
@@ -165,7 +165,7 @@ class Journal:
             "go on from there"
         )
 
-    def write_now_and_then(self) -> None:
+    def write_if_due(self) -> None:
         """Write the file if it was not written for a while."""
         if time.monotonic() - self._written >= self.interval:
             self.write()
@@ -217,7 +217,7 @@ class Journal:
 
 
 def build_settings(
-    builder: Any, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], processes: Processes
+    builder: Any, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], processes: ProcessGroup
 ) -> dict[str, str]:
     """What a build depends on, as text by name: settings, model, key, data and versions.
 
@@ -248,7 +248,7 @@ def build_settings(
 
 
 def settings_of_all(
-    builder: Any, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], processes: Processes
+    builder: Any, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], processes: ProcessGroup
 ) -> dict[str, str]:
     """The settings that are the same in all processes of a build; arguments as `build_settings`."""
     settings = build_settings(builder, key, args, kwargs, processes)
@@ -306,9 +306,9 @@ def _of_code(code: Any) -> str:
 
 @dataclasses.dataclass
 class Entry:
-    """A pass that is being made, in its journal."""
+    """A pass that is being made, in its checkpoint."""
 
-    journal: Journal
+    checkpoint: CheckpointFile
     kept: Pass
 
     @property
@@ -329,10 +329,10 @@ class Entry:
     def advance(self, state: dict[str, np.ndarray], next_row: int) -> None:
         """Note how far the pass has come, and now and then write it down."""
         self.kept.progress = state, next_row
-        self.journal.write_now_and_then()
+        self.checkpoint.write_if_due()
 
     def finish(self, state: dict[str, np.ndarray]) -> None:
         """Note the end of the pass, and write it down."""
         self.kept.progress = state, self.next_row
         self.kept.is_done = True
-        self.journal.write()
+        self.checkpoint.write()

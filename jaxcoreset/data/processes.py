@@ -18,18 +18,18 @@ from typing import Any
 import jax
 import numpy as np
 
-_COUNTER = itertools.count()
+BARRIERS = itertools.count()
 # What a process says that has not failed begins so.
 _OK = "ok "
 # Marks an error that the other processes were told of.
-_TOLD = "_told_to_the_other_processes"
+_REPORTED = "_reported_to_the_other_processes"
 
 
 class ProcessError(RuntimeError):
     """Another process of the build failed, died or is late; the message says which one."""
 
 
-class Processes:
+class ProcessGroup:
     """One process alone: there is nothing to wait for, and nothing to hand on.
 
     Attributes:
@@ -52,16 +52,16 @@ class Processes:
         """Raise where the processes were called with other settings, texts by name."""
 
     @contextlib.contextmanager
-    def together(self, what: str) -> Iterator[None]:
+    def all_or_none(self, what: str) -> Iterator[None]:
         """A stage that each process goes through by itself, and that fails on all or on none."""
         yield
 
 
-ALONE = Processes()
+SINGLE_PROCESS = ProcessGroup()
 
 
 @dataclass
-class DistributedProcesses(Processes):
+class DistributedProcesses(ProcessGroup):
     """The processes of `jax.distributed`, which has to be initialised.
 
     Args:
@@ -72,7 +72,7 @@ class DistributedProcesses(Processes):
     """
 
     timeout: float = 600.0
-    _number: Any = field(default=_COUNTER, repr=False)
+    _number: Any = field(default=BARRIERS, repr=False)
 
     def __post_init__(self) -> None:
         from jax._src.distributed import global_state
@@ -86,7 +86,7 @@ class DistributedProcesses(Processes):
         self.count, self.index = jax.process_count(), jax.process_index()
 
     def gather(self, state: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
-        """See `Processes.gather`.
+        """See `ProcessGroup.gather`.
 
         Raises:
             ProcessError: if another process failed, did not come within the time, or has arrays of
@@ -94,7 +94,7 @@ class DistributedProcesses(Processes):
         """
         arrays = {name: np.asarray(value) for name, value in state.items()}
         form = {name: f"{array.dtype} {array.shape}" for name, array in arrays.items()}
-        found = self._meet("", form)
+        found = self._barrier("", form)
         if differing := self._differing(found, form):
             raise ProcessError(
                 f"the processes do not have the same kind of arrays. {differing}. Wanted parts of "
@@ -103,24 +103,24 @@ class DistributedProcesses(Processes):
         return self._all(arrays)
 
     def first(self, state: dict[str, Any]) -> dict[str, Any]:
-        """See `Processes.first`."""
+        """See `ProcessGroup.first`."""
         return self.gather(state)[0]
 
     def agree(self, settings: Mapping[str, str]) -> None:
-        """See `Processes.agree`.
+        """See `ProcessGroup.agree`.
 
         Raises:
             ProcessError: if they were; the message says which setting differs, and where.
         """
-        if differing := self._differing(self._meet("", settings), settings):
+        if differing := self._differing(self._barrier("", settings), settings):
             raise ProcessError(
                 f"the processes were not called alike. {differing}. Wanted the same in all of them "
                 "but for the rows."
             )
 
     @contextlib.contextmanager
-    def together(self, what: str) -> Iterator[None]:
-        """See `Processes.together`.
+    def all_or_none(self, what: str) -> Iterator[None]:
+        """See `ProcessGroup.all_or_none`.
 
         Raises:
             ProcessError: if the stage failed in another process.
@@ -130,14 +130,14 @@ class DistributedProcesses(Processes):
         except ProcessError:
             raise  # the others know, or cannot be reached
         except Exception as error:
-            if not getattr(error, _TOLD, False):
+            if not getattr(error, _REPORTED, False):
                 text = f"{what}: {type(error).__name__}: {error}"
                 with contextlib.suppress(ProcessError):
-                    self._meet(text)
+                    self._barrier(text)
                 with contextlib.suppress(AttributeError):
-                    setattr(error, _TOLD, True)
+                    setattr(error, _REPORTED, True)
             raise
-        self._meet("")
+        self._barrier("")
 
     def _differing(self, found: dict[int, dict[str, str]], own: Mapping[str, str]) -> str:
         """What differs between this process and the first other one that does, in words."""
@@ -179,7 +179,7 @@ class DistributedProcesses(Processes):
             found.append(one)
         return found
 
-    def _meet(self, failure: str, form: Mapping[str, str] | None = None) -> dict[int, dict]:
+    def _barrier(self, failure: str, form: Mapping[str, str] | None = None) -> dict[int, dict]:
         """Wait for all the others; raise where one of them reports a failure, or does not come.
 
         Returns:

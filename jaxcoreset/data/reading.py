@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.fingerprint import Hash, file_state
-from jaxcoreset.data.host import at_least
 from jaxcoreset.data.sources.base import RowSource, SourceArray, checked_rows
 from jaxcoreset.data.sources.npy import check_unchanged
-from jaxcoreset.data.trees import leading
+from jaxcoreset.data.utils import check_int
 
 _WHOLE_BYTES = 1 << 28
 _SAMPLE_ROWS = 4096
@@ -111,8 +111,8 @@ def read_chunks(
         SourceError: while iterating, if the rows are not what their source was described as.
     """
     num_rows = leading(list(leaves), "leaves")
-    size, first = at_least("size", size, 1), at_least("first", first, 0)
-    prefetch = at_least("prefetch", prefetch, 0)
+    size, first = check_int("size", size, 1), check_int("first", first, 0)
+    prefetch = check_int("prefetch", prefetch, 0)
     leaves = tuple(leaves)
     if not any(map(is_streamed, leaves)):
         return _cut(leaves, num_rows, size, first)

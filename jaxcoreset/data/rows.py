@@ -19,11 +19,11 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, PyTree
 
+from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.blocks import block_rows, evaluate_blocks, row_bytes
-from jaxcoreset.data.checkpoint import Journal
-from jaxcoreset.data.processes import ALONE, Processes
+from jaxcoreset.data.checkpoint import CheckpointFile
+from jaxcoreset.data.processes import SINGLE_PROCESS, ProcessGroup
 from jaxcoreset.data.reading import is_streamed, read_chunks, take_rows
-from jaxcoreset.data.trees import leading
 
 State = dict[str, np.ndarray]
 
@@ -34,20 +34,20 @@ NUM_BAD_ROWS_SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Placement:
+class PassContext:
     """Where rows are read and evaluated, and where their passes are noted.
 
     Attributes:
         mesh: the devices of this process that share the rows, one axis; None for the default one.
         batch_size: rows that are read and moved to the devices at a time; None for a default.
         processes: the processes that have a part of the rows each.
-        journal: where finished passes are kept, or None.
+        checkpoint: where finished passes are kept, or None.
     """
 
     mesh: Mesh | None = None
     batch_size: int | None = None
-    processes: Processes = ALONE
-    journal: Journal | None = None
+    processes: ProcessGroup = SINGLE_PROCESS
+    checkpoint: CheckpointFile | None = None
 
 
 @dataclass(eq=False)
@@ -57,7 +57,7 @@ class Rows:
     Args:
         data: the arrays of this process; NumPy arrays stay on the host, and leaves of a
             `RowSource` are read as they are needed.
-        placement: where they are read and evaluated.
+        context: where they are read and evaluated.
 
     Attributes:
         num_rows: rows of all processes, n.
@@ -66,23 +66,23 @@ class Rows:
     """
 
     data: PyTree
-    placement: Placement = field(default_factory=Placement)
+    context: PassContext = field(default_factory=PassContext)
     num_rows: int = field(init=False)
     offset: int = field(init=False)
     passes: dict[str, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.num_local = leading(self.data)
-        counts = self.placement.processes.gather({"rows": np.asarray(self.num_local)})
+        counts = self.context.processes.gather({"rows": np.asarray(self.num_local)})
         self._counts = np.array([int(count["rows"]) for count in counts])
         self.num_rows = int(self._counts.sum())
-        self.offset = int(self._counts[: self.placement.processes.index].sum())
+        self.offset = int(self._counts[: self.context.processes.index].sum())
         self._kept: tuple[np.ndarray, tuple] = np.zeros(0, np.int64), ()
 
     @classmethod
     def of(cls, data: "PyTree | Rows", batch_size: int | None = None) -> "Rows":
         """The rows of some arrays, or what are rows already."""
-        return data if isinstance(data, Rows) else cls(data, Placement(batch_size=batch_size))
+        return data if isinstance(data, Rows) else cls(data, PassContext(batch_size=batch_size))
 
     @property
     def is_streamed(self) -> bool:
@@ -92,7 +92,7 @@ class Rows:
     @property
     def is_local(self) -> bool:
         """Whether this process has all the rows."""
-        return self.placement.processes.count == 1
+        return self.context.processes.count == 1
 
     @property
     def has_random_access(self) -> bool:
@@ -105,9 +105,9 @@ class Rows:
         even = 1 << max(0, int(np.ceil(np.log2(self.num_rows / _FEWEST_BLOCKS))))
         return min(block_rows(width, row_bytes(self.data)), max(_SMALLEST_BLOCK, even))
 
-    def close_journal(self) -> None:
+    def close_checkpoint(self) -> None:
         """Keep no further passes."""
-        self.placement = dataclasses.replace(self.placement, journal=None)
+        self.context = dataclasses.replace(self.context, checkpoint=None)
 
     def count_pass(self, what: str) -> None:
         """Note that all rows are gone through."""
@@ -162,7 +162,7 @@ class Rows:
             ),
         )
 
-    def fold(
+    def map_reduce(
         self,
         fn: Callable[[PyTree, PyTree, Bool[Array, " b"]], PyTree],
         args: PyTree,
@@ -191,12 +191,12 @@ class Rows:
             The state of every process, in their order.
         """
         self.count_pass(what)
-        placement = self.placement
-        with placement.processes.together(what):
-            state = self._fold(fn, args, width, start, add, what, tuple(per_row), on_rows)
-        return placement.processes.gather(state)
+        context = self.context
+        with context.processes.all_or_none(what):
+            state = self._map_reduce(fn, args, width, start, add, what, tuple(per_row), on_rows)
+        return context.processes.gather(state)
 
-    def _fold(
+    def _map_reduce(
         self,
         fn: Callable,
         args: PyTree,
@@ -207,10 +207,10 @@ class Rows:
         per_row: tuple,
         on_rows: Callable,
     ) -> State:
-        placement, block, first = self.placement, self.block(width), 0
+        context, block, first = self.context, self.block(width), 0
         entry = None
-        if placement.journal is not None:
-            entry = placement.journal.open(what, _digest(args))
+        if context.checkpoint is not None:
+            entry = context.checkpoint.open(what, _digest(args))
             if entry.is_done:
                 on_rows(self.num_local)
                 return entry.state
@@ -224,8 +224,8 @@ class Rows:
                 (self.data, per_row),
                 block,
                 first=first,
-                mesh=placement.mesh,
-                batch_size=placement.batch_size,
+                mesh=context.mesh,
+                batch_size=context.batch_size,
             )
             for at, num, values in groups:
                 state = add(state, jax.tree.map(np.asarray, values), self.offset + at, num)
@@ -244,12 +244,12 @@ class Rows:
         leaves = tuple(jax.tree.leaves(self.data))
         if not self.has_random_access:
             self.count_pass("candidates")
-        processes = self.placement.processes
+        processes = self.context.processes
         mine = indices - self.offset
         mine = mine[(mine >= 0) & (mine < self.num_local)]
         if processes.count == 1:
             return self._read(leaves, mine)
-        with processes.together("candidates"):
+        with processes.all_or_none("candidates"):
             parts = tuple(np.asarray(leaf) for leaf in self._read(leaves, mine))
         ends = np.cumsum(self._counts)
         owner = np.searchsorted(ends, indices, side="right")
@@ -271,10 +271,10 @@ class Rows:
         )
 
     def _read(self, leaves: tuple, rows: Int[np.ndarray, " m"]) -> tuple:
-        journal = self.placement.journal
-        if journal is None or self.has_random_access:
+        checkpoint = self.context.checkpoint
+        if checkpoint is None or self.has_random_access:
             return take_rows(leaves, rows)
-        entry = journal.open("candidates", _digest(rows))
+        entry = checkpoint.open("candidates", _digest(rows))
         if not entry.is_done:
             parts = take_rows(leaves, rows)
             entry.finish({str(i): np.asarray(part) for i, part in enumerate(parts)})

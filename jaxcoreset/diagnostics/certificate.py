@@ -17,7 +17,7 @@ from jaxtyping import Float
 from numpyro.infer import MCMC
 
 from jaxcoreset.coreset.coreset import Coreset
-from jaxcoreset.data.host import at_least, progress_bar
+from jaxcoreset.data.utils import check_int, progress_bar
 from jaxcoreset.diagnostics.arviz import pareto_smooth
 from jaxcoreset.diagnostics.log_ratio import full_likelihood, log_ratios
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -277,7 +277,7 @@ def measure(
     """The certificate, the draws that it is of, and their places in the chains."""
     samples = _samples(coreset, mcmc)
     # Sums over the parts of several processes are to be at the same draws.
-    sites = likelihood.rows.placement.processes.first(dict(samples.sites))
+    sites = likelihood.rows.context.processes.first(dict(samples.sites))
     samples = dataclasses.replace(samples, sites=sites)
     used, places = samples.thin(_checked(num_draws))
     chains, draws = used.shape
@@ -442,7 +442,7 @@ def _standard_error(influence: Float[np.ndarray, "chains draws"]) -> float:
 
 
 def _checked(num_draws: int | None) -> int | None:
-    return None if num_draws is None else at_least("num_draws", num_draws, MIN_DRAWS)
+    return None if num_draws is None else check_int("num_draws", num_draws, MIN_DRAWS)
 
 
 def _samples(coreset: Coreset, mcmc: MCMC | Mapping[str, Any]) -> ChainSamples:

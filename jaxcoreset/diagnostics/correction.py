@@ -8,7 +8,7 @@ from jaxtyping import Float, Int, PRNGKeyArray
 from numpyro.infer import MCMC
 
 from jaxcoreset.coreset.coreset import Coreset
-from jaxcoreset.data.host import host_generator
+from jaxcoreset.data.utils import host_generator
 from jaxcoreset.diagnostics.arviz import container, groups_of_mcmc, groups_of_samples
 from jaxcoreset.diagnostics.certificate import REMEDY, Certificate, measure
 from jaxcoreset.diagnostics.log_ratio import full_likelihood

@@ -15,7 +15,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, PyTree
 
-from jaxcoreset.data.trees import leading
+from jaxcoreset.data.arrays import leading
 from jaxcoreset.likelihood.fisher import fisher_features, fisher_matrix, fisher_sum
 from jaxcoreset.likelihood.passes import LogLikelihood
 from jaxcoreset.solvers.problem import CoresetProblem

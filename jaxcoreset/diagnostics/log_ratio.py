@@ -16,10 +16,10 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from jaxcoreset.coreset.coreset import Coreset
+from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.blocks import column_sums
 from jaxcoreset.data.dtypes import in_float64
 from jaxcoreset.data.rows import BadRows, Rows, State
-from jaxcoreset.data.trees import leading
 from jaxcoreset.likelihood.arguments import is_array
 from jaxcoreset.likelihood.embedding import check_single
 from jaxcoreset.likelihood.from_model import model_likelihood
@@ -86,7 +86,7 @@ def log_likelihood_totals(
         return {"total": state["total"] + total}
 
     args = log_likelihood, jax.tree.map(jnp.asarray, draws)
-    states = rows.fold(
+    states = rows.map_reduce(
         _in_sums if weights is None else _by_row,
         args,
         num_draws,
@@ -123,7 +123,7 @@ def _in_sums(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array]:
 
 def _name_bad_rows(args: tuple, num_draws: int, rows: Rows) -> None:
     """Raise a ValueError that names the rows whose log-likelihood is NaN or +inf."""
-    states = rows.fold(
+    states = rows.map_reduce(
         _bad_rows,
         args,
         num_draws,

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
+from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.blocks import column_sums
 from jaxcoreset.data.dtypes import in_float64
-from jaxcoreset.data.trees import leading
 from jaxcoreset.likelihood.checks import refuse_other_program
 from jaxcoreset.likelihood.fisher import fisher_features, fisher_matrix
 from jaxcoreset.likelihood.likelihood import ModelLikelihood

@@ -16,7 +16,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from jaxcoreset.data.trees import leading
+from jaxcoreset.data.arrays import leading
 from jaxcoreset.likelihood.passes import (
     Features,
     LogLikelihood,

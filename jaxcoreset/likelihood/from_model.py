@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from jaxcoreset.data.host import host_generator
-from jaxcoreset.data.rows import Placement, Rows
+from jaxcoreset.data.rows import PassContext, Rows
+from jaxcoreset.data.utils import host_generator
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.checks import check_log_likelihood, check_log_prior
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, draw_uniform
@@ -30,7 +30,7 @@ def model_likelihood(
     data_axes: Any = None,
     plate: str | None = None,
     key: PRNGKeyArray | None = None,
-    placement: Placement = Placement(),  # noqa: B008 - frozen
+    context: PassContext = PassContext(),  # noqa: B008 - frozen
 ) -> ModelLikelihood:
     """Turns a NumPyro model and its arguments into per-datum log-likelihoods and a prior.
 
@@ -56,7 +56,7 @@ def model_likelihood(
             positional arguments.
         plate: the name of the data plate, where several would do.
         key: for the starting point and the rows of the checks; a fixed one by default.
-        placement: where rows are read and evaluated.
+        context: where rows are read and evaluated.
 
     Returns:
         The likelihood.
@@ -76,7 +76,7 @@ def model_likelihood(
     arguments = structure.arguments
     likelihood = ModelLikelihood(
         model=model,
-        rows=Rows(arguments.data, placement),
+        rows=Rows(arguments.data, context),
         data_dims=structure.data_dims,
         init_params=draw_uniform(structure.latent_shapes, _START_RADII[0], generator),
         _arguments=arguments,
@@ -86,7 +86,7 @@ def model_likelihood(
     start = _find_start(likelihood, evaluate, generator)
     # Near zero a standardisation hardly shows, so a point farther out is looked at as well.
     farther = draw_uniform(structure.latent_shapes, 1.0, generator)
-    with placement.processes.together("model"), _naming_data(arguments, data_axes):
+    with context.processes.all_or_none("model"), _naming_data(arguments, data_axes):
         reference = check_subsets(likelihood, evaluate, (farther, start), generator)
     return dataclasses.replace(likelihood, init_params=start, reference=reference)
 
@@ -114,7 +114,7 @@ def _find_start(
     Those of all rows, where they are in memory; else of some, and the first pass sees the others.
     """
     shapes = {name: value.shape for name, value in likelihood.init_params.items()}
-    processes = likelihood.rows.placement.processes
+    processes = likelihood.rows.context.processes
     first_error = None
     for radius in _START_RADII:
         params = draw_uniform(shapes, radius, generator)

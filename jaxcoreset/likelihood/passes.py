@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
+from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.blocks import evaluate_blocks
 from jaxcoreset.data.rows import BadRows, Rows, State
-from jaxcoreset.data.trees import leading
 
 LogLikelihood = Callable[[Any, Any], Array]
 
@@ -100,7 +100,7 @@ def feature_sum(
     if not isinstance(data, Rows):
         _num_rows(data)
     rows = Rows.of(data, batch_size)
-    states = rows.fold(
+    states = rows.map_reduce(
         _sum,
         (log_likelihood, features),
         features.width,
@@ -135,7 +135,7 @@ def _add_sums(state: State, sums: np.ndarray, first: int, num: int) -> State:
 
 def _name_rows_not_finite(log_likelihood: LogLikelihood, features: Features, rows: Rows) -> None:
     """Raise a ValueError that names the rows whose features are not finite."""
-    states = rows.fold(
+    states = rows.map_reduce(
         _bad_rows,
         (log_likelihood, features),
         features.width,

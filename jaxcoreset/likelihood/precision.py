@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.dtypes import in_float64
-from jaxcoreset.data.trees import leading
 from jaxcoreset.likelihood.embedding import log_likelihood_matrix
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 

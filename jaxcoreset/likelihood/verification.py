@@ -106,7 +106,7 @@ def check_alone(
         return
     best = np.argsort(-np.asarray(values).sum(axis=0))[:_ALONE_DRAWS]
     points = [{name: np.asarray(x)[at] for name, x in draws.items()} for at in best]
-    with likelihood.rows.placement.processes.together("model"):
+    with likelihood.rows.context.processes.all_or_none("model"):
         for chunk, positions, kept in _among_other_rows(likelihood, reference, data, indices):
             for params in points:
                 check = IndependenceCheck(reference.evaluate, params, chunk)

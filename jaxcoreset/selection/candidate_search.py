@@ -101,7 +101,7 @@ def price(
         new |= {str(i): part[good] for i, part in enumerate(found)}
         return _best([state, new], num)
 
-    states = rows.fold(
+    states = rows.map_reduce(
         _block_scores,
         _Pricing(log_likelihood, draws, residual, jnp.asarray(noise), basis, parts, num),
         residual.size,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from jaxcoreset.data.host import Clock, host_generator
+from jaxcoreset.data.utils import Clock, host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.tolerance import Choice, largest_size, smallest_within
@@ -242,7 +242,7 @@ class Construction:
         # Whatever the processes' processors round: one of them says what was found.
         leaves, tree = jax.tree.flatten(path)
         named = {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}
-        first = self.likelihood.rows.placement.processes.first(named)
+        first = self.likelihood.rows.context.processes.first(named)
         if first is not named:
             path = jax.tree.unflatten(
                 tree, [jnp.asarray(first[str(i)]) for i in range(len(leaves))]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxcoreset.data.host import progress_bar
+from jaxcoreset.data.utils import progress_bar
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import matrix_of_weighted
@@ -185,7 +185,7 @@ class DrawPool:
         shared = dict(zip(missing, shares(wanted, self.remaining), strict=True))
         num = sum(shared.values())
         draws = self.source.take(self._key, self._taken, num)
-        processes = self.likelihood.rows.placement.processes
+        processes = self.likelihood.rows.context.processes
         draws = jax.tree.map(jnp.asarray, processes.first(draws))
         self._taken += num
         if self.rows is None:

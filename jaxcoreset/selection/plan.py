@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from jaxcoreset.data.blocks import group_blocks, row_bytes
-from jaxcoreset.data.host import peak_memory
-from jaxcoreset.data.rows import Placement, Rows
+from jaxcoreset.data.rows import PassContext, Rows
+from jaxcoreset.data.utils import peak_memory
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.construction import MOST_PRICING_PASSES, Construction
@@ -108,9 +108,9 @@ def plan_build(
     num_draws = sum(counts.values())
     candidates = construction.candidates(size)
     num_candidates = rows.num_rows if candidates is None else candidates.size
-    placement = dataclasses.replace(rows.placement, journal=None)
-    devices = 1 if placement.mesh is None else placement.mesh.size
-    batch = group_blocks(rows.data, rows.block(num_draws), devices, placement.batch_size)
+    context = dataclasses.replace(rows.context, checkpoint=None)
+    devices = 1 if context.mesh is None else context.mesh.size
+    batch = group_blocks(rows.data, rows.block(num_draws), devices, context.batch_size)
     batch_size = min(batch * rows.block(num_draws), rows.num_local)
 
     draws = _spread(likelihood, num_draws)
@@ -122,14 +122,14 @@ def plan_build(
         passes["Laplace"] = _WARM_PASSES if is_warm else _COLD_PASSES
         fitter = LaplaceFitter(likelihood)
         seconds["Laplace"] = passes["Laplace"] * _time(
-            rows, placement, batch_size, lambda some: fitter.at(some, likelihood.init_params)
+            rows, context, batch_size, lambda some: fitter.at(some, likelihood.init_params)
         )
     further = 0, 0.0
     passes["target"] = 1 if candidates is not None else 0
     if candidates is not None:
         seconds["target"] = _time(
             rows,
-            placement,
+            context,
             batch_size,
             lambda some: log_likelihood_sum(likelihood.log_likelihood, draws, some),
         )
@@ -175,10 +175,10 @@ def _spread(likelihood: ModelLikelihood, num: int) -> dict[str, Any]:
 
 
 def _time(
-    rows: Rows, placement: Placement, batch_size: int, evaluate: Callable[[Rows], Any]
+    rows: Rows, context: PassContext, batch_size: int, evaluate: Callable[[Rows], Any]
 ) -> float:
     """The time of a pass, by the second of two over the first rows."""
-    some = _First(rows, placement, batch_size)
+    some = _First(rows, context, batch_size)
     jax.block_until_ready(evaluate(some))
     start = time.perf_counter()
     jax.block_until_ready(evaluate(some))
@@ -188,9 +188,9 @@ def _time(
 class _First(Rows):
     """The first rows of some, in blocks of the same size."""
 
-    def __init__(self, rows: Rows, placement: Placement, num: int):
+    def __init__(self, rows: Rows, context: PassContext, num: int):
         self._whole = rows
-        alone = Placement(placement.mesh, num)
+        alone = PassContext(context.mesh, num)
         super().__init__(rows.head(num), alone)
 
     def block(self, width: int) -> int:

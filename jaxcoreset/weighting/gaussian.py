@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
-from jaxcoreset.data.host import progress_bar
+from jaxcoreset.data.utils import progress_bar
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.weighting.base import DrawSource, Weighting
 from jaxcoreset.weighting.laplace import (

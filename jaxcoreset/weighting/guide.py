@@ -12,7 +12,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoGuide, AutoMultivariateNormal
 from numpyro.infer.initialization import init_to_value
 
-from jaxcoreset.data.host import at_least, host_generator, progress_bar
+from jaxcoreset.data.utils import check_int, host_generator, progress_bar
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.weighted import weighted_model
 from jaxcoreset.weighting.base import DrawSource, Weighting
@@ -46,9 +46,9 @@ class Guide(Weighting):
     num_particles: int = 8
 
     def __check_init__(self):
-        at_least("num_steps", self.num_steps, 1)
-        at_least("batch_size", self.batch_size, 1)
-        at_least("num_particles", self.num_particles, 1)
+        check_int("num_steps", self.num_steps, 1)
+        check_int("batch_size", self.batch_size, 1)
+        check_int("num_particles", self.num_particles, 1)
         if not self.learning_rate > 0:
             raise ValueError(
                 f"learning_rate is {self.learning_rate!r}; wanted a positive number, such as 0.02."

@@ -18,9 +18,9 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from jaxcoreset.data.blocks import fold_to
-from jaxcoreset.data.host import host_generator
+from jaxcoreset.data.blocks import partial_sums
 from jaxcoreset.data.rows import BadRows, Rows, State
+from jaxcoreset.data.utils import host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 
 # Rows that the mode is first looked for on, at least, and as a part of all up to a number; full
@@ -203,7 +203,7 @@ def _block_terms(args: tuple, rows: tuple, counted: Array) -> tuple:
         return jnp.vdot(counts, terms.log_likelihood(flat, data))
 
     values = terms.log_likelihood(flat, data)
-    parts = fold_to(jnp.where(counted, counts * values, 0), _BLOCK)
+    parts = partial_sums(jnp.where(counted, counts * values, 0), _BLOCK)
     return parts, jax.grad(total)(flat), jax.hessian(total)(flat), ~jnp.isfinite(values)
 
 
@@ -279,7 +279,7 @@ class _LogPosterior:
             "hessian": np.zeros((size, size)),
             **BadRows.start(),
         }
-        states = self.rows.fold(
+        states = self.rows.map_reduce(
             _block_terms,
             (flat, self.terms),
             4 * size,

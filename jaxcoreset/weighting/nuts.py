@@ -15,7 +15,7 @@ from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer.hmc import HMCState, hmc
 
 from jaxcoreset.data.dtypes import as_float64
-from jaxcoreset.data.host import at_least, host_generator
+from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import wants_float64
 from jaxcoreset.solvers.problem import HIGHEST
@@ -47,8 +47,8 @@ class SubsampleNUTS(Weighting):
 
     def __check_init__(self):
         for name in ("num_rows", "num_warmup", "num_chains"):
-            at_least(name, getattr(self, name), 1)
-        at_least("num_samples", self.num_samples, 8 * self.num_chains)
+            check_int(name, getattr(self, name), 1)
+        check_int("num_samples", self.num_samples, 8 * self.num_chains)
 
     def fit(
         self, likelihood: ModelLikelihood, key: PRNGKeyArray, *, show_progress: bool = False

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcoreset.data.blocks import block_rows
-from jaxcoreset.data.host import at_least
+from jaxcoreset.data.utils import check_int
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.solvers.problem import HIGHEST
 from jaxcoreset.weighting.base import DrawSource, Weighting
@@ -46,7 +46,7 @@ class Pathfinder(Weighting):
 
     def __check_init__(self):
         for name in ("num_paths", "max_iters", "history", "num_elbo_draws"):
-            at_least(name, getattr(self, name), 1)
+            check_int(name, getattr(self, name), 1)
 
     def fit(
         self, likelihood: ModelLikelihood, key: PRNGKeyArray, *, show_progress: bool = False

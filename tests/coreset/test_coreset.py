@@ -18,7 +18,7 @@ import pytest
 from numpyro.infer.util import log_density
 
 import jaxcoreset as jc
-from jaxcoreset.data.checkpoint import Journal
+from jaxcoreset.data.checkpoint import CheckpointFile
 from tests.builders.test_builder import logistic
 
 
@@ -319,7 +319,7 @@ def test_only_what_a_build_left_unfinished_is_deleted(tmp_path, name):
     ]
     for file in (left, *others):
         (tmp_path / file).touch()
-    Journal(tmp_path / name, {})
+    CheckpointFile(tmp_path / name, {})
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(others)
 
 
@@ -328,8 +328,8 @@ def test_types_that_numpy_cannot_store_are_kept_in_a_checkpoint(tmp_path):
         np.dtype(dtype).str: np.arange(-2, 3).astype(dtype)
         for dtype in (jnp.bfloat16, jnp.float8_e5m2, jnp.int4, np.float16, ">f4")
     }
-    Journal(tmp_path / "journal", {}).open("target", "a").finish(state)
-    entry = Journal(tmp_path / "journal", {}).open("target", "a")
+    CheckpointFile(tmp_path / "checkpoint", {}).open("target", "a").finish(state)
+    entry = CheckpointFile(tmp_path / "checkpoint", {}).open("target", "a")
     assert entry.is_done
     for name, array in state.items():
         assert entry.state[name].dtype == array.dtype

@@ -10,11 +10,11 @@ from jaxcoreset.data.blocks import (
     block_rows,
     column_sums,
     evaluate_blocks,
-    fold_rows,
-    fold_to,
     group_blocks,
+    pairwise_sum,
+    partial_sums,
 )
-from jaxcoreset.data.rows import Placement, Rows
+from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.likelihood.passes import feature_sum
 
 NUM_ROWS = 1003
@@ -66,23 +66,23 @@ def test_sums_of_equal_float32_numbers_keep_six_digits():
     """Added one after the other, float32 is 1e-4 off here; the error of a block does not cancel."""
     values = jnp.full((1 << 15, 2), 0.1, jnp.float32)
     exact = np.asarray(values, np.float64).sum(0)
-    np.testing.assert_allclose(np.asarray(fold_rows(values), np.float64), exact, rtol=1e-6)
-    np.testing.assert_allclose(np.asarray(fold_to(values, 1000)).sum(0), exact, rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(pairwise_sum(values), np.float64), exact, rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(partial_sums(values, 1000)).sum(0), exact, rtol=1e-6)
     in_columns = np.asarray(jnp.sum(column_sums(values.T), axis=-1), np.float64)
     np.testing.assert_allclose(in_columns, exact, rtol=1e-6)
 
 
-def test_fold_to_adds_every_row_once():
+def test_partial_sums_adds_every_row_once():
     values = jnp.arange(37.0)[:, None] * jnp.ones(2)
-    np.testing.assert_array_equal(fold_to(values, 8).sum(0), values.sum(0))
-    assert fold_to(values, 8).shape == (5, 2)
+    np.testing.assert_array_equal(partial_sums(values, 8).sum(0), values.sum(0))
+    assert partial_sums(values, 8).shape == (5, 2)
 
 
 def sums(mesh=None, batch_size=None, first=None):
     from jaxcoreset.likelihood.embedding import _Values
 
     x, _ = data("host")
-    rows = Rows(x, Placement(mesh=mesh, batch_size=batch_size))
+    rows = Rows(x, PassContext(mesh=mesh, batch_size=batch_size))
     draws = jax.random.normal(jax.random.key(0), (40, 3))
     return np.asarray(
         feature_sum(lambda d, x: jnp.sin(x @ d), _Values(draws), rows, None, lambda rows: None)

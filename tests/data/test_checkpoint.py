@@ -16,7 +16,7 @@ import pytest
 
 import jaxcoreset as jc
 from jaxcoreset.data import rows as rows_module
-from jaxcoreset.data.checkpoint import Journal
+from jaxcoreset.data.checkpoint import CheckpointFile
 from jaxcoreset.diagnostics.log_ratio import log_likelihood_totals
 
 NUM_ROWS = 3000
@@ -113,7 +113,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_hide_the_error(tmp_path, m
         raise OSError("no space left")
 
     break_off(monkeypatch, 5, KeyboardInterrupt())
-    monkeypatch.setattr(Journal, "write", full)
+    monkeypatch.setattr(CheckpointFile, "write", full)
     with pytest.raises(KeyboardInterrupt) as caught:
         build(tmp_path / "build", checkpoint_every=3600.0)
     assert "could not be written: no space left" in caught.value.__notes__[0]
@@ -254,10 +254,10 @@ def test_what_a_killed_writing_left_is_cleared_away(tmp_path, whole):
 
 
 def test_a_pass_that_is_not_the_one_that_was_kept_is_made_anew(tmp_path):
-    journal = Journal(tmp_path / "journal", {})
+    checkpoint = CheckpointFile(tmp_path / "checkpoint", {})
     for digest in ("a", "b", "c"):
-        journal.open("target", digest).finish({"total": np.ones(2)})
-    again = Journal(tmp_path / "journal", {})
+        checkpoint.open("target", digest).finish({"total": np.ones(2)})
+    again = CheckpointFile(tmp_path / "checkpoint", {})
     assert again.open("target", "a").is_done
     assert not again.open("target", "other").is_done
     assert not again.open("target", "c").is_done

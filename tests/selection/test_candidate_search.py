@@ -10,7 +10,7 @@ import pytest
 import jaxcoreset as jc
 import jaxcoreset.builders.builder
 import jaxcoreset.selection.rounds
-from jaxcoreset.data.rows import Placement, Rows
+from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.selection.candidate_search import price
 from jaxcoreset.weighting.laplace import laplace_approximation
 
@@ -47,7 +47,7 @@ def priced(num, batch_size=None, known=CHOSEN, off=0.0):
     rows, draws, atoms, target, residual = setting()
     residual = residual + off * atoms[CHOSEN].sum(0)
     return price(
-        Rows(rows, Placement(batch_size=batch_size)),
+        Rows(rows, PassContext(batch_size=batch_size)),
         log_likelihood,
         jnp.asarray(draws),
         jnp.asarray(residual, jnp.float32),

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from jaxcoreset.data.fingerprint import Hash
-from jaxcoreset.data.host import at_least
 from jaxcoreset.data.sources.base import RawBatch, RowSource, SourceError
+from jaxcoreset.data.utils import check_int
 
 _AGAIN = (
     "It is read more than once: pass a list, an object whose __iter__ starts anew, or a function "
@@ -38,7 +38,7 @@ def batches(
         SourceError: if it can be iterated over but once, has no batches, or of no arrays.
         ValueError: if `num_rows` is no whole number of at least 1.
     """
-    num_rows = at_least("num_rows", num_rows, 1)
+    num_rows = check_int("num_rows", num_rows, 1)
     start = _starter(iterable)
     iterator = start()
     try:

@@ -69,7 +69,7 @@ class Clock:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def at_least(name: str, value: Any, lowest: int) -> int:
+def check_int(name: str, value: Any, lowest: int) -> int:
     """A setting as an integer.
 
     Raises:
