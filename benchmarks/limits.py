@@ -46,7 +46,9 @@ def needed(z: np.ndarray, y: np.ndarray, tol: float) -> tuple[dict[str, Any], jc
     """The rows that the builder takes for a tolerance."""
     n, num_parameters = z.shape
     start = time.perf_counter()
-    builder = jc.CoresetBuilder(common.logistic, tol=tol, on_missed_tol="best", progress_bar=False)
+    builder = jc.CoresetBuilder(
+        common.logistic, tol=jc.Tolerance(tol, throw=False), progress_bar=False
+    )
     coreset = builder.run(jax.random.key(0), z, y)
     spent = time.perf_counter() - start
     row = {

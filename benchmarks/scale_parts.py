@@ -125,8 +125,7 @@ def pricing(quick: bool) -> list[dict[str, Any]]:
                     jc.CoresetBuilder(
                         model,
                         size=size,
-                        num_candidates=num_candidates,
-                        pricing_passes=passes,
+                        candidates=jc.Candidates(num_candidates, passes),
                         rounds=1,
                         progress_bar=False,
                     )

@@ -80,9 +80,8 @@ def build(job: Mapping[str, Any]) -> dict[str, Any]:
         num_draws=job["draws"],
         num_held_out=job["held out"],
         rounds=1,
-        pricing_passes=job.get("pricing passes", 0),
-        mesh=mesh,
-        distributed=count > 1,
+        candidates=jc.Candidates(extra_passes=job.get("pricing passes", 0)),
+        execution=jc.Execution(mesh, processes=jc.Processes() if count > 1 else None),
         progress_bar=False,
     )
     clock = _Clock()

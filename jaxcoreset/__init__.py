@@ -6,6 +6,11 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from jaxcoreset.builders.builder import CoresetBuilder as CoresetBuilder
+from jaxcoreset.builders.settings import Candidates as Candidates
+from jaxcoreset.builders.settings import Checkpoint as Checkpoint
+from jaxcoreset.builders.settings import Execution as Execution
+from jaxcoreset.builders.settings import Processes as Processes
+from jaxcoreset.builders.settings import Tolerance as Tolerance
 from jaxcoreset.coreset.coreset import Coreset as Coreset
 from jaxcoreset.coreset.coreset import load as load
 from jaxcoreset.coreset.report import Report as Report

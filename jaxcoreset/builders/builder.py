@@ -6,9 +6,9 @@ that the solver did not see. With rounds, the coreset's own posterior is then lo
 next π̂ where the two do not agree.
 """
 
-import inspect
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -16,14 +16,17 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
+from jaxcoreset.builders.settings import Candidates, Checkpoint, Execution, Tolerance
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_rows, whole_coreset
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.data.checkpoint import MODEL_VALUES, CheckpointFile, build_settings, settings_of_all
+from jaxcoreset.data.messages import did_you_mean, listed
 from jaxcoreset.data.processes import SINGLE_PROCESS, DistributedProcesses
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int, peak_memory
 from jaxcoreset.likelihood.from_model import model_likelihood
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import rounding_of
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
@@ -31,8 +34,7 @@ from jaxcoreset.selection.plan import Plan, plan_build
 from jaxcoreset.selection.rounds import MOST_ROUNDS, Checker, Round
 from jaxcoreset.selection.tolerance import Choice, Estimate
 from jaxcoreset.solvers.base import Solver
-from jaxcoreset.solvers.constraints import Constraint
-from jaxcoreset.solvers.thresholding.hard import AIHT2, HardThresholding
+from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
 from jaxcoreset.weighting import DrawSource, Laplace, Weighting
 
 # A relative error at other draws, over that at the solver's, from which more rows hardly help.
@@ -40,160 +42,122 @@ _UNLIKE = 10.0
 
 
 class CoresetBuilder:
-    """Builds a coreset of a NumPyro model's data, as ``MCMC`` runs a kernel: configure, then run.
+    """Builds a coreset of a NumPyro model's data. Configure it, then run it, as with ``MCMC``.
 
     Give either `size` or `tol`.
 
     Args:
         model: a NumPyro model whose observations are independent given its parameters.
-        size: at most so many rows.
-        tol: as few rows as bring the estimated symmetrised KL divergence, with two Monte Carlo
-            standard errors on top, to at most so many nats. Sizes are tried by doubling, and draws
-            are added: four for every row that is tried, and held-out ones until the standard error
-            is at most a tenth of `tol`. A size is chosen by some of the held-out draws, and the
-            estimate that is reported comes from others.
+        size: the maximum number of rows.
+        tol: the largest symmetrised KL divergence that is accepted, in nats, as a number or as a
+            `Tolerance`. The coreset has as few rows as keep the estimate plus two Monte Carlo
+            standard errors below it. Sizes are tried by doubling, and draws are added: four for
+            each row that is tried, and held-out draws until the standard error is at most a tenth
+            of `tol`. Some of the held-out draws choose the size, and others give the estimate that
+            is reported.
         weighting: how the weighting distribution π̂ is found: `Laplace`, `Draws`, `Guide`,
             `Pathfinder` or `SubsampleNUTS`.
-        solver: the solver; the default is that of `solve`.
-        num_draws: draws of π̂ for the solver, S; four times the size and at least 500 if left out,
-            and with `tol` at least four times the size whatever it is.
-        rounds: at most so many builds. After each of them the coreset's own posterior is sampled by
-            NUTS, and where the error estimated under it does not agree with that under π̂, the
-            coreset is built again with these draws as π̂; see `jaxcoreset.selection.rounds`. 1
-            builds once and does not look. "auto", the default, looks only where importance weights
+        solver: the solver; by default that of `solve`. A solver with a constraint, such as
+            ``AIHT2(constraint=StratifiedTopK("carrier", reserved=5))``, keeps to it over all n
+            rows. A constraint takes its labels from an array of length n, or from the argument of
+            the model that it names.
+        num_draws: how many draws of π̂ the solver gets, S. The default is four times the size and at
+            least 500; with `tol` it is at least four times the size in any case.
+        rounds: the maximum number of builds. After each build NUTS samples the coreset's own
+            posterior, and if the error that is estimated under it does not agree with the one under
+            π̂, the coreset is built again with these draws as π̂; see `jaxcoreset.selection.rounds`.
+            1 builds once and does not check. "auto", the default, checks only if importance weights
             say that less than a tenth of π̂'s draws is worth a draw of the full posterior, which
-            costs nothing; then there are at most five builds, and at least two unless `tol` is kept
-            to.
-        on_missed_tol: what to do where `tol` cannot be met: "raise" an error that says what was
-            reached, or return the "best" coreset there is, whose report says so.
-        constraint: a `Constraint` on the rows and weights over all n rows, such as
-            ``StratifiedTopK(labels, reserved=5)`` for at least five slots of every class; or, with
-            `by`, what makes one of the labels, such as ``partial(StratifiedTopK, reserved=5)``. The
-            solver is then `AIHT2`, or one that takes a constraint.
-        by: the name of the model's argument whose values, one per row, are the labels.
-        max_size: with `tol`, the most rows that may be tried.
-        num_held_out: further draws, to measure the error on.
-        num_candidates: rows to choose from; all where n ≤ 10,000, and else a uniform subset of
-            2,000 or of eight times the size, whichever is more.
-        data_axes: which arguments are data, if the builder is not to find out by itself; see
+            costs nothing; then there are at most five builds, and at least two unless `tol` is met.
+        num_held_out: how many further draws measure the error.
+        candidates: the rows to choose from, as their number or as `Candidates`; by default all rows
+            up to n = 10,000.
+        data_axes: which arguments are data, if the builder should not find out by itself; see
             `model_likelihood`.
-        plate: the name of the data plate, if the model has several that could be it.
-        batch_size: rows that are read and moved to the devices at a time; chosen by the memory
-            that a row takes if left out. It changes no number.
-        pricing_passes: at most so many passes over all rows, where they are not all candidates, for
-            rows that would improve the coreset and are none; they join, and the solver runs again.
-            So many for each size that `tol` has tried, and in each round.
-            "auto" makes up to four of them where the candidates are what is lacking: where the
-            error hardly falls from half the size on, and is above a thousandth of a nat, or half of
-            `tol`. So it is with a category that has few rows.
-        pricing_tol: such a pass is the last one if no row alone would lower the objective
-            ‖y − Φw‖² by more than this part of it.
-        mesh: the devices that share the rows, one axis; all local devices if left out. Sums over
-            rows are the same, bit for bit, on two and on more; on one, and in a process that has
-            another number of devices, XLA makes other programs, and their last bit may differ.
-            Where several coresets are nearly as good, another may then be found.
-        distributed: whether the processes of `jax.distributed` build one coreset together: each is
-            given a part of the rows, all get the same coreset, whose row numbers count through the
-            processes' rows in their order.
-        timeout: seconds after which a process that does not come is an error on all the others.
-        checkpoint: a file in which passes over the rows are kept, and from which a build of the
-            same data and settings goes on. It stays when the build is done. Each process of several
-            has its own, with its number appended.
-        checkpoint_every: seconds between two writings of it within a pass; the end of a pass is
-            always written.
+        plate: the name of the data plate, if several plates of the model could be it.
+        execution: where the passes over the rows run, as `Execution`: devices, batches, processes.
+        checkpoint: a path, or a `Checkpoint`, from which an interrupted build resumes when it is
+            called again.
         progress_bar: whether to show progress on a terminal.
+
+    Raises:
+        TypeError: if `weighting`, `solver` or another setting has the wrong type.
+        ValueError: if a number is out of its range, or both or neither of `size` and `tol` are
+            given.
     """
 
     def __init__(
         self,
         model: Callable,
         size: int | None = None,
-        tol: float | None = None,
+        tol: float | Tolerance | None = None,
         weighting: Weighting = Laplace(),  # noqa: B008 - frozen, like every weighting
         solver: Solver | None = None,
         num_draws: int | None = None,
         *,
         rounds: int | Literal["auto"] = "auto",
-        on_missed_tol: Literal["raise", "best"] = "raise",
-        constraint: Constraint | Callable[[np.ndarray], Constraint] | None = None,
-        by: str | None = None,
-        max_size: int = 2000,
         num_held_out: int = 1000,
-        num_candidates: int | None = None,
+        candidates: int | Candidates | None = None,
         data_axes: Any = None,
         plate: str | None = None,
-        batch_size: int | None = None,
-        pricing_passes: int | Literal["auto"] = "auto",
-        pricing_tol: float = 0.01,
-        mesh: Mesh | None = None,
-        distributed: bool = False,
-        timeout: float = 600.0,
-        checkpoint: str | os.PathLike | None = None,
-        checkpoint_every: float = 30.0,
+        execution: Execution = Execution(),  # noqa: B008 - frozen
+        checkpoint: str | os.PathLike | Checkpoint | None = None,
         progress_bar: bool = True,
     ):
-        self.model = model
         if (size is None) == (tol is None):
             raise ValueError(
-                f"size is {size!r} and tol is {tol!r}; wanted one of them: size=250 for at most so "
-                "many rows, or tol=0.01 for an estimated KL divergence of so many nats."
+                f"size is {size!r} and tol is {tol!r}; expected exactly one of them: size=250 for "
+                "a maximum number of rows, or tol=0.01 for an estimated KL divergence in nats."
             )
-        if tol is not None and not 0 < tol < np.inf:
-            raise ValueError(f"tol is {tol!r}; wanted a positive number of nats, such as 0.01.")
-        self.size = None if size is None else check_int("size", size, 1)
-        self.tol = tol
-        self.weighting = weighting
-        self.solver = AIHT2() if solver is None and constraint is not None else solver
-        self.constraint = constraint
-        self.by = by
-        self.num_draws = None if num_draws is None else check_int("num_draws", num_draws, 2)
-        self.rounds = rounds if rounds == "auto" else check_int("rounds", rounds, 1)
-        if on_missed_tol not in ("raise", "best"):
-            raise ValueError(f"on_missed_tol is {on_missed_tol!r}; wanted 'raise' or 'best'.")
-        self.on_missed_tol = on_missed_tol
-        self.max_size = check_int("max_size", max_size, 1)
-        self.num_held_out = check_int("num_held_out", num_held_out, 2)
-        self.num_candidates = (
-            None if num_candidates is None else check_int("num_candidates", num_candidates, 1)
-        )
-        self.data_axes = data_axes
-        self.plate = plate
-        self.batch_size = None if batch_size is None else check_int("batch_size", batch_size, 1)
-        self.pricing_passes: int | Literal["auto"] = (
-            "auto" if pricing_passes == "auto" else check_int("pricing_passes", pricing_passes, 0)
-        )
-        if not 0 < pricing_tol < 1:
-            raise ValueError(f"pricing_tol is {pricing_tol!r}; wanted a part between 0 and 1.")
-        self.pricing_tol = pricing_tol
-        if mesh is not None and len(mesh.axis_names) != 1:
-            raise ValueError(
-                f"mesh has the axes {mesh.axis_names}; wanted one, over which the rows are shared: "
-                'jax.make_mesh((4,), ("rows",)).'
-            )
-        self.mesh = mesh
-        self.distributed = distributed
-        self.timeout = timeout
-        self.checkpoint = checkpoint
-        self.checkpoint_every = checkpoint_every
-        self.progress_bar = progress_bar
         if not isinstance(weighting, Weighting):
             raise TypeError(
-                f"weighting is {weighting!r}; wanted a Weighting, for instance Laplace()."
+                f"weighting is {weighting!r}; expected a Weighting, for instance Laplace()."
             )
         if not isinstance(solver, Solver | None):
             raise TypeError(
-                f"solver is {solver!r}; wanted a Solver, for instance ExchangePursuit(), or none."
+                f"solver is {solver!r}; expected a Solver, for instance ExchangePursuit(), or None."
             )
-        if constraint is not None and not isinstance(self.solver, HardThresholding):
+        if not isinstance(execution, Execution):
             raise TypeError(
-                f"solver is {type(self.solver).__name__}, which takes no constraint; wanted one "
-                "that does, for instance AIHT2(), or none."
+                f"execution is {execution!r}; expected an Execution, for instance "
+                "Execution(batch_size=10_000)."
             )
-        if by is not None and (constraint is None or isinstance(constraint, Constraint)):
-            raise TypeError(
-                f"by is {by!r}, so constraint is to be made of that argument's values; wanted a "
-                "function of labels, for instance functools.partial(StratifiedTopK, reserved=5)."
-            )
+        self.model = model
+        self.size = None if size is None else check_int("size", size, 1)
+        self.tol = tol if tol is None or isinstance(tol, Tolerance) else Tolerance(tol)
+        self.weighting = weighting
+        self.solver = solver
+        self.num_draws = None if num_draws is None else check_int("num_draws", num_draws, 2)
+        self.rounds = rounds if rounds == "auto" else check_int("rounds", rounds, 1)
+        self.num_held_out = check_int("num_held_out", num_held_out, 2)
+        self.candidates = (
+            candidates if isinstance(candidates, Candidates) else Candidates(candidates)
+        )
+        self.data_axes = data_axes
+        self.plate = plate
+        self.execution = execution
+        self.checkpoint = (
+            checkpoint
+            if checkpoint is None or isinstance(checkpoint, Checkpoint)
+            else Checkpoint(checkpoint)
+        )
+        self.progress_bar = progress_bar
+
+    @property
+    def statistical(self) -> dict[str, Any]:
+        """The settings on which the coreset depends, by name; the others change nothing in it."""
+        return {
+            "size": self.size,
+            "tol": None if self.tol is None else (self.tol.kl, self.tol.max_size),
+            "weighting": self.weighting,
+            "solver": self.solver,
+            "num_draws": self.num_draws,
+            "rounds": self.rounds,
+            "num_held_out": self.num_held_out,
+            "candidates": self.candidates,
+            "data_axes": self.data_axes,
+            "plate": self.plate,
+        }
 
     def run(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Coreset:
         """Build a coreset of the data in the model's arguments.
@@ -240,7 +204,7 @@ class CoresetBuilder:
             likelihood.rows.keep(np.concatenate([np.zeros(0, np.int64), *found]))
         with clock.stage("weighting"):
             source = self.weighting.fit(likelihood, weighting_key, show_progress=self.progress_bar)
-        pool = DrawPool(likelihood, source, draws_key, self.batch_size, self.progress_bar)
+        pool = DrawPool(likelihood, source, draws_key, self.execution.batch_size, self.progress_bar)
         return self._repair(construction, source, pool, draws_key, solver_key)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
@@ -281,39 +245,38 @@ class CoresetBuilder:
                 context.checkpoint.require_same(MODEL_VALUES, likelihood.values_as_text())
         return Construction(
             likelihood=likelihood,
-            constraint=self._constraint(likelihood.num_data, args, kwargs),
-            solver=self.solver,
+            solver=self._bound_solver(likelihood),
             size=self.size,
-            tol=self.tol,
-            max_size=self.max_size,
+            tol=None if self.tol is None else self.tol.kl,
+            max_size=0 if self.tol is None else self.tol.max_size,
             num_draws=self.num_draws,
             num_held_out=self.num_held_out,
-            num_candidates=self.num_candidates,
+            num_candidates=self.candidates.num,
             rows_key=rows_key,
             clock=clock,
-            pricing_passes=self.pricing_passes,
-            pricing_tol=self.pricing_tol,
+            extra_passes=self.candidates.extra_passes,
         )
 
     def _context(
         self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], with_checkpoint: bool = True
     ) -> PassContext:
         """Where the rows are evaluated, and where passes over them are kept."""
-        processes = DistributedProcesses(self.timeout) if self.distributed else SINGLE_PROCESS
-        mesh = self.mesh
+        together = self.execution.processes
+        processes = SINGLE_PROCESS if together is None else DistributedProcesses(together.timeout)
+        mesh = self.execution.mesh
         if mesh is None and len(jax.local_devices()) > 1:
             mesh = Mesh(np.array(jax.local_devices()), ("rows",))
         if processes.count > 1:
             processes.agree(settings_of_all(self, key, args, kwargs, processes))
         checkpoint = None
         if with_checkpoint and self.checkpoint is not None:
-            path = os.fspath(self.checkpoint)
+            path = os.fspath(self.checkpoint.path)
             if processes.count > 1:
                 path = f"{path}.{processes.index}-of-{processes.count}"
             with processes.all_or_none("checkpoint"):
                 settings = build_settings(self, key, args, kwargs, processes)
-                checkpoint = CheckpointFile(path, settings, interval=self.checkpoint_every)
-        return PassContext(mesh, self.batch_size, processes, checkpoint)
+                checkpoint = CheckpointFile(path, settings, interval=self.checkpoint.every)
+        return PassContext(mesh, self.execution.batch_size, processes, checkpoint)
 
     def _repair(
         self,
@@ -326,7 +289,7 @@ class CoresetBuilder:
         """Build until the coreset's own posterior agrees with what it was built under."""
         likelihood, clock = construction.likelihood, construction.clock
         most = MOST_ROUNDS if isinstance(self.rounds, str) else self.rounds
-        checker = Checker(likelihood, self.tol, self.num_held_out)
+        checker = Checker(likelihood, construction.tol, self.num_held_out)
         name = type(self.weighting).__name__
         found: list[Coreset] = []
         history: list[Round] = []
@@ -363,53 +326,36 @@ class CoresetBuilder:
         return found
 
     def _check_tolerance(self, report: Report, pool: DrawPool) -> None:
-        """Raise where the tolerance is not kept to and an error is wanted."""
-        if report.is_within_tol is not False or self.on_missed_tol == "best":
+        """Raise if the tolerance is not met and the user asked for an error."""
+        if self.tol is None or report.is_within_tol is not False or not self.tol.throw:
             return
         reached = report.kl + 2 * report.kl_standard_error
         tried = int(report.curve["size"][-1])
-        advice = "Raise max_size, or tol, or num_candidates"
-        if pool.is_exhausted and tried < self.max_size:
-            advice = f"The weighting's {pool.source.limit} draws are few: bring more, or raise tol"
+        advice = "Raise max_size, tol or candidates"
+        if pool.is_exhausted and tried < self.tol.max_size:
+            advice = f"The weighting has only {pool.source.limit} draws: bring more, or raise tol"
         elif report.held_out_error > _UNLIKE * report.relative_error:
             advice = (
-                "The error is at other draws than those that the solver saw, so that more rows "
-                "hardly help: the posterior may have several modes, or the weighting long tails"
+                "The error is large only at draws that the solver did not see, so more rows hardly "
+                "help: the posterior may have several modes, or the weighting long tails"
             )
         elif report.rounds and report.rounds[-1]["agrees"] is False:
             advice = "The coreset's own posterior does not agree with π̂: raise rounds, or max_size"
-        limit = f"max_size = {tried}" if tried == self.max_size else str(tried)
+        limit = f"max_size = {tried}" if tried == self.tol.max_size else str(tried)
         raise ValueError(
-            f"tol is {self.tol} nats, but with {limit} rows of {report.num_data} the estimated KL "
-            f"divergence is still {reached:.3g} nats, its error included; wanted less. {advice}; "
-            "or take the best there is, by on_missed_tol='best'."
+            f"tol is {self.tol.kl} nats, but with {limit} rows of {report.num_data} the estimated "
+            f"KL divergence plus two standard errors is still {reached:.3g} nats. {advice}; or "
+            f"take the best coreset that was found, with tol=Tolerance({self.tol.kl}, throw=False)."
         )
 
-    def _constraint(self, n: int, args: tuple, kwargs: dict[str, Any]) -> Constraint | None:
-        """The constraint on all rows, made of the labels in an argument where `by` names one."""
-        constraint = self.constraint
-        if constraint is None or isinstance(constraint, Constraint):
-            if constraint is not None:
-                constraint.check(n)
-            return constraint
-        if self.by is None:
-            raise TypeError(
-                f"constraint is {constraint!r}; wanted a Constraint, or `by` with the name of the "
-                "argument that it is to be made of."
-            )
-        given = inspect.signature(self.model).bind(*args, **kwargs).arguments
-        if self.by not in given:
-            raise ValueError(
-                f"by is {self.by!r}; wanted the name of one of the model's arguments: "
-                f"{', '.join(given)}."
-            )
-        values = np.asarray(given[self.by])
-        if values.shape != (n,):
-            raise ValueError(
-                f"by names {self.by!r}, whose shape is {values.shape}; wanted ({n},), one label "
-                "for each row."
-            )
-        return constraint(np.unique(values, return_inverse=True)[1])
+    def _bound_solver(self, likelihood: ModelLikelihood) -> Solver | None:
+        """The solver, whose constraints have their labels where they name an argument."""
+        solver = replace_constraints(
+            self.solver, lambda constraint: constraint.bind(partial(_labels, likelihood))
+        )
+        for constraint in constraints_of(solver):
+            constraint.check(likelihood.num_data)
+        return solver
 
     def _finish(
         self,
@@ -425,15 +371,15 @@ class CoresetBuilder:
         indices = chosen if pool.rows is None else pool.rows[chosen]
         if not weights.size:
             raise ValueError(
-                "the solver chose no rows: no candidate's log-likelihood goes along with the sum "
-                "over all rows. Give more candidates (num_candidates) or other draws (weighting)."
+                "the solver chose no rows: no candidate's log-likelihood correlates with the sum "
+                "over all rows. Give more candidates (candidates=) or other draws (weighting=)."
             )
         estimate = _reported(choice.estimate, history[-1])
         some_draw = jax.tree.map(lambda x: x[0], pool.parts("solver")[0].draws)
         kept = tuple(leaf[chosen] for leaf in pool.candidate_data)
         is_within = None
         if self.tol is not None:
-            is_within = choice.is_within and estimate.lower <= self.tol
+            is_within = choice.is_within and estimate.lower <= self.tol.kl
         report = Report(
             num_data=likelihood.num_data,
             size=int(choice.sizes[choice.at]),
@@ -441,7 +387,7 @@ class CoresetBuilder:
             weighting=type(self.weighting).__name__,
             seconds=dict(clock.seconds),
             peak_memory=peak_memory(),
-            tol=self.tol,
+            tol=construction.tol,
             is_within_tol=is_within,
             rounds=[one.to_dict() for one in history],
             passes=dict(likelihood.rows.passes),
@@ -457,6 +403,23 @@ class CoresetBuilder:
             source.approximation,
             DataSummary.of_pool(pool, chosen),
         )
+
+
+def _labels(likelihood: ModelLikelihood, name: str) -> np.ndarray:
+    """The argument of the model that a constraint names, one label for each row."""
+    given = likelihood._arguments
+    if name not in given.names:
+        raise ValueError(
+            f"the constraint names {name!r}{did_you_mean(name, given.names)} Expected one of the "
+            f"model's arguments: {listed(given.names)}."
+        )
+    values = np.asarray(given.leaves[given.names.index(name)])
+    if values.shape != (likelihood.num_data,):
+        raise ValueError(
+            f"the constraint names {name!r}, which has shape {values.shape}; expected "
+            f"({likelihood.num_data},), one label for each row."
+        )
+    return values
 
 
 def _chosen(choice: Choice) -> tuple[np.ndarray, np.ndarray]:

@@ -223,13 +223,13 @@ def _build(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     import jax
 
     from jaxcoreset.builders.builder import CoresetBuilder
+    from jaxcoreset.builders.settings import Tolerance
 
     tol = None if options.size is not None else (options.tol or _TOL)
     builder = CoresetBuilder(
         inputs.model,
         size=options.size,
-        tol=tol,
-        max_size=options.max_size,
+        tol=None if tol is None else Tolerance(tol, max_size=options.max_size),
         data_axes=inputs.data_axes,
         progress_bar=not options.no_progress,
     )

@@ -32,12 +32,6 @@ from jaxcoreset.data.reading import fingerprint
 from jaxcoreset.data.utils import write_whole
 
 _FORMAT = 1
-# Settings that a build may go on under others of.
-_CHANGE_NOTHING = {
-    *("batch_size", "mesh", "timeout"),
-    *("checkpoint", "checkpoint_every", "progress_bar", "on_missed_tol"),
-    "model",  # told apart by its code
-}
 # Known once the model has been looked at.
 MODEL_VALUES = "model values"
 _MAGIC = b"jaxcoreset checkpoint\n"
@@ -222,15 +216,13 @@ def build_settings(
     """What a build depends on, as text by name: settings, model, key, data and versions.
 
     Args:
-        builder: an object whose attributes are its settings.
+        builder: the builder, with its `model` and the settings that matter in `statistical`.
         key: the build's random key.
         args: the model's positional arguments.
         kwargs: its keyword arguments.
         processes: those that build together.
     """
-    settings = {
-        name: _text(value) for name, value in vars(builder).items() if name not in _CHANGE_NOTHING
-    }
+    settings = {name: _text(value) for name, value in builder.statistical.items()}
     leaves, tree = jax.tree.flatten((args, kwargs))
     arrays = [leaf for leaf in leaves if hasattr(leaf, "shape")]
     others = [leaf for leaf in leaves if not hasattr(leaf, "shape")]

@@ -7,17 +7,16 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Int, PRNGKeyArray
 
 from jaxcoreset.data.utils import Clock, host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.tolerance import Choice, largest_size, smallest_within
 from jaxcoreset.solvers.base import Solver
-from jaxcoreset.solvers.constraints import Constraint
+from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.solvers.solve import default_solver, sweep
-from jaxcoreset.solvers.thresholding.hard import HardThresholding
 
 # Up to here every row is a candidate; beyond, a uniform subset of so many, or of so many times the
 # size asked for. The target is a sum over all rows either way.
@@ -32,6 +31,8 @@ _CURVE_POINTS = 24
 # A pass for further candidates keeps so many rows, or so many times the size, and of them those
 # whose gain is at least this part of the least one that is worth a pass.
 _MIN_PRICED, _PRICED_PER_ROW, _WORTH_ADDING = 1_000, 4, 0.1
+# Such a pass is the last one if no single row would lower the objective by more than this part.
+_LEAST_GAIN = 0.01
 # Left to itself, a build makes at most so many such passes: where the objective at the size asked
 # for is more than this part of that at half of it, so that more rows of those at hand bring little,
 # and above this many nats, or half the tolerance. The last one is that which brings less than a
@@ -51,8 +52,7 @@ class Construction:
 
     Attributes:
         likelihood: the model's likelihood and data.
-        constraint: on the rows and weights over all rows, or None.
-        solver: the solver, or None for the default.
+        solver: the solver, or None for the default; its constraint, if any, is over all rows.
         size: at most so many rows; None with `tol`.
         tol: the tolerance, in nats, or None.
         max_size: with `tol`, the most rows that may be tried.
@@ -61,15 +61,13 @@ class Construction:
         num_candidates: rows to choose from, or None for a default.
         rows_key: a JAX random key for the candidates.
         clock: where time is noted.
-        pricing_passes: at most so many passes over all rows for further candidates; "auto" makes
-            them where the candidates are what is lacking.
-        pricing_tol: by how much of itself a row is to lower the objective to be worth a pass.
+        extra_passes: the maximum number of passes over all rows for further candidates; "auto"
+            makes them if the candidates seem to be what limits the error.
         priced: what those passes found, in order.
         joined: the rows that became candidates by them.
     """
 
     likelihood: ModelLikelihood
-    constraint: Constraint | None
     solver: Solver | None
     size: int | None
     tol: float | None
@@ -79,8 +77,7 @@ class Construction:
     num_candidates: int | None
     rows_key: PRNGKeyArray
     clock: Clock
-    pricing_passes: int | Literal["auto"] = 0
-    pricing_tol: float = 0.0
+    extra_passes: int | Literal["auto"] = 0
     priced: list[dict[str, float]] = field(default_factory=list)
     joined: list[np.ndarray] = field(default_factory=list)
 
@@ -175,12 +172,12 @@ class Construction:
     def _solve(self, pool: DrawPool, size: int, key: PRNGKeyArray) -> tuple[Solution, np.ndarray]:
         """The solutions of all sizes up to one, under the solver's draws.
 
-        With `pricing_passes`, rows that would still lower the last one's objective join the
-        candidates, until there is none that would by more than `pricing_tol` of it.
+        With `extra_passes`, rows that would still lower the last solution's objective join the
+        candidates, until none would lower it by more than a hundredth of it.
         """
         path, sizes = self._solve_once(pool, size, key)
-        is_auto = self.pricing_passes == "auto"
-        for _ in range(MOST_PRICING_PASSES if is_auto else int(self.pricing_passes)):
+        is_auto = self.extra_passes == "auto"
+        for _ in range(MOST_PRICING_PASSES if is_auto else int(self.extra_passes)):
             if pool.rows is None or pool.num_candidates >= self.likelihood.num_data:
                 break
             if is_auto and not self._lacks_candidates(path, sizes):
@@ -192,9 +189,9 @@ class Construction:
             best = float(priced.gains[0]) if priced.gains.size else 0.0
             found = {"best_gain": best, "num_added": 0, "objective": objective}
             self.priced.append({**found, "objective_after": objective})
-            if best <= self.pricing_tol:
+            if best <= _LEAST_GAIN:
                 break
-            useful = priced.indices[priced.gains > self.pricing_tol * _WORTH_ADDING]
+            useful = priced.indices[priced.gains > _LEAST_GAIN * _WORTH_ADDING]
             found_rows = pool.rows
             self.joined.append(useful)
             with self.clock.stage("embedding"):
@@ -232,9 +229,8 @@ class Construction:
     ) -> tuple[Solution, np.ndarray]:
         rows = pool.rows
         solver = self.solver or default_solver(pool.num_candidates, size)
-        if self.constraint is not None and isinstance(solver, HardThresholding):
-            constraint = self.constraint if rows is None else self.constraint.take(rows)
-            solver = dataclasses.replace(solver, constraint=constraint)
+        if rows is not None:
+            solver = replace_constraints(solver, lambda constraint: constraint.take(rows))
         sizes = self._sizes(size)
         with self.clock.stage("solve"):
             path = sweep(pool.problem("solver"), sizes, solver, key if solver.needs_key else None)
@@ -274,13 +270,15 @@ class Construction:
             return None if rows.is_local and not rows.is_streamed else np.arange(n)
         if wanted < size:
             raise ValueError(
-                f"num_candidates is {wanted}; wanted at least the size, {size}, better several "
+                f"candidates is {wanted}; expected at least the size, {size}, and better several "
                 "times that."
             )
         generator = host_generator(self.rows_key)
         chosen = generator.choice(n, wanted, replace=False)
-        labels: Array | None = getattr(self.constraint, "groups", None)
-        if labels is not None:
+        for constraint in constraints_of(self.solver):
+            labels = getattr(constraint, "groups", None)
+            if labels is None:
+                continue
             chosen = np.union1d(chosen, _some_of_each(np.asarray(labels), generator))
         return np.unique(np.concatenate([chosen, *self.joined]))
 

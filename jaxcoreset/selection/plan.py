@@ -134,7 +134,7 @@ def plan_build(
             lambda some: log_likelihood_sum(likelihood.log_likelihood, draws, some),
         )
         one_pricing = counts["solver"] / num_draws * seconds["target"]
-        asked, has_path = construction.pricing_passes, construction.has_path
+        asked, has_path = construction.extra_passes, construction.has_path
         if asked == "auto" and has_path and num_candidates < rows.num_rows:
             further = MOST_PRICING_PASSES, MOST_PRICING_PASSES * one_pricing
         elif isinstance(asked, int) and asked:

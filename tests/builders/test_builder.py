@@ -1,6 +1,6 @@
 """`CoresetBuilder`: from a model and data to a coreset whose posterior is the full posterior."""
 
-import functools
+from functools import partial
 
 import jax
 import numpy as np
@@ -22,12 +22,18 @@ def logistic(x, y=None):
         numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
 
 
+def logistic_data(num_rows):
+    rng = np.random.default_rng(0)
+    x = np.hstack([rng.normal(size=(num_rows, 3)), np.ones((num_rows, 1))])
+    y = (rng.random(num_rows) < scipy.special.expit(x @ np.array([1.0, -0.5, 0.2, 0.3]))).astype(
+        int
+    )
+    return x, y
+
+
 @pytest.fixture(scope="module")
 def data():
-    rng = np.random.default_rng(0)
-    x = np.hstack([rng.normal(size=(3000, 3)), np.ones((3000, 1))])
-    y = (rng.random(3000) < scipy.special.expit(x @ np.array([1.0, -0.5, 0.2, 0.3]))).astype(int)
-    return x, y
+    return logistic_data(3000)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +119,12 @@ def test_the_same_key_gives_the_same_coreset(data, coreset):
 @pytest.mark.slow
 def test_candidates_and_chunks_change_little(data, draws):
     builder = jc.CoresetBuilder(
-        logistic, size=20, num_draws=300, num_candidates=500, batch_size=700, weighting=draws
+        logistic,
+        size=20,
+        num_draws=300,
+        candidates=500,
+        execution=jc.Execution(batch_size=700),
+        weighting=draws,
     )
     report = builder.run(jax.random.key(0), *data).report
     assert report.num_candidates == 500
@@ -131,7 +142,7 @@ def test_tolerance_is_kept_with_as_few_rows_as_the_path_has(data):
 
 def test_tolerance_that_cannot_be_met_says_what_was_reached(data, draws):
     with pytest.raises(ValueError, match=r"max_size = 3 rows of 3000 .* still"):
-        jc.CoresetBuilder(logistic, tol=1e-6, max_size=3, weighting=draws).run(
+        jc.CoresetBuilder(logistic, tol=jc.Tolerance(1e-6, max_size=3), weighting=draws).run(
             jax.random.key(0), *data
         )
 
@@ -183,7 +194,7 @@ def test_report_prints_what_matters(coreset):
     ("arguments", "error", "message"),
     [
         ({}, ValueError, "size is None and tol is None"),
-        ({"size": 5, "tol": 0.1}, ValueError, "wanted one of them"),
+        ({"size": 5, "tol": 0.1}, ValueError, "expected exactly one of them"),
         ({"size": 0}, ValueError, "size is 0"),
         ({"size": 2.5}, ValueError, "whole number"),
         ({"tol": -1.0}, ValueError, "tol is -1.0"),
@@ -199,8 +210,8 @@ def test_bad_settings_are_refused(arguments, error, message):
 
 
 def test_fewer_candidates_than_rows_wanted_are_refused(data, draws):
-    builder = jc.CoresetBuilder(logistic, size=20, num_candidates=10, weighting=draws)
-    with pytest.raises(ValueError, match="num_candidates is 10"):
+    builder = jc.CoresetBuilder(logistic, size=20, candidates=10, weighting=draws)
+    with pytest.raises(ValueError, match="candidates is 10"):
         builder.run(jax.random.key(0), *data)
 
 
@@ -213,16 +224,15 @@ def logistic_with_site(x, site, y=None):
     logistic(x, y)
 
 
-@pytest.mark.parametrize("num_candidates", [None, 200])
-def test_every_class_of_an_argument_gets_rows(data, draws, num_candidates):
+@pytest.mark.parametrize("candidates", [None, 200])
+def test_every_class_of_an_argument_gets_rows(data, draws, candidates):
     x, y = data
     site = sites_of(data)
     builder = jc.CoresetBuilder(
         logistic_with_site,
         size=20,
-        constraint=functools.partial(jc.StratifiedTopK, reserved=4),
-        by="site",
-        num_candidates=num_candidates,
+        solver=jc.AIHT2(constraint=jc.StratifiedTopK("site", reserved=4)),
+        candidates=candidates,
         num_draws=300,
         weighting=draws,
     )
@@ -235,26 +245,72 @@ def test_every_class_of_an_argument_gets_rows(data, draws, num_candidates):
 def test_constraint_on_all_rows_can_be_given(data, draws):
     constraint = jc.SimplexTopK(len(data[1]))
     builder = jc.CoresetBuilder(
-        logistic, size=15, constraint=constraint, num_draws=300, weighting=draws
+        logistic,
+        size=15,
+        solver=jc.AIHT2(constraint=constraint),
+        num_draws=300,
+        weighting=draws,
     )
     coreset = builder.run(jax.random.key(0), *data)
     np.testing.assert_allclose(coreset.weights.sum(), len(data[1]), rtol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "message"),
+    ("labels", "message"),
     [
-        ({"constraint": jc.TopK(), "solver": jc.MatchingPursuit()}, TypeError, "no constraint"),
-        ({"constraint": jc.TopK(), "by": "y"}, TypeError, "by is 'y'"),
-        ({"constraint": jc.StratifiedTopK, "by": "site"}, ValueError, "by is 'site'; wanted"),
-        ({"constraint": jc.StratifiedTopK, "by": "x"}, ValueError, "wanted \\(3000,\\)"),
-        ({"constraint": jc.StratifiedTopK}, TypeError, "wanted a Constraint"),
-        ({"constraint": jc.StratifiedTopK([0, 1])}, ValueError, "groups"),
+        ("site", "names 'site'.*Expected one of the model's arguments: 'x', 'y'"),
+        ("x", "expected \\(3000,\\)"),
+        ([0, 1], "groups has length 2"),
     ],
 )
-def test_constraint_that_does_not_fit_is_refused(data, settings, error, message):
+@pytest.mark.parametrize("constraint", [jc.StratifiedTopK, partial(jc.GroupTopK, max_groups=1)])
+def test_constraint_that_does_not_fit_is_refused(data, constraint, labels, message):
+    solver = jc.AIHT2(constraint=constraint(labels))
+    with pytest.raises(ValueError, match=message):
+        jc.CoresetBuilder(logistic, size=5, solver=solver).run(jax.random.key(0), *data)
+
+
+def test_a_name_in_place_of_labels_is_refused_by_solve():
+    problem = jc.CoresetProblem(np.eye(3, 4))
+    with pytest.raises(ValueError, match="only CoresetBuilder can look up"):
+        jc.solve(problem, 2, jc.AIHT2(constraint=jc.StratifiedTopK("site")))
+
+
+@pytest.mark.parametrize("is_stochastic", [False, True])
+def test_constraint_of_the_solver_holds_if_only_some_rows_are_candidates(is_stochastic):
+    """From 10,001 rows on the candidates are a subset, and labels are still those of all rows."""
+    x, y = logistic_data(10_001)
+    site = sites_of((x, y))
+    solver = jc.AIHT2(constraint=jc.StratifiedTopK(np.unique(site, return_inverse=True)[1], 4))
+    if is_stochastic:
+        solver = jc.StochasticAIHT(solver)
+    builder = jc.CoresetBuilder(
+        logistic, size=20, solver=solver, num_draws=100, num_held_out=100, rounds=1
+    )
+    coreset = builder.run(jax.random.key(0), x, y)
+    assert coreset.report.num_candidates < 10_001
+    assert np.max(np.unique(site[coreset.indices], return_counts=True)[1]) <= 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "error", "message"),
+    [
+        (lambda: jc.Tolerance(0.0), ValueError, "tol is 0.0"),
+        (lambda: jc.Tolerance(0.1, max_size=0), ValueError, "max_size is 0"),
+        (lambda: jc.Candidates(0), ValueError, "candidates is 0"),
+        (lambda: jc.Candidates(extra_passes=-1), ValueError, "extra_passes is -1"),
+        (lambda: jc.Execution(batch_size=0), ValueError, "batch_size is 0"),
+        (lambda: jc.Execution(processes=2), TypeError, r"expected Processes\(\)"),
+        (lambda: jc.Execution(jax.make_mesh((1, 1), ("a", "b"))), ValueError, "mesh has the axes"),
+        (lambda: jc.Processes(timeout=0), ValueError, "timeout is 0"),
+        (lambda: jc.Checkpoint("build", every=-1), ValueError, "every is -1"),
+        (lambda: jc.CoresetBuilder(logistic, 5, execution=3), TypeError, "execution is 3"),
+    ],
+)
+@pytest.mark.usefixtures("untyped")
+def test_bad_values_of_settings_are_refused(setting, error, message):
     with pytest.raises(error, match=message):
-        jc.CoresetBuilder(logistic, size=5, **settings).run(jax.random.key(0), *data)
+        setting()
 
 
 def ratings(num_data=3000):
@@ -291,7 +347,7 @@ def with_prior(rating, y):
     [
         (by_range, {"size": 2}, "of a datum at site 'y' changes when other rows are dropped"),
         (by_number, {"tol": 0.01, "rounds": 2}, "of a datum at site 'y' changes when other rows"),
-        (by_number, {"size": 9, "num_candidates": 500}, "of a datum at site 'y' changes when"),
+        (by_number, {"size": 9, "candidates": 500}, "of a datum at site 'y' changes when"),
         (with_prior, {"size": 1}, "site 'a', which is outside the data axis, changes when rows"),
     ],
 )

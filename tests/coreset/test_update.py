@@ -135,7 +135,11 @@ def test_rows_that_change_everything_are_told():
 @pytest.fixture(scope="module")
 def with_tol():
     builder = jc.CoresetBuilder(
-        model, tol=0.05, max_size=8, num_draws=100, num_held_out=400, progress_bar=False
+        model,
+        tol=jc.Tolerance(0.05, max_size=8),
+        num_draws=100,
+        num_held_out=400,
+        progress_bar=False,
     )
     return builder.run(jax.random.key(0), *rows(0))
 

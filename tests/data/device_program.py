@@ -43,10 +43,9 @@ def main():
             size=6,
             num_draws=100,
             num_held_out=100,
-            num_candidates=300,
-            pricing_passes=1,
+            candidates=jc.Candidates(300, extra_passes=1),
             rounds=1,
-            mesh=devices,
+            execution=jc.Execution(devices),
             progress_bar=False,
         )
         coreset = builder.run(jax.random.key(0), *data)

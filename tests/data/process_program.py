@@ -51,10 +51,10 @@ def main(what):
         size=7 if what == "other size" and last_process else 6,
         num_draws=100,
         num_held_out=100,
-        num_candidates=500,
-        distributed=count > 1,
-        pricing_passes=1,
-        timeout=5 if what.endswith("dies") else 120,
+        candidates=jc.Candidates(500, extra_passes=1),
+        execution=jc.Execution(
+            processes=jc.Processes(5 if what.endswith("dies") else 120) if count > 1 else None
+        ),
         rounds=1,
         progress_bar=False,
     )

@@ -39,11 +39,9 @@ def builder(path, **settings):
         "size": 5,
         "num_draws": 60,
         "num_held_out": 60,
-        "num_candidates": 200,
-        "pricing_passes": 1,
-        "batch_size": 1,  # so that a pass has many groups
-        "checkpoint": path,
-        "checkpoint_every": 0.0,
+        "candidates": jc.Candidates(200, extra_passes=1),
+        "execution": jc.Execution(batch_size=1),  # so that a pass has many groups
+        "checkpoint": None if path is None else jc.Checkpoint(path, every=0.0),
         "progress_bar": False,
     } | settings
     return jc.CoresetBuilder(model, **settings)
@@ -115,7 +113,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_hide_the_error(tmp_path, m
     break_off(monkeypatch, 5, KeyboardInterrupt())
     monkeypatch.setattr(CheckpointFile, "write", full)
     with pytest.raises(KeyboardInterrupt) as caught:
-        build(tmp_path / "build", checkpoint_every=3600.0)
+        build(None, checkpoint=jc.Checkpoint(tmp_path / "build", every=3600.0))
     assert "could not be written: no space left" in caught.value.__notes__[0]
 
 
@@ -123,7 +121,7 @@ def test_a_finished_build_is_there_at_once(tmp_path, monkeypatch, whole):
     build(tmp_path / "build")
     with monkeypatch.context() as patch:
         seen = break_off(patch, None, None)
-        again = build(tmp_path / "build", batch_size=700)
+        again = build(tmp_path / "build", execution=jc.Execution(batch_size=700))
     assert seen[0] == 0
     np.testing.assert_array_equal(again.weights, whole.weights)
 

@@ -122,6 +122,8 @@ def test_a_distributed_build_without_processes_says_what_to_do():
 
     import jaxcoreset as jc
 
-    builder = jc.CoresetBuilder(lambda x: None, size=3, distributed=True)
+    builder = jc.CoresetBuilder(
+        lambda x: None, size=3, execution=jc.Execution(processes=jc.Processes())
+    )
     with pytest.raises(RuntimeError, match=r"jaxcoreset.initialize_processes\(\)"):
         builder.run(jax.random.key(0), np.zeros(5))

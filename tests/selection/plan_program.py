@@ -37,7 +37,12 @@ def rows(num_rows):
 def main(num_rows):
     arrays = rows(num_rows).arrays
     builder = jc.CoresetBuilder(
-        model, size=20, num_draws=200, num_held_out=200, pricing_passes=1, progress_bar=False
+        model,
+        size=20,
+        num_draws=200,
+        num_held_out=200,
+        candidates=jc.Candidates(extra_passes=1),
+        progress_bar=False,
     )
     plan = builder.plan(*arrays)
     report = builder.run(jax.random.key(0), *arrays).report

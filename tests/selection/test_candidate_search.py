@@ -123,7 +123,7 @@ def built(rare, **settings):
 
 def test_a_group_of_few_rows_none_of_which_is_a_candidate_is_found():
     """Without its rows its effect is as under the prior: half a nat, the variance of half χ²."""
-    without, found = built(4, size=40, pricing_passes=0), built(4, size=40)
+    without, found = built(4, size=40, candidates=jc.Candidates(extra_passes=0)), built(4, size=40)
     assert without.report.kl > 0.3
     assert found.report.kl < 1e-3
     assert 2 in np.asarray(found.args[1])

@@ -54,7 +54,9 @@ def test_memory_of_many_batches_is_within_the_plan():
 
 def test_a_plan_names_the_batches_and_candidates():
     x = np.ones((30_000, 2), np.float32)
-    builder = jc.CoresetBuilder(model, size=10, batch_size=3000, num_candidates=700)
+    builder = jc.CoresetBuilder(
+        model, size=10, candidates=700, execution=jc.Execution(batch_size=3000)
+    )
     plan = builder.plan(x, np.ones(30_000, np.float32))
     assert plan.num_candidates == 700
     assert plan.num_draws == 1500
@@ -64,5 +66,5 @@ def test_a_plan_names_the_batches_and_candidates():
     assert "MiB at most" in str(plan)
     assert plan.further_passes == 4
     assert "where they are lacking, up to 4 (" in str(plan)
-    everything = jc.CoresetBuilder(model, size=10, num_candidates=30_000)
+    everything = jc.CoresetBuilder(model, size=10, candidates=30_000)
     assert everything.plan(x, np.ones(30_000, np.float32)).further_passes == 0

@@ -1,6 +1,8 @@
 """What a constraint is, and the set of at most k rows."""
 
 import abc
+from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -71,6 +73,31 @@ class Constraint(eqx.Module):
             rows: row numbers; may be traced. A group without a row among them has none to give.
         """
         return self
+
+    def bind(self, labels: Callable[[str], np.ndarray]) -> "Constraint":
+        """The same set with labels in place of the name of an argument, if it has such a name.
+
+        Args:
+            labels: from the name of an argument to its values, one for each row.
+        """
+        return self
+
+
+def constraints_of(tree: Any) -> list[Constraint]:
+    """The constraints in a pytree, such as a solver."""
+    leaves = jax.tree.leaves(tree, is_leaf=_is_constraint)
+    return [leaf for leaf in leaves if _is_constraint(leaf)]
+
+
+def replace_constraints(tree: Any, function: Callable[[Constraint], Constraint]) -> Any:
+    """A pytree, such as a solver, with `function` of each of its constraints in its place."""
+    return jax.tree.map(
+        lambda leaf: function(leaf) if _is_constraint(leaf) else leaf, tree, is_leaf=_is_constraint
+    )
+
+
+def _is_constraint(leaf: Any) -> bool:
+    return isinstance(leaf, Constraint)
 
 
 class TopK(Constraint):

@@ -5,7 +5,7 @@ the positive entries of the vector v on X, at squared distance ‖v‖² − Σ_
 is left is to find the allowed support of the largest gain, where row i gains max(v_i, 0)².
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -20,6 +20,8 @@ from jaxcoreset.solvers.problem import is_concrete
 # Steps of the bisection for a multiplier in `GroupTopK`. Any multiplier gives a valid bound, and a
 # better one only leaves fewer groups to decide on.
 _BISECTIONS = 24
+# What a constraint holds that names an argument, until it is given its labels.
+_NO_LABELS, _NO_LIMIT = np.zeros(0, np.int32), int(np.iinfo(np.int32).max)
 
 
 class StratifiedTopK(Constraint):
@@ -37,6 +39,8 @@ class StratifiedTopK(Constraint):
 
     Args:
         groups: integers of shape (n,), the group of each row: 0, 1, …, m − 1, each at least once.
+            `CoresetBuilder` also takes the name of an argument of the model, whose values, one per
+            row, are the labels; groups are then numbered in the order of the sorted values.
         k_per_group: the most rows of each group, an integer or integers of shape (m,). A group with
             budget 0 is left out. No limit if left out.
         reserved: slots held for each group, an integer or integers of shape (m,); as many as the
@@ -50,16 +54,23 @@ class StratifiedTopK(Constraint):
     """
 
     groups: Int[Array, " n"]
-    k_per_group: Int[Array, " m"]
-    reserved: Int[Array, " m"] | None
+    k_per_group: Int[Array, "..."]
+    reserved: Int[Array, "..."] | None
     num_groups: int = eqx.field(static=True)
+    name: str | None = eqx.field(static=True)
 
     def __init__(
         self,
-        groups: ArrayLike | Sequence[int],
+        groups: ArrayLike | Sequence[int] | str,
         k_per_group: ArrayLike | Sequence[int] | None = None,
         reserved: ArrayLike | Sequence[int] | None = None,
     ):
+        self.name = groups if isinstance(groups, str) else None
+        if isinstance(groups, str):
+            self.groups, self.num_groups = jnp.asarray(_NO_LABELS), 0
+            self.k_per_group = jnp.asarray(_NO_LIMIT if k_per_group is None else k_per_group)
+            self.reserved = None if reserved is None else jnp.asarray(reserved)
+            return
         self.groups, self.num_groups = _read_labels(groups)
         num_rows = self.groups.shape[0]
         budgets = num_rows if k_per_group is None else k_per_group
@@ -97,7 +108,14 @@ class StratifiedTopK(Constraint):
 
     def check(self, num_data: int) -> None:
         """See `Constraint.check`."""
-        _check_length(self.groups, num_data)
+        _check_length(self.name, self.groups, num_data)
+
+    def bind(self, labels: Callable[[str], np.ndarray]) -> "StratifiedTopK":
+        """See `Constraint.bind`."""
+        if self.name is None:
+            return self
+        groups = np.unique(labels(self.name), return_inverse=True)[1]
+        return StratifiedTopK(groups, self.k_per_group, self.reserved)
 
     def take(self, rows: Int[np.ndarray, " c"] | Int[Array, " c"]) -> "StratifiedTopK":
         """See `Constraint.take`."""
@@ -121,7 +139,8 @@ class GroupTopK(Constraint):
 
     Args:
         groups: integers of shape (n,), the group of each row: 0, 1, …, m − 1, each at least once.
-            Groups may differ in size.
+            Groups may differ in size. `CoresetBuilder` also takes the name of an argument of the
+            model, whose values, one per row, are the labels.
         max_groups: the most groups with a row in the coreset, g. More than m are as good as m.
 
     Raises:
@@ -132,9 +151,14 @@ class GroupTopK(Constraint):
     groups: Int[Array, " n"]
     num_groups: int = eqx.field(static=True)
     max_groups: int = eqx.field(static=True)
+    name: str | None = eqx.field(static=True)
 
-    def __init__(self, groups: ArrayLike | Sequence[int], max_groups: int):
-        self.groups, self.num_groups = _read_labels(groups)
+    def __init__(self, groups: ArrayLike | Sequence[int] | str, max_groups: int):
+        self.name = groups if isinstance(groups, str) else None
+        if isinstance(groups, str):
+            self.groups, self.num_groups = jnp.asarray(_NO_LABELS), _NO_LIMIT
+        else:
+            self.groups, self.num_groups = _read_labels(groups)
         if not isinstance(max_groups, int | np.integer) or isinstance(max_groups, bool):
             raise TypeError(f"max_groups is {max_groups!r}; wanted a whole number.")
         if max_groups < 1:
@@ -153,7 +177,14 @@ class GroupTopK(Constraint):
 
     def check(self, num_data: int) -> None:
         """See `Constraint.check`."""
-        _check_length(self.groups, num_data)
+        _check_length(self.name, self.groups, num_data)
+
+    def bind(self, labels: Callable[[str], np.ndarray]) -> "GroupTopK":
+        """See `Constraint.bind`."""
+        if self.name is None:
+            return self
+        groups = np.unique(labels(self.name), return_inverse=True)[1]
+        return GroupTopK(groups, self.max_groups)
 
     def take(self, rows: Int[np.ndarray, " c"] | Int[Array, " c"]) -> "GroupTopK":
         """See `Constraint.take`."""
@@ -320,7 +351,12 @@ def _check_reserved(reserved: np.ndarray, k_per_group: np.ndarray) -> None:
         )
 
 
-def _check_length(groups: Int[Array, " n"], num_data: int) -> None:
+def _check_length(name: str | None, groups: Int[Array, " n"], num_data: int) -> None:
+    if name is not None and not groups.size:
+        raise ValueError(
+            f"groups is the name {name!r}, which only CoresetBuilder can look up among a model's "
+            "arguments; expected labels of shape (n,)."
+        )
     if groups.shape[0] != num_data:
         raise ValueError(
             f"groups has length {groups.shape[0]}, but the problem has n = {num_data} atoms; "
