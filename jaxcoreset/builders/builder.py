@@ -1,9 +1,9 @@
 """`CoresetBuilder`: a NumPyro model and its data in, a coreset out.
 
 The stages are: find the weighting π̂, draw from it, sum the log-likelihoods of *all* rows at the
-draws into the target, evaluate the candidates' into atoms, solve, and measure the error on draws
-that the solver did not see. With rounds, the coreset's own posterior is then looked at, and is the
-next π̂ where the two do not agree.
+draws into the target, evaluate those of the candidates into atoms, solve, and measure the error on
+draws that the solver did not see. With rounds, NUTS then samples the coreset's own posterior, which
+becomes the next π̂ if the two do not agree.
 """
 
 import os
@@ -37,7 +37,8 @@ from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
 from jaxcoreset.weighting import DrawSource, Laplace, Weighting
 
-# A relative error at other draws, over that at the solver's, from which more rows hardly help.
+# If the relative error at held-out draws is this many times that at the solver's draws, more rows
+# hardly help.
 _UNLIKE = 10.0
 
 
@@ -168,15 +169,15 @@ class CoresetBuilder:
             **kwargs: the model's keyword arguments.
 
         Raises:
-            ValueError: if the model or the data cannot be used, or `tol` cannot be met, or the
-                model has other log-likelihoods for the coreset's rows where it is given no others;
-                the message says what to do.
+            ValueError: if the model or the data cannot be used, if `tol` cannot be met, or if the
+                coreset's rows have other log-likelihoods when the model gets no other rows. The
+                message says what to do.
             RuntimeError: if the compiler has made a wrong program of the model.
         """
         return self.run_rounds(key, *args, **kwargs)[-1]
 
     def run_rounds(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> list[Coreset]:
-        """The coresets after each round, of which `run` returns the last; arguments as in `run`."""
+        """All rounds' coresets, of which `run` returns the last one; arguments as in `run`."""
         context = self._context(key, args, kwargs)
         checkpoint = context.checkpoint
         try:
@@ -199,8 +200,8 @@ class CoresetBuilder:
         if self.size is not None and self.size >= likelihood.num_data:
             return [whole_coreset(self.model, likelihood, self.size, clock)]
         with clock.stage("rows"):
-            wanted = [self.weighting.rows(likelihood, weighting_key), construction.candidates()]
-            found = [rows for rows in wanted if rows is not None]
+            needed = [self.weighting.rows(likelihood, weighting_key), construction.candidates()]
+            found = [indices for indices in needed if indices is not None]
             likelihood.rows.keep(np.concatenate([np.zeros(0, np.int64), *found]))
         with clock.stage("weighting"):
             source = self.weighting.fit(likelihood, weighting_key, show_progress=self.progress_bar)
@@ -208,10 +209,10 @@ class CoresetBuilder:
         return self._repair(construction, source, pool, draws_key, solver_key)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """What `run` is going to take with these arguments: passes, memory and time.
+        """Predict what `run` takes with these arguments: passes, memory and time.
 
-        Each kind of pass is tried on the first batch of rows. What solving takes is not in the
-        time; a tolerance may need several solutions, and rounds more passes.
+        Each kind of pass is tried on the first batch of rows. The time does not include solving; a
+        tolerance may need several solutions, and rounds take more passes.
 
         Args:
             *args: the model's positional arguments.
@@ -260,7 +261,7 @@ class CoresetBuilder:
     def _context(
         self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], with_checkpoint: bool = True
     ) -> PassContext:
-        """Where the rows are evaluated, and where passes over them are kept."""
+        """Where rows are evaluated, and the file that keeps the passes over them."""
         together = self.execution.processes
         processes = SINGLE_PROCESS if together is None else DistributedProcesses(together.timeout)
         mesh = self.execution.mesh
@@ -286,7 +287,7 @@ class CoresetBuilder:
         draws_key: PRNGKeyArray,
         solver_key: PRNGKeyArray,
     ) -> list[Coreset]:
-        """Build until the coreset's own posterior agrees with what it was built under."""
+        """Build until the coreset's own posterior agrees with the π̂ that it was built under."""
         likelihood, clock = construction.likelihood, construction.clock
         most = MOST_ROUNDS if isinstance(self.rounds, str) else self.rounds
         checker = Checker(likelihood, construction.tol, self.num_held_out)
@@ -365,7 +366,7 @@ class CoresetBuilder:
         choice: Choice,
         history: list[Round],
     ) -> Coreset:
-        """The coreset of the solution at one place of the path."""
+        """The coreset of the chosen solution of the path."""
         likelihood, clock = construction.likelihood, construction.clock
         chosen, weights = _chosen(choice)
         indices = chosen if pool.rows is None else pool.rows[chosen]
@@ -423,14 +424,14 @@ def _labels(likelihood: ModelLikelihood, name: str) -> np.ndarray:
 
 
 def _chosen(choice: Choice) -> tuple[np.ndarray, np.ndarray]:
-    """The places among the candidates of the rows chosen, and their weights."""
+    """The positions of the chosen rows among the candidates, and their weights."""
     weights = np.asarray(choice.path.weights[choice.at])
-    places = np.asarray(choice.path.indices[choice.at], np.int64)
-    return places[weights > 0], weights[weights > 0]
+    positions = np.asarray(choice.path.indices[choice.at], np.int64)
+    return positions[weights > 0], weights[weights > 0]
 
 
 def _reported(estimate: Estimate, last: Round) -> Estimate:
-    """The estimate under π̂, or the coreset's own where the two differ and that is larger."""
+    """The estimate under π̂, or the larger one under the coreset's posterior if the two differ."""
     if last.agrees is not False or last.own_kl is None or last.own_kl_standard_error is None:
         return estimate
     if last.own_kl <= estimate.kl:

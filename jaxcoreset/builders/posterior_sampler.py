@@ -1,7 +1,8 @@
-"""Draws from the posterior of weighted rows, inside a compiled program: what SparseVI steps on.
+"""Draws from the posterior of weighted rows, inside a compiled program; `SparseVI` uses them.
 
-A `PosteriorSampler` carries a state from call to call, so that a posterior that has moved little
-costs little. `LaplaceSampler` serves any model whose likelihood can be differentiated twice.
+A `PosteriorSampler` carries a state from call to call, so that a posterior that has moved little is
+cheap to sample again. `LaplaceSampler` works for any model whose likelihood is twice
+differentiable.
 """
 
 import abc
@@ -18,7 +19,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.solvers.problem import HIGHEST
 
-# The Newton decrement, in nats, from which one more full step is enough; the step lengths tried.
+# The Newton decrement, in nats, below which one more full step is enough; the step lengths to try.
 _DECREMENT = 1e-2
 _STEP_LENGTHS = 2.0 ** -np.arange(0, 16, 2)
 
@@ -33,7 +34,7 @@ class PosteriorSampler(eqx.Module):
 
     @abc.abstractmethod
     def start(self, likelihood: ModelLikelihood) -> PyTree:
-        """The state before anything was drawn, a pytree of arrays."""
+        """The state before the first draw, a pytree of arrays."""
 
     @abc.abstractmethod
     def draw(
@@ -56,20 +57,20 @@ class PosteriorSampler(eqx.Module):
             num: how many draws.
 
         Returns:
-            `num` draws, a dictionary of unconstrained parameters with that leading axis; the new
-            state; and whether they can be relied on.
+            `num` draws, as a dictionary of unconstrained parameters with that leading axis; the new
+            state; and True if the draws are reliable.
         """
 
 
 class LaplaceSampler(PosteriorSampler):
     """Draws from the Laplace approximation of the coreset posterior.
 
-    Its mode is found by Newton's method from where it was last, which is one or two steps while
-    the weights change little. The best of several step lengths is taken, and where the Hessian is
-    not positive definite its eigenvalues are made so.
+    Newton's method starts at the previous mode, so that it takes one or two steps while the weights
+    change little. Each step has the best of several lengths. If the Hessian is not positive
+    definite, its eigenvalues are replaced by their absolute values.
 
     Args:
-        max_iters: at most so many Newton steps per call.
+        max_iters: the maximum number of Newton steps per call.
     """
 
     max_iters: int = 50
@@ -102,12 +103,12 @@ class LaplaceSampler(PosteriorSampler):
 
 
 class Stateless(PosteriorSampler):
-    """A function of the user as a sampler."""
+    """A user's function as a sampler without a state."""
 
     function: Sampler
 
     def start(self, likelihood: ModelLikelihood) -> tuple:
-        """Nothing."""
+        """Return the empty state."""
         return ()
 
     def draw(
@@ -119,14 +120,14 @@ class Stateless(PosteriorSampler):
         key: PRNGKeyArray,
         num: int,
     ) -> tuple[Params, PyTree, Bool[Array, ""]]:
-        """See `PosteriorSampler.draw`; the draws are always relied on."""
+        """See `PosteriorSampler.draw`; the draws always count as reliable."""
         return self.function(weights, rows, key, num), (), jnp.array(True)
 
 
 def _find_mode(
     energy: Callable[[Array], Array], start: Float[Array, " d"], max_iters: int
 ) -> tuple[Float[Array, " d"], Float[Array, "d d"], Bool[Array, ""]]:
-    """The minimum of an energy, the Cholesky factor of its Hessian there, and whether it is one."""
+    """The minimum of an energy, the Cholesky factor of its Hessian, and True if it converged."""
 
     def is_far(state: tuple) -> Array:
         _, _, decrement, iteration = state
@@ -157,7 +158,7 @@ def _find_mode(
 
 
 def _factor(hessian: Float[Array, "d d"]) -> Float[Array, "d d"]:
-    """The Cholesky factor of a matrix, or of one that is positive definite where it is not."""
+    """The Cholesky factor of a Hessian, which is made positive definite first if necessary."""
     factor = jnp.linalg.cholesky(hessian)
 
     def repaired() -> Array:

@@ -1,13 +1,13 @@
 """Sparse variational inference: a coreset that needs no weighting distribution to start from.
 
-Other builds compare log-likelihoods at draws of one distribution π̂ that is found beforehand. Here
+Other builders compare log-likelihoods at draws of one distribution π̂, which they find first. Here
 the draws come from the *coreset posterior* π_w itself, anew for every choice and every change of
-the weights, and what is made small is KL(π_w‖π) directly. With f_n the log-likelihood of datum n
+the weights, and the algorithm minimises KL(π_w‖π) directly. With f_n the log-likelihood of datum n
 and L = Σ_n f_n, its gradient in the weights is −Cov_{π_w}[f, L − Σ_m w_m f_m].
 
-What it costs is draws: T of S for every row. So a choice and its T steps are one compiled call,
-the same for every number of rows; the mode of π_w and the weights start where they were; and the
-draws of a step are one batch.
+The draws are what is expensive: T times S of them for every row. So a choice and its T steps are
+one compiled call, the same for every number of rows; the search for the mode of π_w starts at the
+previous mode; and the draws of a step are one batch.
 """
 
 from collections.abc import Callable
@@ -36,58 +36,57 @@ from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.verification import check_alone, check_program
 from jaxcoreset.weighting import Laplace, Weighting
 
-# Up to here the sums over the data are exact; beyond, over so many rows drawn anew each time.
+# Up to this n the sums over the data are exact; beyond, this many rows are drawn for each sum.
 _ALL_ROWS = 10_000
 _CANDIDATES = 2_000
-# So often draws are made for one choice, until two of them have finite log-likelihoods.
+# How often draws are made for one choice, until two of them have finite log-likelihoods.
 _ATTEMPTS = 10
 
 
 class SparseVI:
-    """Builds a coreset by sparse variational inference; configured and run as `CoresetBuilder` is.
+    """Builds a coreset by sparse variational inference. Use it as you use `CoresetBuilder`.
 
     Algorithm 1 of Campbell and Beronov, "Sparse variational inference: Bayesian coresets from
-    scratch" (NeurIPS 2019, section 3), as Zhang et al. (2021, section 5) compare with it. Starting
-    from no rows, `size` times: draw from the coreset posterior π_w; take the row whose
-    log-likelihood f_n has the largest correlation with L − Σ w f, or the largest absolute one if it
-    has weight already; then `num_iters` steps of projected stochastic gradient on KL(π_w‖π) in the
-    weights of all the rows taken, each with `num_draws` draws. The best row may be one that is
-    there already, so that fewer rows than `size` can come out.
+    scratch" (NeurIPS 2019, section 3), which Zhang et al. (2021, section 5) compare with. It
+    starts without rows and repeats `size` times: draw from the coreset posterior π_w; take the row
+    whose log-likelihood f_n has the largest correlation with L − Σ w f, or the largest absolute
+    correlation if the row has weight already; then make `num_iters` steps of projected stochastic
+    gradient on KL(π_w‖π) in the weights of all rows taken, each with `num_draws` draws. The best
+    row may be in the coreset already, so the result can have fewer rows than `size`.
 
-    At first the draws are nearly those of the prior, and there a likelihood can under- or overflow:
-    a Poisson rate of zero under a positive count has the log-likelihood −∞. Draws at which a row's
-    log-likelihood is not finite are left out, so that a choice or gradient is that of π_w where the
-    likelihood can be computed; the posterior has no mass elsewhere. ``report.curve`` says under
-    "usable_draws" what fraction was left in each iteration, for its choice or for its steps,
-    whichever is less. Where fewer than two draws were, the
-    choice is made again with other draws, ten times at most.
+    The first draws are nearly draws of the prior, at which a likelihood can under- or overflow: a
+    Poisson rate of zero with a positive count has the log-likelihood −∞. Draws at which a row's
+    log-likelihood is not finite are left out, so a choice or a gradient is that of π_w restricted
+    to where the likelihood can be computed; the posterior has no mass elsewhere.
+    ``report.curve["usable_draws"]`` has the fraction that was left in each iteration, for its
+    choice or for its steps, whichever is smaller. If fewer than two draws are left, the choice is
+    repeated with other draws, up to ten times.
 
     Args:
         model: a NumPyro model whose observations are independent given its parameters.
-        size: at most so many rows, and so many iterations.
+        size: the number of iterations, which is the maximum number of rows.
         num_draws: draws of the coreset posterior per choice and per gradient, S.
         num_iters: changes of the weights per row chosen, T.
-        learning_rate: the step length γ_t of change t = 1, …, T; 1/t if left out, as the papers
-            have it. With few rows among many data it is short: a weight of a hundred takes many
-            choices to grow.
-        optimizer: the steps as an optax transformation, begun anew for every choice. If left out,
-            Adam with `learning_rate`, as in the authors' programs: plain ``optax.sgd`` takes steps
-            as long as a gradient that grows with the data, and does worse. Weights that it makes
-            negative become zero.
-        sampler: how the coreset posterior is drawn from: `LaplaceSampler`, or where the model has a
-            closed form any traceable function ``sampler(weights, rows, key, num)`` that returns a
+        learning_rate: the step length γ_t of change t = 1, …, T; by default 1/t, as in the papers.
+            That is short if few rows stand for many: a weight of a hundred takes many choices to
+            grow.
+        optimizer: the steps as an optax transformation, which starts anew for every choice. The
+            default is Adam with `learning_rate`, as in the authors' programs; plain ``optax.sgd``
+            takes steps in proportion to a gradient that grows with the data, and does worse.
+            Weights that become negative are set to zero.
+        sampler: how to draw from the coreset posterior: `LaplaceSampler`, or, if the model has a
+            closed form, any traceable function ``sampler(weights, rows, key, num)`` that returns a
             dictionary of unconstrained parameters with leading axis `num`. `rows` are the k rows
-            laid out as `ModelLikelihood.data`; those that are not used yet have weight 0.
-        redraw_every: so many steps use the same draws, which count π_w/π_v times after the weights
-            moved from v to w. 1 is the papers'; 10 costs about a tenth.
-        num_candidates: rows that each choice is made among, drawn anew for it; all where
-            n ≤ 10,000, and else 2,000.
-        num_gradient_rows: rows that stand for the data in a gradient, counted n/m times and drawn
-            anew for it; all where n ≤ 10,000, and else 10,000.
-        weighting: where the report's held-out error and divergence are measured: draws of this
-            weighting distribution, which the algorithm itself does not see. None for draws of the
-            coreset's own posterior.
-        num_held_out: how many such draws.
+            laid out as `ModelLikelihood.data`; rows that are not used yet have weight 0.
+        redraw_every: how many steps use the same draws, with importance weights π_w/π_v after the
+            weights moved from v to w. The papers redraw at every step (1); 10 costs about a tenth.
+        num_candidates: how many rows each choice is made among, drawn anew each time; by default
+            all rows up to n = 10,000 and 2,000 beyond.
+        num_gradient_rows: how many rows m stand for the data in a gradient, counted n/m times and
+            drawn anew each time; by default all rows up to n = 10,000 and 10,000 beyond.
+        weighting: the distribution whose draws measure the report's held-out error and divergence;
+            the algorithm itself does not see them. None takes draws of the coreset's own posterior.
+        num_held_out: how many such draws to take.
         data_axes: which arguments are data; see `model_likelihood`.
         plate: the name of the data plate, if the model has several that could be it.
         progress_bar: whether to show progress on a terminal.
@@ -123,22 +122,22 @@ class SparseVI:
         self.redraw_every = check_int("redraw_every", redraw_every, 1)
         if self.num_iters % self.redraw_every:
             raise ValueError(
-                f"redraw_every is {redraw_every} and num_iters is {num_iters}; wanted a divisor of "
-                "num_iters."
+                f"redraw_every is {redraw_every} and num_iters is {num_iters}; expected a "
+                "divisor of num_iters."
             )
         self.optimizer = _optimizer(learning_rate, optimizer)
         if not isinstance(sampler, PosteriorSampler):
             if not callable(sampler) or isinstance(sampler, type):
                 raise TypeError(
-                    f"sampler is {sampler!r}; wanted LaplaceSampler() or a function of (weights, "
-                    "rows, key, num)."
+                    f"sampler is {sampler!r}; expected LaplaceSampler() or a function of "
+                    "(weights, rows, key, num)."
                 )
             sampler = Stateless(sampler)
         self.sampler = sampler
         self.num_candidates = _optional("num_candidates", num_candidates)
         self.num_gradient_rows = _optional("num_gradient_rows", num_gradient_rows)
         if weighting is not None and not isinstance(weighting, Weighting):
-            raise TypeError(f"weighting is {weighting!r}; wanted a Weighting, or None.")
+            raise TypeError(f"weighting is {weighting!r}; expected a Weighting, or None.")
         self.weighting = weighting
         self.num_held_out = check_int("num_held_out", num_held_out, 2)
         self.data_axes = data_axes
@@ -165,7 +164,7 @@ class SparseVI:
         path = self.run_path(key, *args, **kwargs)
         if self.size not in path:
             raise ValueError(
-                f"no row has a weight after {self.size} choices; wanted at least one. Give more "
+                f"no row has a weight after {self.size} choices; expected at least one. Give more "
                 "iterations (num_iters), a longer step (learning_rate) or more draws (num_draws)."
             )
         return path[self.size]
@@ -175,8 +174,8 @@ class SparseVI:
 
         Returns:
             From k = 1, …, `size` to the coreset after k iterations, in increasing order; a k after
-            which no row has a weight is left out. Where `size` is not less than n, all the rows
-            under `size` alone.
+            which no row has a weight is left out. If `size` is at least n, the only entry is
+            `size`, with all rows.
         """
         model_key, weighting_key, held_out_key, path_key = jax.random.split(key, 4)
         clock = Clock()
@@ -201,7 +200,7 @@ class SparseVI:
         }
 
     def _grow(self, likelihood: ModelLikelihood, key: PRNGKeyArray, clock: Clock) -> "_Path":
-        """The iterations, each a call of one compiled function."""
+        """All iterations, each a call of one compiled function."""
         n = likelihood.num_data
         growth = Growth(
             likelihood=likelihood,
@@ -310,7 +309,7 @@ class SparseVI:
 
 @dataclass(frozen=True)
 class _Path:
-    """What the iterations left: the slots' rows, and their weights after each iteration."""
+    """The result of all iterations: the rows, and their weights after each iteration."""
 
     growth: Growth
     state: State
@@ -330,7 +329,7 @@ class _Path:
 def _first_usable(
     step: Callable, data: PyTree, state: State, key: PRNGKeyArray
 ) -> tuple[State, Outcome]:
-    """An iteration with draws among which a choice can be made; most often the first ones."""
+    """An iteration whose draws allow a choice; usually the first attempt."""
     for attempt in range(_ATTEMPTS):
         tried = key if attempt == 0 else jax.random.fold_in(key, attempt)
         new, outcome = step(data, state, tried)
@@ -338,25 +337,25 @@ def _first_usable(
             return new, outcome
     raise ValueError(
         "the log-likelihood is not finite at draws of the coreset posterior with "
-        f"{int(state.count)} rows, {_ATTEMPTS} times over; at first these are draws of the prior. "
-        "Give a proper prior, or a tighter one, or rescale the data, or give a sampler that keeps "
-        "to where the log-likelihood is finite."
+        f"{int(state.count)} rows, in {_ATTEMPTS} attempts; the first draws are draws of the "
+        "prior. Use a proper or a tighter prior, rescale the data, or give a sampler that stays where "
+        "the log-likelihood is finite."
     )
 
 
 def _optimizer(
     learning_rate: optax.Schedule | None, optimizer: optax.GradientTransformation | None
 ) -> optax.GradientTransformation:
-    """The optimizer asked for; optax counts steps from 0 and the papers from 1."""
+    """The requested optimizer; optax counts steps from 0 and the papers from 1."""
     if optimizer is not None:
         if learning_rate is not None:
             raise ValueError(
-                "both learning_rate and optimizer are given; wanted one of them: put the learning "
-                "rate into the optimizer."
+                "both learning_rate and optimizer are given; expected one of them: put the "
+                "learning rate into the optimizer."
             )
         if not isinstance(optimizer, optax.GradientTransformation):
             raise TypeError(
-                f"optimizer is {optimizer!r}; wanted an optax transformation, for instance "
+                f"optimizer is {optimizer!r}; expected an optax transformation, for instance "
                 "optax.sgd(0.01)."
             )
         return optimizer
@@ -364,7 +363,7 @@ def _optimizer(
         return optax.adam(lambda count: 1 / (count + 1))
     if not callable(learning_rate):
         raise TypeError(
-            f"learning_rate is {learning_rate!r}; wanted a function of the step t = 1, 2, …, for "
+            f"learning_rate is {learning_rate!r}; expected a function of the step t = 1, 2, …, for "
             "instance lambda t: 1 / t."
         )
     return optax.adam(lambda count: learning_rate(count + 1))

@@ -16,7 +16,7 @@ from jaxcoreset.solvers.problem import HIGHEST
 
 
 class State(eqx.Module):
-    """The coreset while it grows; the slots from `count` on are not used yet."""
+    """The growing coreset; the slots from `count` on are not used yet."""
 
     indices: Int[Array, " k"]
     weights: Float[Array, " k"]
@@ -25,7 +25,7 @@ class State(eqx.Module):
 
 
 class Outcome(eqx.Module):
-    """What is to be known of one iteration, beside the state that it left."""
+    """What one iteration reports beside the new state."""
 
     relative_error: Float[Array, ""]
     usable_draws: Float[Array, ""]
@@ -77,7 +77,7 @@ class Growth(eqx.Module):
         )
 
     def step(self, data: PyTree, state: State, key: PRNGKeyArray) -> tuple[State, Outcome]:
-        """One iteration."""
+        """Choose a row, then change the weights."""
         choice_key, weights_key = jax.random.split(key)
         chosen, of_choice, can_choose, chosen_well = self._choose(data, state, choice_key)
         state, relative_error, of_steps, weighted_well = self._reweight(data, chosen, weights_key)
@@ -122,8 +122,8 @@ class Growth(eqx.Module):
         """Take the row whose log-likelihood has the largest correlation with the residual.
 
         Returns:
-            The new state, the fraction of the draws that was usable, whether they allowed a choice,
-            and whether they can be relied on.
+            The new state, the fraction of usable draws, True if they allow a choice, and True if
+            they are reliable.
         """
         embedding, sampler, reliable = self._embed(data, state, key, self.num_candidates)
         residual = embedding.target - _combine(state.weights, embedding.kept)
@@ -154,8 +154,8 @@ class Growth(eqx.Module):
         """Projected stochastic gradient steps on KL(π_w‖π) in the weights of the rows taken.
 
         Returns:
-            The new state, the relative error after the last step, the mean fraction of the draws
-            that were usable, and whether all draws can be relied on.
+            The new state, the relative error after the last step, the mean fraction of usable
+            draws, and True if all draws are reliable.
         """
         used = jnp.arange(self.size) < state.count
 
