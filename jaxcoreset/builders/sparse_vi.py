@@ -338,8 +338,8 @@ def _first_usable(
     raise ValueError(
         "the log-likelihood is not finite at draws of the coreset posterior with "
         f"{int(state.count)} rows, in {_ATTEMPTS} attempts; the first draws are draws of the "
-        "prior. Use a proper or a tighter prior, rescale the data, or give a sampler that stays where "
-        "the log-likelihood is finite."
+        "prior. Use a proper or a tighter prior, rescale the data, or give a sampler that stays "
+        "where the log-likelihood is finite."
     )
 
 
