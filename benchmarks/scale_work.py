@@ -8,6 +8,7 @@ Prints a line that begins with FOUND and goes on as JSON. `measure` runs it from
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -29,8 +30,8 @@ def measure(
     Args:
         job: "what", "build" or the name of a plain loop, and its sizes.
         devices: how many devices the host is to make believe that it has.
-        processes: how many processes, each with its part of the rows; one without a launcher if
-            left out.
+        processes: the number of processes, each with its part of the rows; if left out, one that
+            knows of no others.
 
     Returns:
         What the process found, or the first of several, "peak MB" being the largest.
@@ -38,24 +39,54 @@ def measure(
     Raises:
         RuntimeError: if it failed; the message has what it printed.
     """
-    command = [sys.executable]
-    if processes is not None:
-        command += ["-m", "jaxcoreset.command.main", "launch", "--processes", str(processes)]
-    command += [str(Path(__file__).resolve()), json.dumps(dict(job))]
     flags = f"--xla_force_host_platform_device_count={devices}" if devices > 1 else ""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     # The script's own folder has a module called `compression`, as Python has from 3.14 on.
     variables = {"XLA_FLAGS": flags, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, str(Path(__file__).resolve())]
+    port = _free_port()
+    each: list[dict[str, Any]] = (
+        [{}]
+        if processes is None
+        else [
+            {
+                "coordinator_address": f"127.0.0.1:{port}",
+                "num_processes": processes,
+                "process_id": i,
+            }
+            for i in range(processes)
+        ]
+    )
     start = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
-    found = [
-        json.loads(line.partition(_MARK)[2]) for line in done.stdout.splitlines() if _MARK in line
+    running = [
+        subprocess.Popen(
+            [*command, json.dumps({**job, "process": one})],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **variables},
+        )
+        for one in each
     ]
-    if done.returncode or not found:
-        raise RuntimeError(f"{job} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    texts = [one.communicate()[0] for one in running]
+    found = [
+        json.loads(line.partition(_MARK)[2])
+        for text in texts
+        for line in text.splitlines()
+        if _MARK in line
+    ]
+    codes = [one.returncode for one in running]
+    if any(codes) or not found:
+        raise RuntimeError(f"{job} ended with {codes}:\n{''.join(texts)}")
     peaks = [one["peak MB"] for one in found]
     peak = None if None in peaks else max(peaks)
     return {**found[0], "peak MB": peak, "seconds, whole process": time.perf_counter() - start}
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def build(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,8 +98,8 @@ def build(job: Mapping[str, Any]) -> dict[str, Any]:
     from jaxcoreset.data.processes import BARRIERS
 
     index, count = 0, 1
-    if "JAXCORESET_PROCESSES" in os.environ:
-        index, count = jc.initialize_processes()
+    if job["process"]:
+        index, count = jc.initialize_processes(**job["process"])
     first, last = (job["rows"] * at // count for at in (index, index + 1))
     table = Table(last - first, job["width"], first)
     mesh = None
@@ -109,7 +140,7 @@ def exchange(job: Mapping[str, Any]) -> dict[str, Any]:
     import jaxcoreset as jc
     from jaxcoreset.data.processes import DistributedProcesses
 
-    jc.initialize_processes()
+    jc.initialize_processes(**job["process"])
     processes = DistributedProcesses()
     state = {"total": np.zeros(job["draws"] + job["held out"])}
     processes.gather(state)  # compiled

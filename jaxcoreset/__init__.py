@@ -14,8 +14,8 @@ from jaxcoreset.builders.settings import Tolerance as Tolerance
 from jaxcoreset.coreset.coreset import Coreset as Coreset
 from jaxcoreset.coreset.coreset import load as load
 from jaxcoreset.coreset.report import Report as Report
-from jaxcoreset.data.launch import initialize_processes as initialize_processes
 from jaxcoreset.data.processes import ProcessError as ProcessError
+from jaxcoreset.data.processes import initialize_processes as initialize_processes
 from jaxcoreset.likelihood.embedding import embed as embed
 from jaxcoreset.likelihood.from_model import model_likelihood as model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood as ModelLikelihood

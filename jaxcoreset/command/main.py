@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from jaxcoreset.command.build import add_build_parser, positive_integer, run_build
-from jaxcoreset.data.launch import add_launch_parser, run_launch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,16 +16,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: what follows the command's name; those of the process if left out.
 
     Returns:
-        The exit status: 0, or 1 (``demo``) or 2 (``build``) after an error that was told on
-        standard error; of ``launch`` that of the first process that failed.
+        The exit status: 0, or 1 (``demo``) or 2 (``build``) after an error, which is printed to
+        standard error.
     """
     if arguments is None:
         arguments = sys.argv[1:]
     options = _parser().parse_args(arguments)
     if options.command == "build":
         return run_build(options, arguments)
-    if options.command == "launch":
-        return run_launch(options)
     if options.command == "demo":
         return _demo(options)
     _parser().print_help()
@@ -43,7 +40,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", metavar="command")
     add_build_parser(commands)
-    add_launch_parser(commands)
     demo = commands.add_parser(
         "demo",
         help="build a coreset of 325,000 flights and run NUTS on it",

@@ -1,10 +1,10 @@
-"""The processes of one build: each has a part of the rows, and all of them go the same way.
+"""The processes of one build: each has a part of the rows, and all of them run the same program.
 
-They are those of `jax.distributed`. Whatever they hand each other is small: sums over rows, a few
-rows, the best of a pass. Before anything is handed on, each says through JAX's coordination service
-that it is there, or what went wrong with it; so a process that died, or is late, is an error that
-names it on every other one, within a stated time, and no collective is entered that somebody does
-not reach.
+They are those of `jax.distributed`. What they exchange is small: sums over rows, a few rows, the
+best rows of a pass. Before each exchange every process reports through JAX's coordination service
+that it has arrived, or what went wrong. So a process that died or is late becomes an error that
+names it in every other process, within a stated time, and no process enters a collective operation
+that another one never reaches.
 """
 
 import contextlib
@@ -18,30 +18,62 @@ from typing import Any
 import jax
 import numpy as np
 
+# Numbers the barriers of this process, all groups together.
 BARRIERS = itertools.count()
-# What a process says that has not failed begins so.
+# What a process reports that has not failed begins with this.
 _OK = "ok "
-# Marks an error that the other processes were told of.
+# Marks an error that was reported to the other processes.
 _REPORTED = "_reported_to_the_other_processes"
+# Seconds that a failed process waits for the other ones before it exits.
+_SHUTDOWN_TIMEOUT = 15
+
+
+def initialize_processes(**options: Any) -> tuple[int, int]:
+    """Connect the processes of a build; call it in each of them before any other use of JAX.
+
+    `jax.distributed.initialize` finds the processes by itself if they are started by Open MPI's
+    ``mpirun`` or by SLURM's ``srun``, and on Cloud TPUs and Kubernetes. Elsewhere, for instance
+    under Ray, pass `coordinator_address`, `num_processes` and `process_id`. A second call changes
+    nothing.
+
+    Args:
+        **options: arguments of `jax.distributed.initialize`.
+
+    Returns:
+        The number of this process, counted from 0, and the number of processes.
+
+    Raises:
+        ValueError: if JAX does not find the processes and `options` do not name them.
+    """
+    if not jax.distributed.is_initialized():
+        try:
+            jax.distributed.initialize(**{"shutdown_timeout_seconds": _SHUTDOWN_TIMEOUT, **options})
+        except ValueError as error:
+            raise ValueError(
+                f"initialize_processes does not know the processes of this build: {error} Start "
+                "the script with mpirun or srun, or pass coordinator_address ('host:port'), "
+                "num_processes and process_id."
+            ) from error
+    return jax.process_index(), jax.process_count()
 
 
 class ProcessError(RuntimeError):
-    """Another process of the build failed, died or is late; the message says which one."""
+    """Another process of the build failed, died or is late; the message names it."""
 
 
 class ProcessGroup:
-    """One process alone: there is nothing to wait for, and nothing to hand on.
+    """The processes of one build; an instance of this class is a group of one process.
 
     Attributes:
-        count: how many processes there are.
-        index: which one this is.
+        count: the number of processes.
+        index: the number of this process.
     """
 
     count: int = 1
     index: int = 0
 
     def gather(self, state: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
-        """The arrays of every process, in their order; shapes and types are the same on all."""
+        """The arrays of every process, in the processes' order; all have the same shapes."""
         return [dict(state)]
 
     def first(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -49,11 +81,11 @@ class ProcessGroup:
         return state
 
     def agree(self, settings: Mapping[str, str]) -> None:
-        """Raise where the processes were called with other settings, texts by name."""
+        """Raise an error if the processes have different settings, given as text by name."""
 
     @contextlib.contextmanager
     def all_or_none(self, what: str) -> Iterator[None]:
-        """A stage that each process goes through by itself, and that fails on all or on none."""
+        """A stage that each process runs by itself; it fails in all processes or in none."""
         yield
 
 
@@ -62,13 +94,13 @@ SINGLE_PROCESS = ProcessGroup()
 
 @dataclass
 class DistributedProcesses(ProcessGroup):
-    """The processes of `jax.distributed`, which has to be initialised.
+    """The processes of `jax.distributed`, which has to be initialized.
 
     Args:
-        timeout: how long to wait for the others, in seconds.
+        timeout: maximum time to wait for the other processes, in seconds.
 
     Raises:
-        RuntimeError: if neither `initialize_processes` nor JAX's own function was called.
+        RuntimeError: if neither `initialize_processes` nor JAX's own function was called before.
     """
 
     timeout: float = 600.0
@@ -79,8 +111,8 @@ class DistributedProcesses(ProcessGroup):
 
         if global_state.client is None:
             raise RuntimeError(
-                "distributed=True, but the processes do not know of each other; call "
-                "jaxcoreset.initialize_processes() in each of them before anything else of JAX."
+                "the processes of a distributed build are not connected; call "
+                "jaxcoreset.initialize_processes() in each of them before any other use of JAX."
             )
         self._client: Any = global_state.client
         self.count, self.index = jax.process_count(), jax.process_index()
@@ -89,16 +121,16 @@ class DistributedProcesses(ProcessGroup):
         """See `ProcessGroup.gather`.
 
         Raises:
-            ProcessError: if another process failed, did not come within the time, or has arrays of
-                other names, types or shapes.
+            ProcessError: if another process failed, did not arrive within the timeout, or has
+                arrays of other names, types or shapes.
         """
         arrays = {name: np.asarray(value) for name, value in state.items()}
         form = {name: f"{array.dtype} {array.shape}" for name, array in arrays.items()}
         found = self._barrier("", form)
         if differing := self._differing(found, form):
             raise ProcessError(
-                f"the processes do not have the same kind of arrays. {differing}. Wanted parts of "
-                "one table: columns of one type and width in all of them, and the same settings."
+                f"the processes do not have the same kind of arrays. {differing}. Expected parts "
+                "of one table: the same columns, types and settings in all processes."
             )
         return self._all(arrays)
 
@@ -110,12 +142,12 @@ class DistributedProcesses(ProcessGroup):
         """See `ProcessGroup.agree`.
 
         Raises:
-            ProcessError: if they were; the message says which setting differs, and where.
+            ProcessError: if they differ; the message names the setting and the process.
         """
         if differing := self._differing(self._barrier("", settings), settings):
             raise ProcessError(
-                f"the processes were not called alike. {differing}. Wanted the same in all of them "
-                "but for the rows."
+                f"the processes have different settings. {differing}. Expected the same settings "
+                "and arguments in all processes, except for the rows."
             )
 
     @contextlib.contextmanager
@@ -128,7 +160,7 @@ class DistributedProcesses(ProcessGroup):
         try:
             yield
         except ProcessError:
-            raise  # the others know, or cannot be reached
+            raise  # the other processes know, or cannot be reached
         except Exception as error:
             if not getattr(error, _REPORTED, False):
                 text = f"{what}: {type(error).__name__}: {error}"
@@ -140,7 +172,7 @@ class DistributedProcesses(ProcessGroup):
         self._barrier("")
 
     def _differing(self, found: dict[int, dict[str, str]], own: Mapping[str, str]) -> str:
-        """What differs between this process and the first other one that does, in words."""
+        """How this process and the first one with other settings differ; empty if none does."""
         for process, other in found.items():
             names = [name for name in sorted({*own, *other}) if own.get(name) != other.get(name)]
             if names:
@@ -154,7 +186,7 @@ class DistributedProcesses(ProcessGroup):
     def _all(self, state: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
         from jax.experimental.multihost_utils import process_allgather
 
-        # As bytes: float64 and int64 are to pass whatever JAX's default types are.
+        # As bytes, since JAX may shorten float64 and int64.
         names = sorted(state)
         arrays = {name: np.asarray(state[name]) for name in names}
         packed = np.concatenate(
@@ -165,8 +197,8 @@ class DistributedProcesses(ProcessGroup):
             everything = np.asarray(process_allgather(packed)).reshape(self.count, -1)
         except Exception as error:
             raise ProcessError(
-                f"process {self.index} of {self.count} lost the others while they exchanged "
-                f"arrays: {error}"
+                f"process {self.index} of {self.count} lost the connection to the other processes "
+                f"during an exchange of arrays: {error}"
             ) from error
         found = []
         for row in everything:
@@ -180,10 +212,10 @@ class DistributedProcesses(ProcessGroup):
         return found
 
     def _barrier(self, failure: str, form: Mapping[str, str] | None = None) -> dict[int, dict]:
-        """Wait for all the others; raise where one of them reports a failure, or does not come.
+        """Wait for all other processes; raise an error if one reports a failure or does not arrive.
 
         Returns:
-            What each of the others said of itself, as `form` does of this one.
+            What each of the other processes reports of itself, as `form` does of this one.
         """
         number = next(self._number)
         prefix = f"jaxcoreset/{number}"
@@ -210,11 +242,11 @@ class DistributedProcesses(ProcessGroup):
         if late:
             names = ", ".join(str(process) for process, _ in late)
             raise ProcessError(
-                f"process {names} of {self.count} did not come within {self.timeout:g} seconds: it "
-                "died, or hangs, or has much more to do than the others. Look at its own output; "
-                "start all processes again, with a checkpoint to go on from."
+                f"process {names} of {self.count} did not arrive within {self.timeout:g} seconds: "
+                "it died, hangs, or has many more rows to read. Look at its own output, and start "
+                "all processes again; a build with a checkpoint resumes."
             ) from late[0][1]
-        if number > 1:  # everybody is past the one before the last
+        if number > 1:  # all processes have passed the last barrier but one
             with contextlib.suppress(Exception):
                 self._client.key_value_delete(f"jaxcoreset/{number - 2}/{self.index}")
         return found

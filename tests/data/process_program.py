@@ -1,4 +1,9 @@
-"""One process of a distributed build, for `test_processes`: prints what it found as JSON."""
+"""One process of a distributed build, for `test_processes`: prints what it found as JSON.
+
+process_program.py WHAT                        one process alone
+process_program.py WHAT mpirun                 one of those that mpirun started
+process_program.py WHAT ADDRESS COUNT INDEX    one of COUNT processes
+"""
 
 import json
 import os
@@ -27,10 +32,14 @@ def table():
     return x, y
 
 
-def main(what):
+def main(what, *where):
     index, count = 0, 1
-    if "JAXCORESET_PROCESSES" in os.environ:
+    if where == ("mpirun",):
         index, count = jc.initialize_processes()
+    elif where:
+        index, count = jc.initialize_processes(
+            coordinator_address=where[0], num_processes=int(where[1]), process_id=int(where[2])
+        )
     x, y = table()
     first, last = index * NUM_ROWS // count, (index + 1) * NUM_ROWS // count
     part = x[first:last], y[first:last]
@@ -76,4 +85,4 @@ def main(what):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
