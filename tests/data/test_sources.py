@@ -1,5 +1,6 @@
 """Sources of rows, held to the arrays that they were made from and to what pyarrow itself reads."""
 
+import importlib
 import itertools
 import os
 import re
@@ -177,7 +178,9 @@ def test_taking_reads_only_the_row_groups_that_hold_wanted_rows(folder, table, m
 
 
 def test_a_huge_row_group_is_read_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxcoreset.data.sources.parquet.BATCH_BYTES", 8_000)
+    # The package's attribute of this name is the function.
+    module = importlib.import_module("jaxcoreset.data.sources.parquet")
+    monkeypatch.setattr(module, "BATCH_BYTES", 8_000)
     values = np.arange(10_000.0)
     pq.write_table(pa.table({"a": values}), tmp_path / "t.parquet", row_group_size=10_000)
     parts = list(parquet(tmp_path / "t.parquet", y="a").batches(5_500))
@@ -200,27 +203,77 @@ def test_decimals_are_numbers_and_missing_values_are_told_by_place(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({}, r"not told which columns .* There are 'a', 'day', 'text'"),
+        ({}, r"not told which columns .* The columns are 'a', 'day', 'text', 'who'"),
         ({"y": "A"}, r"no column 'A'; did you mean 'a'\?"),
         ({"y": "text"}, r"'text' is of type .*string.* Encode"),
         ({"y": "day"}, r"'day' is of type timestamp.* number of days"),
-        ({"y": "year"}, r"no column 'year': it stands in the folder's name only"),
-        ({"X": []}, r"X is \[\]; wanted a column's name"),
+        ({"y": "who"}, r"'who' is of type text in the folder's name, 'me'; expected real numbers"),
+        ({"X": []}, r"X is \[\]; expected a column's name"),
     ],
 )
 def test_columns_that_cannot_be_used_are_refused_at_the_door(tmp_path, columns, message):
     data = {"a": [1.0], "day": np.array(["2013-01-01"], "M8[ns]"), "text": ["x"]}
-    (tmp_path / "year=2013").mkdir()
-    pq.write_table(pa.table(data), tmp_path / "year=2013" / "t.parquet")
+    (tmp_path / "who=me").mkdir()
+    pq.write_table(pa.table(data), tmp_path / "who=me" / "t.parquet")
     with pytest.raises(SourceError, match=message):
         parquet(tmp_path, **columns)
+
+
+def test_names_of_folders_are_columns(tmp_path, table):
+    for year, share, first, last in ((9, "0.5", 0, 400), (10, "1", 400, N)):
+        (tmp_path / f"year={year}" / f"share={share}").mkdir(parents=True)
+        write(
+            tmp_path / f"year={year}" / f"share={share}" / "0.parquet",
+            table,
+            first=first,
+            last=last,
+        )
+    source = parquet(tmp_path, X=["year", "a"], year="year", share="share", by=["share", "year"])
+    assert {str(leaf.dtype) for leaf in source.leaves} == {"float32", "int32"}
+    # In the order of the names as text: 10 comes before 9.
+    rows = np.concatenate([np.arange(400, N), np.arange(400)])
+    year = np.where(rows < 400, 9, 10)
+    np.testing.assert_array_equal(source.arrays["year"][:], year)
+    np.testing.assert_array_equal(source.arrays["share"][:], np.where(rows < 400, 0.5, 1))
+    x = np.stack([year, table["a"][rows]], axis=1).astype(np.float32)
+    np.testing.assert_array_equal(source.arrays["X"][np.array([5, 900])], x[[5, 900]])
+    np.testing.assert_array_equal(parquet(tmp_path, y="year").arrays["y"][:], year)
+
+
+def test_files_of_other_file_systems_are_read(folder, table):
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    memory.put(str(folder), "/trips", recursive=True)
+    try:
+        local = parquet(folder, X=["a", "b"], y="late")
+        for source in (
+            parquet("memory://trips", X=["a", "b"], y="late"),
+            parquet("trips/", filesystem=memory, X=["a", "b"], y="late"),
+            parquet(f"file://{folder}", X=["a", "b"], y="late"),
+        ):
+            assert source.num_rows == N
+            for (start, found), (same, wanted) in zip(
+                source.batches(450), local.batches(450), strict=True
+            ):
+                assert start == same
+                for one, other in zip(found, wanted, strict=True):
+                    np.testing.assert_array_equal(one, other)
+        with pytest.raises(SourceError, match=r"memory://trip; did you mean 'trips'"):
+            parquet("memory://trip", y="a")
+        remote = parquet("memory://trips", y="a")
+        memory.rm("/trips/1.parquet")
+        with pytest.raises(SourceError, match=r"1\.parquet was changed after"):
+            list(remote.batches())
+    finally:
+        memory.rm("/trips", recursive=True)
+    with pytest.raises(SourceError, match=r"Install fsspec|known"):
+        parquet("nowhere://trips", y="a")
 
 
 def test_files_that_do_not_fit_the_first_are_refused(tmp_path):
     for name, dtype in (("0", np.float32), ("1", np.float64)):
         pq.write_table(pa.table({"a": np.ones(3, dtype)}), tmp_path / f"{name}.parquet")
     with pytest.raises(
-        SourceError, match=r"1\.parquet: column 'a' is of type float64; wanted float32"
+        SourceError, match=r"1\.parquet: column 'a' is of type float64; expected float32"
     ):
         parquet(tmp_path, y="a")
     os.rename(tmp_path / "0.parquet", tmp_path / "2.parquet")
@@ -233,7 +286,7 @@ def test_a_file_that_is_missing_cut_short_or_replaced_is_told(tmp_path, table, f
     ):
         parquet(tmp_path / "tripz", y="a")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match=r"no file that ends in \.parquet"):
+    with pytest.raises(SourceError, match=r"no file below .* ends in \.parquet"):
         parquet(tmp_path / "empty", y="a")
     source = parquet(folder, y="a")
     passing = source.batches()
