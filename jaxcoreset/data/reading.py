@@ -1,13 +1,13 @@
-"""Rows of arrays in memory and of sources, by one set of functions.
+"""Read rows of arrays in memory and of sources with the same functions.
 
-The arrays are leaves of a model's arguments, each with the same n rows: `np.ndarray`, `jax.Array`,
-`np.memmap` (NumPy's mapped files) and `SourceArray` in any mixture.
+The arrays are leaves of a model's arguments, each with n rows: `np.ndarray`, `jax.Array`,
+`np.memmap` (NumPy's memory-mapped files) and `SourceArray`, in any combination.
 """
 
-import threading
+import contextlib
 from collections import deque
 from collections.abc import Generator, Sequence
-from sys import is_finalizing
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import jax
@@ -21,29 +21,28 @@ from jaxcoreset.data.utils import check_int
 
 _WHOLE_BYTES = 1 << 28
 _SAMPLE_ROWS = 4096
-# How long a consumer that stops half way waits for what is being read at that moment.
-_FAREWELL_SECONDS = 5.0
-_TURN_SECONDS = 0.5
+# How long a consumer that stops early waits for what is being read at that moment.
+_CLOSE_SECONDS = 5.0
 
 
 def is_streamed(leaf: Any) -> bool:
-    """Whether an array is read from where it is kept, rather than being in memory."""
+    """Return whether an array is read from files or batches and is not in memory."""
     return isinstance(leaf, SourceArray | np.memmap)
 
 
 def take_rows(leaves: Sequence[Any], rows: Any) -> tuple[Any, ...]:
-    """Some rows of each array.
+    """Take some rows of each array.
 
     Args:
         leaves: arrays with n rows each.
         rows: row numbers of shape (m,), in any order, with repeats.
 
     Returns:
-        Arrays with m rows in the order of `rows`: JAX arrays of JAX arrays, NumPy arrays of all
-        others. Arrays of one source are read together.
+        Arrays with m rows in the order of `rows`: JAX arrays for JAX arrays, NumPy arrays for all
+        other kinds. Arrays of one source are read together.
 
     Raises:
-        IndexError: if there is no such row.
+        IndexError: if a row number is out of range.
     """
     rows = checked_rows(rows, leading(list(leaves), "leaves"), "the arrays")
     taken = {id(source): source.take(rows) for source in _sources(leaves)}
@@ -67,10 +66,10 @@ def _in_memory(leaf: Any, rows: np.ndarray) -> Any:
 
 
 def fingerprint(leaves: Sequence[Any]) -> str:
-    """A short hash that differs, as far as a look shows, where the arrays do.
+    """A short hash that tells the arrays from other ones, without reading everything.
 
-    Arrays in memory are looked at whole up to 256 MB, and at rows far apart beyond; of mapped files
-    and sources, size and time of change count too. A single number is an array as well.
+    Arrays in memory are hashed whole up to 256 MB, larger ones at rows of regular distances. For
+    mapped files and sources, size and time of change count too. A single number is also an array.
     """
     mark = Hash("rows", len(leaves))
     of_source = {id(source): source.fingerprint() for source in _sources(leaves)}
@@ -91,24 +90,24 @@ def fingerprint(leaves: Sequence[Any]) -> str:
 def read_chunks(
     leaves: Sequence[Any], size: int, first: int = 0, *, prefetch: int = 2
 ) -> Generator[tuple[int, tuple[Any, ...]], None, None]:
-    """The rows of all arrays in order, in chunks of one size.
+    """Iterate over the rows of all arrays in order, in chunks of one size.
 
-    Where an array has to be read, a thread reads ahead while the caller works on a chunk; it ends
-    with the iterator, also where that is left half way. What goes wrong in it is raised here.
-    Arrays in memory alone are cut without a thread, NumPy's without a copy.
+    If an array has to be read, a thread reads ahead while the caller works on a chunk. The thread
+    ends with the iterator, even if the caller stops early, and its errors are raised by the
+    iterator. Arrays that are all in memory are sliced without a thread.
 
     Args:
         leaves: arrays with n rows each.
-        size: rows of a chunk; the last may have fewer.
-        first: the row to begin with.
-        prefetch: chunks that are read ahead at most; with 0 there is no thread.
+        size: the number of rows of a chunk; the last one may have fewer.
+        first: the first row.
+        prefetch: the maximum number of chunks that are read ahead; 0 starts no thread.
 
     Yields:
         The number of a chunk's first row, and the chunk of each array.
 
     Raises:
         ValueError: if the arrays have no common number of rows, or a setting is out of range.
-        SourceError: while iterating, if the rows are not what their source was described as.
+        SourceError: during iteration, if the rows do not match the description of their source.
     """
     num_rows = leading(list(leaves), "leaves")
     size, first = check_int("size", size, 1), check_int("first", first, 0)
@@ -130,7 +129,7 @@ def _cut(
 
 
 def _slice(leaf: Any, start: int, size: int) -> Any:
-    if isinstance(leaf, jax.Array):  # with the start as data, so that all chunks share a program
+    if isinstance(leaf, jax.Array):  # the start is an argument: one program for all chunks
         return jax.lax.dynamic_slice_in_dim(leaf, start, size)
     return leaf[start : start + size]
 
@@ -141,7 +140,7 @@ def _joined(
     size: int,
     num_rows: int,
 ) -> Generator[tuple[int, tuple[Any, ...]], None, None]:
-    """Chunks of all arrays, where those that are streamed come from elsewhere."""
+    """Chunks of all arrays, given those of the streamed ones."""
     try:
         for start, read in streamed:
             rows = min(size, num_rows - start)
@@ -159,7 +158,7 @@ def _joined(
 def _read_streamed(
     leaves: Sequence[Any], num_rows: int, size: int, first: int
 ) -> Generator[tuple[int, dict[int, np.ndarray]], None, None]:
-    """Chunks of the arrays that are streamed, by their positions."""
+    """Chunks of the streamed arrays, by position among `leaves`."""
     sources = _sources(leaves)
     readers = [_resized(source, size, first) for source in sources]
     mapped = [leaf for leaf in leaves if isinstance(leaf, np.memmap)]
@@ -177,7 +176,7 @@ def _read_streamed(
                 elif isinstance(leaf, np.memmap):  # the copy is what reads the file
                     chunk[i] = np.array(leaf[start : start + size])
             if start + size >= num_rows:
-                for reader in readers:  # to the end, where a source sees whether rows are left over
+                for reader in readers:  # a source checks at its end that there are no further rows
                     next(reader, None)
             for leaf in mapped:
                 check_unchanged(leaf)
@@ -190,7 +189,7 @@ def _read_streamed(
 def _resized(
     source: RowSource, size: int, first: int
 ) -> Generator[tuple[np.ndarray, ...], None, None]:
-    """Batches of a source, cut and joined to one size."""
+    """Batches of a source, split and joined to one size."""
     parts: list[tuple[np.ndarray, ...]] = []
     held = 0
     batches = source.batches(first)
@@ -220,85 +219,24 @@ def _concatenated(parts: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]
 
 
 def _sources(leaves: Sequence[Any]) -> list[RowSource]:
-    """The sources of arrays, each once."""
+    """The distinct sources of the arrays."""
     found = {id(leaf.source): leaf.source for leaf in leaves if isinstance(leaf, SourceArray)}
     return list(found.values())
 
 
-class _Shelf:
-    """Where a reader leaves chunks for the one who uses them; at most so many at a time."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._items: deque[Any] = deque()
-        self._change = threading.Condition()
-        self._closed = False  # no one takes any more
-        self._ended = False  # no more will come
-        self._error: BaseException | None = None
-
-    def fill(self, items: Generator[Any, None, None]) -> None:
-        """Leave all items, until they end or no one wants them. For the reader's thread."""
-        try:
-            for item in items:
-                if not self._put(item):
-                    break
-        except BaseException as error:  # the consumer raises it
-            self._error = error
-        finally:
-            try:
-                items.close()
-            finally:
-                with self._change:
-                    self._ended = True
-                    self._change.notify_all()
-
-    def _put(self, item: Any) -> bool:
-        with self._change:
-            self._change.wait_for(lambda: self._closed or len(self._items) < self._limit)
-            if not self._closed:
-                self._items.append(item)
-                self._change.notify_all()
-            return not self._closed
-
-    def take(self) -> tuple[Any, ...]:
-        """The next item in a tuple, which is empty at the end; raises what the reader met."""
-        with self._change:
-            # By turns: a signal that comes just before a wait is seen only after it.
-            while not self._change.wait_for(lambda: self._items or self._ended, _TURN_SECONDS):
-                pass
-            if self._items:
-                item = self._items.popleft()
-                self._change.notify_all()
-                return (item,)
-            error, self._error = self._error, None
-        try:
-            if error is not None:
-                raise error
-            return ()
-        finally:
-            del error  # its traceback holds this frame
-
-    def close(self) -> None:
-        """Send the reader home."""
-        with self._change:
-            self._closed = True
-            self._items.clear()
-            self._change.notify_all()
-
-
 def _ahead(items: Generator[Any, None, None], prefetch: int) -> Generator[Any, None, None]:
-    """The same items, made by a thread that is ahead of the consumer."""
-    shelf = _Shelf(prefetch)
-    # Nothing may wait for it when the interpreter ends with an iterator half way.
-    reader = threading.Thread(target=shelf.fill, args=(items,), name="read ahead", daemon=True)
-    reader.start()
-    ending = is_finalizing  # the module's own names may be gone when it is asked
+    """The same items, made by a thread that is up to `prefetch` items ahead of the consumer."""
+    end = object()
+    pool = ThreadPoolExecutor(1, "read ahead")
+    futures = deque(pool.submit(next, items, end) for _ in range(prefetch))
     try:
-        while taken := shelf.take():
-            yield taken[0]
-            del taken
+        while (item := futures.popleft().result()) is not end:
+            futures.append(pool.submit(next, items, end))
+            yield item
+            del item
     finally:
-        if not ending():  # threads have stopped by then, maybe inside the lock
-            shelf.close()
-            if reader is not threading.current_thread():  # the garbage collector may run in it
-                reader.join(_FAREWELL_SECONDS)
+        for future in futures:
+            future.cancel()
+        with contextlib.suppress(RuntimeError):  # the interpreter ends, and the thread has ended
+            wait([pool.submit(items.close)], _CLOSE_SECONDS)
+        pool.shutdown(wait=False)
