@@ -237,6 +237,7 @@ def _ahead(items: Generator[Any, None, None], prefetch: int) -> Generator[Any, N
     finally:
         for future in futures:
             future.cancel()
+        is_closed = False
         with contextlib.suppress(RuntimeError):  # the interpreter ends, and the thread has ended
-            wait([pool.submit(items.close)], _CLOSE_SECONDS)
-        pool.shutdown(wait=False)
+            is_closed = not wait([pool.submit(items.close)], _CLOSE_SECONDS).not_done
+        pool.shutdown(wait=is_closed)
