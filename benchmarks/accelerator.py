@@ -32,7 +32,7 @@ import numpy as np
 import jaxcoreset as jc
 from benchmarks import common
 from jaxcoreset.likelihood.embedding import log_likelihood_matrix, log_likelihood_sum
-from jaxcoreset.solvers.problem import HIGHEST
+from jaxcoreset.solvers.numerics import HIGHEST
 
 Rows = list[dict[str, Any]]
 

@@ -25,7 +25,7 @@ import numpyro.distributions as dist
 import jaxcoreset as jc
 from benchmarks import common
 from jaxcoreset.builders.sparse_vi import SparseVI
-from jaxcoreset.solvers.giga import GIGA
+from jaxcoreset.solvers import GIGA
 from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation
 
 _DIMENSION = 20

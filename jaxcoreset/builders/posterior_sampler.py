@@ -17,7 +17,7 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
-from jaxcoreset.solvers.problem import HIGHEST
+from jaxcoreset.solvers.numerics import HIGHEST
 
 # The Newton decrement, in nats, below which one more full step is enough; the step lengths to try.
 _DECREMENT = 1e-2

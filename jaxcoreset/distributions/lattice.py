@@ -1,7 +1,4 @@
-"""The lattice that distributions live on: supports as slots and points, and checks of tables."""
-
-import operator
-from typing import Any
+"""The lattice of a distribution: supports as slots and points, and checks of tables."""
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +10,12 @@ from jaxcoreset.solvers.problem import is_concrete
 
 
 def _strides(lattice: tuple[int, ...]) -> Int[Array, " n"]:
-    """How far apart in the flattened table two points are that differ by 1 in a coordinate."""
+    """The distance in the flattened table of two points that differ by 1 in a coordinate."""
     return jnp.asarray([lattice[0] ** i for i in reversed(range(len(lattice)))], jnp.int32)
 
 
 def slots_of(support: Bool[Array, " n"], max_k: int) -> Int[Array, " k"]:
-    """The coordinates of a support, then n in slots not used."""
+    """The coordinates of a support, then n in unused slots."""
     n = support.shape[0]
     return jnp.nonzero(support, size=max_k, fill_value=n)[0].astype(jnp.int32)
 
@@ -26,7 +23,7 @@ def slots_of(support: Bool[Array, " n"], max_k: int) -> Int[Array, " k"]:
 def points_of(
     slots: Int[Array, " k"], lattice: tuple[int, ...]
 ) -> tuple[Int[Array, " p"], Bool[Array, " p"]]:
-    """X_S as places in the flattened table, and which of them there are."""
+    """X_S as positions in the flattened table, and which of the positions exist."""
     n, m = len(lattice), lattice[0]
     digits = jnp.asarray(np.indices((m,) * slots.shape[0]).reshape(slots.shape[0], -1).T, jnp.int32)
     strides = jnp.append(_strides(lattice), 0)
@@ -52,7 +49,7 @@ def varying_coordinates(table: Float[Array, "*lattice"]) -> Bool[Array, " n"]:
 
 
 def draw_slots(key: PRNGKeyArray, n: int, k: Int[Array, ""], max_k: int) -> Int[Array, " k"]:
-    """K random coordinates, then n in slots not used."""
+    """K random coordinates, then n in unused slots."""
     slots = jax.random.permutation(key, n)[:max_k]
     return jnp.where(jnp.arange(max_k) < k, slots, n).astype(jnp.int32)
 
@@ -70,19 +67,19 @@ def random_table(
 
 
 def checked_lattice(name: str, lattice: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape given; a ValueError where it is not (m,)·n or too large."""
+    """The given shape; raise a ValueError if it is not (m,)·n or is too large."""
     if not lattice or len(set(lattice)) != 1 or lattice[0] < 2:
         raise ValueError(
-            f"{name} has shape {lattice}; wanted (m, …, m), one axis for each of the n coordinates "
-            "and m ≥ 2 values along each. A table with unequal axes can be padded with zeros."
+            f"{name} has shape {lattice}; expected (m, …, m), one axis for each of the n "
+            "coordinates and m ≥ 2 values along each. Pad a table with unequal axes with zeros."
         )
     if lattice[0] ** len(lattice) >= 2**31:
-        raise ValueError(f"{name} has shape {lattice}; wanted fewer than 2³¹ entries.")
+        raise ValueError(f"{name} has shape {lattice}; expected fewer than 2³¹ entries.")
     return lattice
 
 
 def checked_table(name: str, value: ArrayLike) -> Array:
-    """A table as an array of floats; a ValueError where it cannot be one."""
+    """A table as an array of floats; raise a ValueError if it is not a table."""
     table = jnp.asarray(value)
     if not jnp.issubdtype(table.dtype, jnp.floating):
         table = table.astype(float)
@@ -93,24 +90,10 @@ def checked_table(name: str, value: ArrayLike) -> Array:
 
 
 def check_distribution(name: str, table: Array) -> None:
-    """Raise a ValueError if a table is no distribution."""
+    """Raise a ValueError if a table is not a distribution."""
     total, least = float(table.sum()), float(table.min())
     if least < 0 or abs(total - 1) > 1e-3:
         raise ValueError(
-            f"{name} sums to {total:.6g} and its least entry is {least:.6g}; wanted a "
+            f"{name} sums to {total:.6g} and its least entry is {least:.6g}; expected a "
             "distribution: nothing negative, and a sum of 1."
         )
-
-
-def as_index(name: str, value: Any) -> int:
-    """A whole number; a TypeError for anything else."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {value!r}; wanted a whole number.") from None
-
-
-def check_at_least_one(name: str, value: int) -> None:
-    """Raise a ValueError if a setting is less than 1."""
-    if value < 1:
-        raise ValueError(f"{name} is {value}; wanted at least 1.")

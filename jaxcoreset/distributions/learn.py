@@ -1,4 +1,4 @@
-"""The front door of sparse distributions: checks, then one compiled call of a solver."""
+"""Learn sparse distributions: check the arguments, then run a solver in one compiled call."""
 
 from typing import Any
 
@@ -8,7 +8,6 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcoreset.distributions.lattice import (
-    as_index,
     check_distribution,
     checked_lattice,
     checked_table,
@@ -27,6 +26,7 @@ from jaxcoreset.distributions.solvers import (
     DistributionSolver,
 )
 from jaxcoreset.distributions.thresholding import DistributionIHT
+from jaxcoreset.solvers.numerics import as_integer
 from jaxcoreset.solvers.problem import is_concrete
 
 
@@ -43,36 +43,36 @@ def learn_distribution(
 
     Works under ``jax.jit`` and ``jax.vmap``, over objectives, keys and k. The problem (equation 1
     of Zhang et al. 2019) is NP-hard even for the squared distance (their Theorem 1), so no solver
-    promises the optimum.
+    guarantees the optimum.
 
     Args:
         objective: F, for instance ``SquaredDistance(p)``.
-        k: how many coordinates may vary, 1 ≤ k ≤ n. May be traced.
+        k: the maximum number of coordinates that vary, 1 ≤ k ≤ n. May be traced.
         solver: `DistributionExchange`, the default, `DistributionIHT` or `DistributionGreedy`.
         key: a JAX random key, for random starts.
         start: a k-sparse distribution to start from, of shape (m,)·n; not for
             `DistributionGreedy`.
         max_k: static upper bound of k, k itself if that is a plain number and n if it is traced.
-            The work grows with m to the power of it.
+            The work is proportional to m to the power of `max_k`.
 
     Returns:
         A `DistributionSolution`. With a traced k out of range, it is that of the nearest k in range
         and `converged` is false.
 
     Raises:
-        TypeError: if `objective` or `solver` is something else, or k is no whole number.
-        ValueError: if k is out of range, `start` is no k-sparse distribution or of no use, or a key
-            is wanted and missing.
+        TypeError: if `objective` or `solver` is something else, or k is not an integer.
+        ValueError: if k is out of range, `start` is not a k-sparse distribution or cannot be used,
+            or the solver needs a key and there is none.
     """
     if not isinstance(objective, DistributionObjective):
         raise TypeError(
-            f"objective is a {type(objective).__name__}; wanted a DistributionObjective, for "
-            "instance SquaredDistance(p)."
+            f"objective is a {type(objective).__name__}; expected a DistributionObjective, "
+            "for instance SquaredDistance(p)."
         )
     solver = DistributionExchange() if solver is None else solver
     if not isinstance(solver, DistributionSolver):
         raise TypeError(
-            f"solver is {solver!r}; wanted a DistributionSolver, for instance DistributionIHT()."
+            f"solver is {solver!r}; expected a DistributionSolver, for instance DistributionIHT()."
         )
     n = len(objective.lattice)
     max_k = _checked_max_k(k, max_k, n)
@@ -96,14 +96,14 @@ def compress_distribution(
 ) -> DistributionSolution:
     """A k-sparse distribution that keeps the expectations of given functions.
 
-    Minimises ‖Aq − Ap‖² (Zhang et al. 2019, section 4.2): mᵏ numbers, from
-    `DistributionSolution.compact`, in place of mⁿ.
+    Minimises ‖Aq − Ap‖² (Zhang et al. 2019, section 4.2). `DistributionSolution.compact` returns
+    its mᵏ numbers, in place of mⁿ.
 
     Args:
         table: p, of shape (m,)·n.
-        k: how many coordinates may vary.
-        features: A, shape (r, m, …, m): the value of each of r functions at each point. There
-            should be many more of them than mᵏ, or q fits them and no others.
+        k: the maximum number of coordinates that vary.
+        features: A, shape (r, m, …, m): the value of each of r functions at each point. Use many
+            more functions than mᵏ, or q does not generalise to other functions.
         solver: as in `learn_distribution`.
         key: a JAX random key, for random starts.
 
@@ -125,7 +125,8 @@ def sparse_projection(
 
     Args:
         table: shape (m,)·n; need not be a distribution.
-        k: how many coordinates may vary, 1 ≤ k ≤ n. May be traced; then it is taken into range.
+        k: the maximum number of coordinates that vary, 1 ≤ k ≤ n. May be traced; then it is clipped
+            to that range.
         max_k: static upper bound of k, see `learn_distribution`.
 
     Raises:
@@ -141,16 +142,16 @@ def sparse_projection(
 def random_sparse_distribution(
     key: PRNGKeyArray, lattice: tuple[int, ...], k: int | Int[Array, ""], max_k: int | None = None
 ) -> Float[Array, "*lattice"]:
-    """A k-sparse distribution: k random coordinates, and a uniformly random one on their X_S.
+    """A random k-sparse distribution: k random coordinates, and a uniformly random one on X_S.
 
     Args:
         key: a JAX random key.
         lattice: the shape of the table, (m,)·n.
-        k: how many coordinates may vary, 1 ≤ k ≤ n.
+        k: the number of coordinates that vary, 1 ≤ k ≤ n.
         max_k: static upper bound of k, see `learn_distribution`.
 
     Raises:
-        ValueError: if `lattice` is no lattice or k is out of range.
+        ValueError: if `lattice` is not a lattice or k is out of range.
     """
     lattice = checked_lattice("lattice", tuple(lattice))
     max_k = _checked_max_k(k, max_k, len(lattice))
@@ -176,28 +177,24 @@ def _checked_start(
     start: ArrayLike, objective: DistributionObjective, k: Any, solver: DistributionSolver
 ) -> Array:
     if isinstance(solver, DistributionGreedy):
-        raise ValueError("start is of no use to DistributionGreedy, which starts from nothing.")
+        raise ValueError("start is given; expected None, as DistributionGreedy has no start.")
     table = checked_table("start", start).astype(objective.scale(1).dtype)
     if table.shape != objective.lattice:
-        raise ValueError(f"start has shape {table.shape}; wanted {objective.lattice}.")
+        raise ValueError(f"start has shape {table.shape}; expected {objective.lattice}.")
     if is_concrete(table):
         check_distribution("start", table)
         varying = int(varying_coordinates(table).sum())
         if is_concrete(k) and varying > k:
             raise ValueError(
-                f"start varies in {varying} coordinates; wanted at most k = {k}. "
-                "sparse_projection(start, k) is such a distribution."
+                f"start varies in {varying} coordinates; expected at most k = {k}. "
+                "Use sparse_projection(start, k)."
             )
     return table
 
 
 def _checked_max_k(k: Any, max_k: int | None, n: int) -> int:
-    bound = n if max_k is None else as_index("max_k", max_k)
-    if not 1 <= bound <= n:
-        raise ValueError(f"max_k is {bound}; wanted 1 ≤ max_k ≤ n = {n}.")
+    bound = n if max_k is None else as_integer("max_k", max_k, 1, n)
     if not is_concrete(k):
         return bound
-    k = as_index("k", k)
-    if not 1 <= k <= bound:
-        raise ValueError(f"k is {k}; wanted 1 ≤ k ≤ {bound}, the number of coordinates or max_k.")
+    k = as_integer("k", k, 1, bound)
     return k if max_k is None else bound

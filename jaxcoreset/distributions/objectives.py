@@ -1,23 +1,23 @@
-"""What a distribution is to come near: three convex functionals F on a lattice."""
+"""Objectives for distributions: three convex functionals F on a lattice."""
 
 import abc
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxcoreset.distributions.lattice import checked_table
 from jaxcoreset.solvers.nnls import nnls
-from jaxcoreset.solvers.problem import HIGHEST, is_concrete
+from jaxcoreset.solvers.numerics import divide, product, project_simplex
+from jaxcoreset.solvers.problem import is_concrete
 
 
 class DistributionObjective(eqx.Module):
     """A convex functional F of distributions on one lattice.
 
-    A subclass says what F is, what its gradient is, and where its minimum over P_S lies. `scale` is
-    the curvature that step sizes are measured by: the smoothness constant β where F has one.
+    A subclass implements F, its gradient, and its minimum over P_S. `scale` is the curvature that
+    step sizes are relative to: the smoothness constant β if F has one.
     """
 
     @property
@@ -41,14 +41,14 @@ class DistributionObjective(eqx.Module):
     def best_on(
         self, points: Int[Array, " p"], allowed: Bool[Array, " p"]
     ) -> tuple[Float[Array, " p"], Float[Array, ""]]:
-        """The minimum of F among the distributions on some points of the lattice.
+        """The minimum of F over the distributions on some points of the lattice.
 
         Args:
-            points: places in the flattened table.
-            allowed: which of them there are.
+            points: positions in the flattened table.
+            allowed: the points that exist.
 
         Returns:
-            The probabilities of the points, and F but for a term that is the same for all points.
+            The probabilities of the points, and F up to a term that is the same for all points.
         """
 
 
@@ -88,20 +88,21 @@ class SquaredDistance(DistributionObjective):
         self, points: Int[Array, " p"], allowed: Bool[Array, " p"]
     ) -> tuple[Float[Array, " p"], Float[Array, ""]]:
         """The projection of p onto P_S (section 3.3); see `DistributionObjective.best_on`."""
-        wanted = self.target.ravel()[points]
-        values = project_simplex(wanted, allowed)
-        return values, jnp.sum(jnp.where(allowed, values * (values - 2 * wanted), 0))
+        target = self.target.ravel()[points]
+        values = project_simplex(target, allowed)
+        return values, jnp.sum(jnp.where(allowed, values * (values - 2 * target), 0))
 
 
 class KLDivergence(DistributionObjective):
     """F[q] = KL(q‖p) = Σ q log(q/p), in nats, with 0 log 0 = 0.
 
     Its gradient is log(q/p) + 1, which is −∞ where q is 0, and that is nearly everywhere for a
-    sparse q. The paper does not say how it met that; here the gradient is taken at max(q, floor).
+    sparse q. The paper does not say how it handles this; here the gradient is taken at
+    max(q, floor).
 
     Args:
         target: p, a table of shape (m,)·n of positive numbers.
-        floor: a probability, below which the gradient falls no further.
+        floor: the smallest probability at which the gradient is evaluated.
 
     Raises:
         ValueError: if the target has another shape, or entries that are not positive and finite, or
@@ -115,7 +116,7 @@ class KLDivergence(DistributionObjective):
         self.target = checked_table("target", target)
         self.floor = floor
         if not floor > 0:
-            raise ValueError(f"floor is {floor}; wanted a positive number.")
+            raise ValueError(f"floor is {floor}; expected a positive number.")
         if is_concrete(self.target) and not (self.target > 0).all():
             raise ValueError(
                 "target has entries that are not positive, where KL(q‖p) is infinite. Mix it with "
@@ -144,13 +145,13 @@ class KLDivergence(DistributionObjective):
         self, points: Int[Array, " p"], allowed: Bool[Array, " p"]
     ) -> tuple[Float[Array, " p"], Float[Array, ""]]:
         """The target on the points, normalised; see `DistributionObjective.best_on`."""
-        wanted = jnp.where(allowed, self.target.ravel()[points], 0)
-        mass = jnp.sum(wanted)
-        return wanted / mass, -jnp.log(mass)
+        target = jnp.where(allowed, self.target.ravel()[points], 0)
+        mass = jnp.sum(target)
+        return target / mass, -jnp.log(mass)
 
 
 class ExpectationDistance(DistributionObjective):
-    """F[q] = ‖Aq − Ap‖²: how far q is from p in the expectations of r functions (section 4.2).
+    """F[q] = ‖Aq − Ap‖²: the distance of q from p in the expectations of r functions (section 4.2).
 
     Args:
         features: A, shape (r, m, …, m), the value of each function at each point of the lattice.
@@ -169,18 +170,17 @@ class ExpectationDistance(DistributionObjective):
         features = jnp.asarray(features, table.dtype)
         if features.ndim != table.ndim + 1 or features.shape[1:] != table.shape:
             raise ValueError(
-                f"features has shape {features.shape}; wanted (r, {str(table.shape)[1:-1]}), the "
+                f"features has shape {features.shape}; expected (r, {str(table.shape)[1:-1]}), the "
                 "value of each of r functions at each point of the lattice."
             )
         if features.shape[0] == 0:
-            raise ValueError("features is empty; wanted at least one function.")
+            raise ValueError("features is empty; expected at least one function.")
         if is_concrete(features) and not jnp.isfinite(features).all():
             raise ValueError("features has entries that are not finite.")
         flat = features.reshape(features.shape[0], -1)
         self.features = features
-        self.expectations = jnp.matmul(flat, table.ravel(), precision=HIGHEST)
-        gram = jnp.matmul(flat, flat.T, precision=HIGHEST)
-        self.curvature = 2 * jnp.linalg.eigvalsh(gram)[-1]
+        self.expectations = product(flat, table.ravel())
+        self.curvature = 2 * jnp.linalg.eigvalsh(product(flat, flat.T))[-1]
 
     @property
     def lattice(self) -> tuple[int, ...]:
@@ -195,11 +195,10 @@ class ExpectationDistance(DistributionObjective):
     def gradient(self, table: Float[Array, "*lattice"]) -> Float[Array, "*lattice"]:
         """See `DistributionObjective.gradient`."""
         flat = self.features.reshape(self.features.shape[0], -1)
-        pull = jnp.matmul(self._missing(table), flat, precision=HIGHEST)
-        return 2 * pull.reshape(table.shape)
+        return 2 * product(self._missing(table), flat).reshape(table.shape)
 
     def scale(self, size: int) -> Float[Array, ""]:
-        """See `DistributionObjective.scale`; 2‖A‖², or 1 where all functions are zero."""
+        """See `DistributionObjective.scale`; 2‖A‖², or 1 if all functions are zero."""
         return jnp.where(self.curvature > 0, self.curvature, 1)
 
     def best_on(
@@ -207,9 +206,9 @@ class ExpectationDistance(DistributionObjective):
     ) -> tuple[Float[Array, " p"], Float[Array, ""]]:
         """See `DistributionObjective.best_on`; exact, by non-negative least squares.
 
-        With c_x = A_x − Ap the sum Σ q(x) c_x is to be short. Over u ≥ 0 let
-        ‖Σ u_x c_x‖² + γ²(Σ u_x − 1)² be smallest: among the multiples of a distribution q with
-        d = ‖Σ q(x) c_x‖² the best has d γ²/(d + γ²), which grows with d, so u/Σu is the best q.
+        With c_x = A_x − Ap, F is ‖Σ q(x) c_x‖². Let u ≥ 0 minimise ‖Σ u_x c_x‖² + γ²(Σ u_x − 1)².
+        Among the multiples of a distribution q with d = ‖Σ q(x) c_x‖² the best one has the value
+        d γ²/(d + γ²), which increases with d, so u/Σu is the best q.
         """
         flat = self.features.reshape(self.features.shape[0], -1)
         apart = flat[:, points].T - self.expectations
@@ -217,42 +216,14 @@ class ExpectationDistance(DistributionObjective):
         gamma = jnp.sqrt(jnp.sum(squares) / jnp.sum(allowed))
         gamma = jnp.where(gamma > 0, gamma, 1)
         atoms = jnp.concatenate([apart, jnp.full_like(apart[:, :1], gamma)], axis=1)
-        wanted = jnp.zeros_like(atoms[0]).at[-1].set(gamma)
-        values = nnls(atoms, wanted, mask=allowed).weights
+        target = jnp.zeros_like(atoms[0]).at[-1].set(gamma)
+        values = nnls(atoms, target, mask=allowed).weights
         total = jnp.sum(values)
         first = (jnp.arange(points.shape[0]) == jnp.argmax(allowed)).astype(values.dtype)
-        values = jnp.where(total > 0, values / jnp.where(total > 0, total, 1), first)
-        missing = jnp.matmul(values, apart, precision=HIGHEST)
+        values = jnp.where(total > 0, divide(values, total), first)
+        missing = product(values, apart)
         return values, jnp.vdot(missing, missing)
 
     def _missing(self, table: Float[Array, "*lattice"]) -> Float[Array, " r"]:
         flat = self.features.reshape(self.features.shape[0], -1)
-        return jnp.matmul(flat, table.ravel(), precision=HIGHEST) - self.expectations
-
-
-def project_simplex(vector: Float[Array, " p"], allowed: Bool[Array, " p"]) -> Float[Array, " p"]:
-    """The nearest vector that is non-negative, sums to one, and is zero where not allowed.
-
-    The projection of the paper's section 3.3. By Michelot, "A finite algorithm for finding the
-    projection of a point onto the canonical simplex of Rⁿ" (J. Optim. Theory Appl. 1986): entries
-    that would be negative are dropped until there are none, a few rounds, where sorting takes a
-    vectorised machine far longer.
-
-    Args:
-        vector: shape (p,).
-        allowed: shape (p,), at least one of them true.
-    """
-    # The projection does not change when a constant is added. With a largest entry of 0, the
-    # threshold is below 0 in any arithmetic, so that entry stays.
-    vector = vector - jnp.max(jnp.where(allowed, vector, -jnp.inf))
-
-    def drop(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        kept, _, _ = state
-        size = jnp.sum(kept)
-        threshold = (jnp.sum(jnp.where(kept, vector, 0)) - 1) / size
-        fewer = kept & (vector > threshold)
-        return fewer, threshold, jnp.sum(fewer) == size
-
-    begin = (allowed, jnp.zeros((), vector.dtype), jnp.zeros((), bool))
-    kept, threshold, _ = jax.lax.while_loop(lambda s: ~s[2], drop, begin)
-    return jnp.where(kept, vector - threshold, 0)
+        return product(flat, table.ravel()) - self.expectations

@@ -10,15 +10,15 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxcoreset.distributions.lattice import (
     as_table,
-    check_at_least_one,
     draw_slots,
     points_of,
     slots_of,
     varying_coordinates,
 )
 from jaxcoreset.distributions.objectives import DistributionObjective
+from jaxcoreset.solvers.numerics import as_integer
 
-# Two scores nearer than so many roundings are a tie, which goes to the lower index.
+# Two scores that differ by less than this many units of rounding are a tie; the lower index wins.
 _TIE = 32
 
 
@@ -29,10 +29,10 @@ class DistributionSolution(eqx.Module):
         table: the distribution, shape (m,)·n.
         support: shape (n,), the coordinates S that may differ from zero.
         objective: F of the table.
-        num_iters: iterations of the start that gave the solution.
+        num_iters: the number of iterations of the start that gave the solution.
         converged: whether the solver stopped by its own rule rather than by a limit.
         history: shape (max_iters,), F of every iterate, the last one repeated after the stop;
-            ``None`` where it was not asked for.
+            ``None`` if it was not requested.
         solver: the name of the solver.
     """
 
@@ -45,14 +45,14 @@ class DistributionSolution(eqx.Module):
     solver: str = eqx.field(static=True, default="")
 
     def compact(self) -> tuple[np.ndarray, np.ndarray]:
-        """The coordinates of S in increasing order, and the table over them alone, on the host.
+        """The coordinates of S in increasing order, and the table over these only, as NumPy arrays.
 
         Raises:
             ValueError: if this is a batch of solutions.
         """
         if self.support.ndim != 1:
             raise ValueError(
-                f"support has shape {self.support.shape}; compact takes one solution, so pick it "
+                f"support has shape {self.support.shape}; expected one solution. Select it "
                 "with jax.tree.map(lambda x: x[i], solution)."
             )
         support = np.asarray(self.support)
@@ -66,7 +66,7 @@ class DistributionSolver(eqx.Module):
 
     @property
     def needs_key(self) -> bool:
-        """Whether the solver draws random numbers."""
+        """True if the solver draws random numbers."""
         return False
 
     @abc.abstractmethod
@@ -82,8 +82,8 @@ class DistributionSolver(eqx.Module):
 
         Args:
             objective: F.
-            k: the number of coordinates allowed, between 1 and `max_k`; may be traced.
-            max_k: static upper bound of `k`; tables of mᵏ entries are sized by it.
+            k: the maximum number of coordinates, between 1 and `max_k`; may be traced.
+            max_k: static upper bound of `k`; it determines the size of tables with mᵏ entries.
             key: for solvers that draw random numbers.
             start: a k-sparse distribution to start from, for solvers that iterate.
         """
@@ -92,9 +92,9 @@ class DistributionSolver(eqx.Module):
 class DistributionGreedy(DistributionSolver):
     """Forward greedy selection: Algorithm 3 of Zhang et al. (2019).
 
-    Starts with no coordinate and lets in, k times, the one that lets F fall furthest when F is
-    minimised over P_S exactly; a tie goes to the lower index. Where most of the target's mass is on
-    points with many coordinates that are not zero, the first choices see next to nothing of it.
+    It starts without coordinates and adds k of them, each time the one that lowers F most when F is
+    minimised over P_S exactly; a tie goes to the lower index. If most of the target's mass is on
+    points with many non-zero coordinates, the first choices use almost none of it.
     """
 
     def run(
@@ -105,7 +105,7 @@ class DistributionGreedy(DistributionSolver):
         key: PRNGKeyArray | None = None,
         start: Float[Array, "*lattice"] | None = None,
     ) -> DistributionSolution:
-        """See `DistributionSolver.run`; a start has no use here."""
+        """See `DistributionSolver.run`; `start` is ignored."""
         table, support = grow(objective, k, max_k)
         return DistributionSolution(
             table=table,
@@ -125,27 +125,27 @@ class _Exchange(eqx.Module):
 
 
 class DistributionExchange(DistributionSolver):
-    """Exchange of coordinates from many starts: ours, not the paper's.
+    """Exchange of coordinates from many starts; not from the paper.
 
-    From a support S each iteration looks at all supports that differ from S in one coordinate,
-    minimises F over each exactly, and goes to the best one, until none is better. The first start
-    is the support that `DistributionGreedy` finds, the others are random; all run as one batch and
-    the best end is returned. An iteration of a start costs k·n minimisations over mᵏ points.
+    From a support S each iteration minimises F exactly over all supports that differ from S in one
+    coordinate, and moves to the best one, until none is better. The first start is the support that
+    `DistributionGreedy` finds, and the other starts are random. All run as one batch, and the best
+    result is returned. An iteration of a start costs k·n minimisations over mᵏ points.
 
-    On the paper's first experiment (n = 15, m = 2, k = 7) exchange leads from 4 to 19 in 100 of the
-    supports to the best of all 6435, so that 64 starts find it nearly always.
+    In the paper's first experiment (n = 15, m = 2, k = 7), exchange finds the best of all 6435
+    supports from 4 to 19 per cent of the starts, so that 64 starts nearly always find it.
 
     Args:
-        num_starts: how many starts; 1 needs no key.
-        max_iters: at most so many exchanges from a start.
+        num_starts: the number of starts; 1 needs no key.
+        max_iters: the maximum number of exchanges from a start.
     """
 
     num_starts: int = 64
     max_iters: int = 100
 
     def __check_init__(self) -> None:
-        check_at_least_one("num_starts", self.num_starts)
-        check_at_least_one("max_iters", self.max_iters)
+        as_integer("num_starts", self.num_starts, 1)
+        as_integer("max_iters", self.max_iters, 1)
 
     @property
     def needs_key(self) -> bool:
@@ -160,7 +160,7 @@ class DistributionExchange(DistributionSolver):
         key: PRNGKeyArray | None = None,
         start: Float[Array, "*lattice"] | None = None,
     ) -> DistributionSolution:
-        """See `DistributionSolver.run`; a `start` takes the place of the greedy one."""
+        """See `DistributionSolver.run`; a `start` replaces the greedy one."""
         lattice = objective.lattice
         first = grow(objective, k, max_k)[1] if start is None else varying_coordinates(start)
         slots = slots_of(first, max_k)[None]
@@ -181,7 +181,7 @@ class DistributionExchange(DistributionSolver):
             rivals = jnp.where(replaced, jnp.arange(n)[None, :, None], state.slots)
             rivals = rivals.reshape(max_k * n, max_k)
             out, into = state.slots[:, None], jnp.arange(n)[None, :]
-            # A coordinate put in for itself leaves S as it is, and so gives S its own score.
+            # A coordinate that replaces itself leaves S unchanged, which gives S its own score.
             valid = (out < n) & ((into == out) | ~jnp.isin(into, state.slots))
             scores = jax.vmap(lambda slots: _score(objective, slots))(rivals)
             scores = jnp.where(valid.ravel(), scores, jnp.inf)
@@ -220,7 +220,7 @@ def best_of(solutions: DistributionSolution) -> DistributionSolution:
 
 
 def _lowest(scores: Float[Array, " c"]) -> Int[Array, ""]:
-    """The first place of the smallest score, rounding aside."""
+    """The first index of the smallest score, up to rounding."""
     least = jnp.min(scores)
     return jnp.argmax(scores <= least + _TIE * jnp.finfo(scores.dtype).eps * jnp.abs(least))
 
@@ -228,7 +228,7 @@ def _lowest(scores: Float[Array, " c"]) -> Int[Array, ""]:
 def grow(
     objective: DistributionObjective, k: Int[Array, ""], max_k: int
 ) -> tuple[Float[Array, "*lattice"], Bool[Array, " n"]]:
-    """Algorithm 3; with the squared distance as F, Algorithm 2. The table and its support."""
+    """Run Algorithm 3, or 2 if F is the squared distance; return the table and its support."""
     coordinates = jnp.arange(len(objective.lattice), dtype=jnp.int32)
     n = coordinates.shape[0]
 
@@ -248,6 +248,6 @@ def _score(objective: DistributionObjective, slots: Int[Array, " k"]) -> Float[A
 def best_table(
     objective: DistributionObjective, slots: Int[Array, " k"]
 ) -> Float[Array, "*lattice"]:
-    """The minimum of F among the distributions on a support."""
+    """The minimum of F over the distributions on a support."""
     points, allowed = points_of(slots, objective.lattice)
     return as_table(points, objective.best_on(points, allowed)[0], objective.lattice)

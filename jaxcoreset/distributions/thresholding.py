@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxcoreset.distributions.lattice import (
-    check_at_least_one,
     random_table,
     slots_of,
     varying_coordinates,
@@ -21,9 +20,10 @@ from jaxcoreset.distributions.solvers import (
     best_table,
     grow,
 )
+from jaxcoreset.solvers.numerics import as_integer
 
-# Step sizes are doubled so often at most: with the first step near 0.01/β, to some 1000/β. A longer
-# step would, in float32, be led by the rounding of the gradient.
+# The maximum number of doublings of a step: with the first step near 0.01/β, to about 1000/β. In
+# float32, a longer step would be dominated by the rounding of the gradient.
 _MAX_DOUBLINGS = 16
 
 
@@ -36,7 +36,7 @@ class _Point(eqx.Module):
 
 
 class IHTState(eqx.Module):
-    """Where `DistributionIHT` is: its iterate, the step size, and the best point so far."""
+    """The state of `DistributionIHT`: its iterate, the step size, and the best point so far."""
 
     table: Float[Array, "*lattice"]
     doublings: Int[Array, ""]
@@ -49,22 +49,22 @@ class DistributionIHT(DistributionSolver):
     """Distribution IHT: p ← Π(p − μ δF/δp) with the greedy projection.
 
     Algorithm 1 of Zhang et al. (2019) with Algorithm 2 for Π. As in their section 4, the step is
-    doubled while the iterate is stuck and falls back to its first size once it moves, and the best
-    distribution on the way is returned. What "stuck" means is not printed; here it is
+    doubled while the iterate is stuck and returns to its first size once it moves, and the best
+    distribution is returned. The paper does not define "stuck"; here it means
     ‖p_{t+1} − p_t‖ ≤ stuck_tol · ‖p_t‖. If not even a step of 2¹⁶ times the first size moves the
     iterate, the solver stops.
 
     Args:
         start: "random", from k random coordinates and a uniformly random distribution on their X_S,
             or "greedy", from the result of `DistributionGreedy` (the paper's "IHT after Greedy").
-        num_starts: how many random starts, run as one batch; the best result is returned.
+        num_starts: the number of random starts, run as one batch; the best result is returned.
         step_fraction: the first step size as a fraction of 1/β, with β the objective's
             `DistributionObjective.scale`. For the squared distance, 0.016 is the paper's μ = 0.008.
         stuck_tol: see above.
-        max_iters: at most so many iterations, the paper's T.
-        refit: whether the supports on the way are compared by the minimum of F on each, which is
-            then returned, rather than by F of the iterates. False is the paper's way.
-        record_history: whether the solution carries F of every iterate.
+        max_iters: the maximum number of iterations, the paper's T.
+        refit: whether the supports are compared by the minimum of F on each, which is then
+            returned, rather than by F of the iterates. The paper's version is False.
+        record_history: whether the solution holds F of every iterate.
     """
 
     start: Literal["random", "greedy"] = "random"
@@ -77,17 +77,17 @@ class DistributionIHT(DistributionSolver):
 
     def __check_init__(self) -> None:
         if self.start not in ("random", "greedy"):
-            raise ValueError(f'start is {self.start!r}; wanted "random" or "greedy".')
-        check_at_least_one("num_starts", self.num_starts)
-        check_at_least_one("max_iters", self.max_iters)
+            raise ValueError(f'start is {self.start!r}; expected "random" or "greedy".')
+        as_integer("num_starts", self.num_starts, 1)
+        as_integer("max_iters", self.max_iters, 1)
         if self.start == "greedy" and self.num_starts != 1:
             raise ValueError(
-                f'num_starts is {self.num_starts}; start="greedy" is one start, so leave it at 1.'
+                f'num_starts is {self.num_starts}; expected 1, since start="greedy" is one start.'
             )
         if not self.step_fraction > 0:
-            raise ValueError(f"step_fraction is {self.step_fraction}; wanted a positive number.")
+            raise ValueError(f"step_fraction is {self.step_fraction}; expected a positive number.")
         if not self.stuck_tol >= 0:
-            raise ValueError(f"stuck_tol is {self.stuck_tol}; wanted a number not negative.")
+            raise ValueError(f"stuck_tol is {self.stuck_tol}; expected a number ≥ 0.")
 
     @property
     def needs_key(self) -> bool:
@@ -102,7 +102,7 @@ class DistributionIHT(DistributionSolver):
         key: PRNGKeyArray | None = None,
         start: Float[Array, "*lattice"] | None = None,
     ) -> DistributionSolution:
-        """See `DistributionSolver.run`; a `start` takes the place of the solver's own."""
+        """See `DistributionSolver.run`; a `start` replaces the solver's own."""
         if start is not None:
             return self._descend(objective, start, varying_coordinates(start), k, max_k)
         if self.start == "greedy":
@@ -132,7 +132,7 @@ class DistributionIHT(DistributionSolver):
     def iterate(
         self, objective: DistributionObjective, state: IHTState, k: Int[Array, ""], max_k: int
     ) -> IHTState:
-        """Lines 4 and 5 of Algorithm 1, and the rule for the step size."""
+        """Do lines 4 and 5 of Algorithm 1, and apply the rule for the step size."""
         table = state.table
         first = self.step_fraction / objective.scale(objective.lattice[0] ** max_k)
         step = jnp.ldexp(first, state.doublings)

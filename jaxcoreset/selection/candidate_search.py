@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxcoreset.data.rows import Rows, State
 from jaxcoreset.likelihood.passes import LogLikelihood
-from jaxcoreset.solvers.problem import HIGHEST
+from jaxcoreset.solvers.numerics import HIGHEST
 
 # Directions of the chosen atoms that are told apart, and what is told of an atom beyond them.
 _RANK = 1e-5

@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxcoreset.selection.draws import DrawPool, Use
-from jaxcoreset.solvers.problem import HIGHEST, CoresetProblem
+from jaxcoreset.solvers.numerics import HIGHEST
+from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.weighting.base import FEWEST
 

@@ -11,8 +11,8 @@ from jaxcoreset.solvers.base import PathSolver as PathSolver
 from jaxcoreset.solvers.base import Solver as Solver
 from jaxcoreset.solvers.exchange.pursuit import ExchangePursuit as ExchangePursuit
 from jaxcoreset.solvers.exhaustive_search import ExhaustiveSearch as ExhaustiveSearch
+from jaxcoreset.solvers.frank_wolfe import GIGA as GIGA
 from jaxcoreset.solvers.frank_wolfe import FrankWolfe as FrankWolfe
-from jaxcoreset.solvers.giga import GIGA as GIGA
 from jaxcoreset.solvers.matching_pursuit import MatchingPursuit as MatchingPursuit
 from jaxcoreset.solvers.nnls import NNLSResult as NNLSResult
 from jaxcoreset.solvers.recombination import Recombination as Recombination

@@ -1,4 +1,4 @@
-"""What every solver is: a frozen module of hyperparameters that turns a problem into a solution."""
+"""The interface of solvers: frozen modules of hyperparameters that solve a coreset problem."""
 
 import abc
 from collections.abc import Callable
@@ -8,45 +8,46 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from jaxcoreset.solvers.nnls import product
+from jaxcoreset.solvers.numerics import product
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution, make_solution
 
-# Array entries that the lanes of one batch of a sweep may hold between them: 256 MB in float32.
-_LANE_BUDGET = 64_000_000
+# The maximum number of array entries of one batch of a sweep: 256 MB in float32.
+_BATCH_ENTRIES = 64_000_000
 
 
 class Solver(eqx.Module):
     """A method that chooses at most k atoms and their weights.
 
-    A subclass has its hyperparameters as fields and implements `run`; one that gets the solutions
-    for many k in one go also overrides `run_path`. Users call `jaxcoreset.solve` and
-    `jaxcoreset.sweep`, which check the arguments, compile, and call these.
+    A subclass has its hyperparameters as fields and implements `run`. If one run gives the
+    solutions for many k, it also overrides `run_path`. Users call `jaxcoreset.solve` and
+    `jaxcoreset.sweep`, which check the arguments, compile, and call these methods.
     """
 
     @property
     def needs_key(self) -> bool:
-        """Whether the solver draws random numbers."""
+        """True if the solver draws random numbers."""
         return False
 
     @property
     def has_path(self) -> bool:
-        """Whether one run holds the solutions for every k, so that a sweep costs no more."""
+        """True if one run holds the solutions for every k, so that a sweep costs no more."""
         return False
 
     @property
     def takes_turns(self) -> bool:
-        """Whether a sweep on a CPU solves for one k after the other rather than side by side.
+        """True if a sweep on a CPU solves for one k after another rather than in one batch.
 
-        True pays where a run has loops within loops, as lanes wait in each for the slowest.
+        This pays if a run has nested loops, since in a batch every loop runs until the slowest
+        element is done.
         """
         return False
 
     def check(self, problem: CoresetProblem) -> None:
-        """Raise a ValueError where a hyperparameter does not fit the problem; by default none does.
+        """Raise a ValueError if a hyperparameter does not fit the problem; by default do nothing.
 
-        Called at the door by `jaxcoreset.solve` and `jaxcoreset.sweep`. Shapes may be looked at;
-        values may be traced.
+        `jaxcoreset.solve` and `jaxcoreset.sweep` call this before they compile. Only shapes may be
+        checked, since values may be traced.
         """
 
     @abc.abstractmethod
@@ -57,7 +58,7 @@ class Solver(eqx.Module):
 
         Args:
             problem: a single problem.
-            k: the number of rows allowed, between 1 and `max_k`; may be traced.
+            k: the maximum number of rows, between 1 and `max_k`; may be traced.
             max_k: static upper bound of `k`, at most n; the length of the solution.
             key: for solvers that draw random numbers.
         """
@@ -65,33 +66,35 @@ class Solver(eqx.Module):
     def run_path(
         self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
-        """Solve for each of `ks`, under jit; by default a solve per k, batches of them vmapped.
+        """Solve for each of `ks`, under jit; by default with one vmapped `run` per k.
 
-        Arguments as in `run`; the arrays of the solution have a leading axis of the length of `ks`.
+        Arguments are as in `run`; the solution's arrays have a leading axis of the length of `ks`.
         """
 
         def run(k: Int[Array, ""]) -> Solution:
             return self.run(problem, k, max_k, key)
 
-        def in_turn(ks: Int[Array, " m"]) -> Solution:
+        def one_by_one(ks: Int[Array, " m"]) -> Solution:
             return jax.lax.map(run, ks)
 
-        def side_by_side(ks: Int[Array, " m"]) -> Solution:
+        def batched(ks: Int[Array, " m"]) -> Solution:
             num_ks = ks.shape[0]
-            entries_per_lane = 4 * max_k * problem.num_draws + 8 * problem.num_data
-            lanes = max(1, min(num_ks, _LANE_BUDGET // entries_per_lane))
-            batches = -(-num_ks // lanes)
-            padded = jnp.concatenate([ks, jnp.broadcast_to(ks[-1:], (batches * lanes - num_ks,))])
-            solutions = jax.lax.map(jax.vmap(run), padded.reshape(batches, lanes))
+            entries_per_run = 4 * max_k * problem.num_draws + 8 * problem.num_data
+            size = max(1, min(num_ks, _BATCH_ENTRIES // entries_per_run))
+            num_batches = -(-num_ks // size)
+            # Full batches only: a smaller last batch would be compiled separately.
+            missing = jnp.broadcast_to(ks[-1:], (num_batches * size - num_ks,))
+            padded = jnp.concatenate([ks, missing])
+            solutions = jax.lax.map(jax.vmap(run), padded.reshape(num_batches, size))
             return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_ks], solutions)
 
         if not self.takes_turns:
-            return side_by_side(ks)
-        return jax.lax.platform_dependent(ks, cpu=in_turn, default=side_by_side)
+            return batched(ks)
+        return jax.lax.platform_dependent(ks, cpu=one_by_one, default=batched)
 
 
 class PathSolver(Solver):
-    """A solver one run of which holds the solutions for every k; it implements `run_path`."""
+    """A solver whose run gives the solutions for every k; a subclass implements `run_path`."""
 
     @property
     def has_path(self) -> bool:
@@ -125,14 +128,14 @@ class PathSolver(Solver):
         chosen: Int[Array, " t"],
         contributions: Callable[[Int[Array, ""]], tuple[Array, Int[Array, ""]]],
     ) -> Solution:
-        """The solution for each of `ks`, from what each choice adds to its row's weight.
+        """The solution for each of `ks`, from the weight that each choice adds to its row.
 
         Args:
             problem: the problem.
             ks: the sizes.
-            chosen: the rows chosen one after the other; one may come more than once.
-            contributions: from k to what each choice adds to the weight of its row, shape (t,), and
-                the number of iterations done.
+            chosen: the rows in the order in which they were chosen; a row may occur more than once.
+            contributions: a function of k that returns the weight that each choice adds to its row,
+                shape (t,), and the number of iterations.
         """
         # A solution lists a row once.
         rows, slots = jnp.unique(chosen, return_inverse=True, size=chosen.shape[0], fill_value=0)

@@ -1,9 +1,9 @@
-"""Under `vmap`, on a CPU, no more lanes side by side than its cache holds.
+"""`vmap` in chunks: on a CPU, process only as many batch elements at once as its cache holds.
 
-A pursuit passes over all that it carries in every move. As long as that stays in the cache this is
-fast, and as soon as the lanes of a batch together do not fit, every move waits for the memory; and
-lanes side by side wait for the slowest of them besides. So large lanes take turns, a few at a time,
-or one after the other, which is compiled as the program for one. A GPU wants them all at once.
+A pursuit reads all of its arrays in every move. This is fast as long as they stay in the cache. If
+the arrays of a batch do not fit, every move waits for the memory; besides, the elements of a batch
+wait for the slowest one. So large elements are processed in chunks, or one after another, which
+compiles like the program for a single element. A GPU processes all of them at once.
 """
 
 from collections.abc import Callable
@@ -12,24 +12,42 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-# Bytes that lanes side by side may carry between them; with twice and half as many it was slower.
+# Bytes of the elements that are processed at once; twice and half this number were slower.
 _CACHE = 4_000_000
-# Two or three side by side are no faster than one after the other (3 per cent either way), and a
-# program for lanes takes a quarter longer to compile than one without.
-_FEWEST = 4
+# The smallest chunk. Two or three elements at once are no faster than one after another (within 3
+# per cent), and a program for several takes a quarter longer to compile.
+_MIN_CHUNK = 4
 
 
-def few_at_a_time(function: Callable[..., PyTree], num_bytes: int) -> Callable[..., PyTree]:
-    """A function that does the same, and under `vmap` on a CPU takes few lanes at a time.
+def chunked_vmap(
+    function: Callable[..., PyTree],
+    num_bytes: int,
+    default: Callable[..., PyTree] | None = None,
+) -> Callable[..., PyTree]:
+    """A function that does the same, and under `vmap` on a CPU processes the batch in chunks.
 
-    It is the platform of JAX's default device that counts: a choice that is left to the compiler
-    would have both ways traced, which takes as long as a quarter of the compilation.
+    The platform is that for which the program is lowered, so that arrays on a CPU beside a GPU get
+    the CPU's program. Both programs are traced, and only one of them is compiled.
 
     Args:
-        function: of trees of arrays, to a tree of arrays.
-        num_bytes: what a lane carries and passes over again and again.
+        function: a function of trees of arrays, to a tree of arrays.
+        num_bytes: the size of the arrays that `function` reads again and again.
+        default: the same function for other platforms; by default `function`.
     """
-    # Traced once: what is traced for one lane serves for all of them.
+    # Under jit it is traced once, for the single call as for all chunks and platforms.
+    on_cpu = jax.jit(function)
+    elsewhere = on_cpu if default is None else jax.jit(default)
+
+    def call(*args: PyTree) -> PyTree:
+        return jax.lax.platform_dependent(
+            *args, cpu=_in_chunks(on_cpu, num_bytes), default=elsewhere
+        )
+
+    return call
+
+
+def _in_chunks(function: Callable[..., PyTree], num_bytes: int) -> Callable[..., PyTree]:
+    """A function that does the same, and under `vmap` processes the batch in chunks."""
     function = jax.jit(function)
 
     @jax.custom_batching.custom_vmap
@@ -40,51 +58,50 @@ def few_at_a_time(function: Callable[..., PyTree], num_bytes: int) -> Callable[.
     def _batched(axis_size: int, in_batched: list, *args: PyTree) -> tuple[PyTree, PyTree]:
         leaves, tree = jax.tree.flatten(args)
         has_axis = jax.tree.leaves(in_batched)
-        ours = [leaf for leaf, has in zip(leaves, has_axis, strict=True) if has]
+        batched = [leaf for leaf, has in zip(leaves, has_axis, strict=True) if has]
         shared = [leaf for leaf, has in zip(leaves, has_axis, strict=True) if not has]
 
-        def one_lane(ours: PyTree, shared: PyTree) -> PyTree:
-            own, other = iter(ours), iter(shared)
+        def one_element(batched: PyTree, shared: PyTree) -> PyTree:
+            own, other = iter(batched), iter(shared)
             given = [next(own) if has else next(other) for has in has_axis]
             return function(*jax.tree.unflatten(tree, given))
 
-        side_by_side = jax.vmap(one_lane, in_axes=(0, None))
-        lanes = _lanes(axis_size, max(1, _CACHE // num_bytes))
-        if jax.default_backend() != "cpu":
-            found = side_by_side(ours, shared)
-        elif lanes == 1:
-            # Under a vmap around this one, lanes of both take turns; whole batches, further down.
-            alone = few_at_a_time(one_lane, num_bytes)
-            found = jax.lax.map(lambda own: alone(own, shared), ours)
-        elif lanes == axis_size:
-            found = side_by_side(ours, shared)
+        all_at_once = jax.vmap(one_element, in_axes=(0, None))
+        size = _chunk_size(axis_size, max(1, _CACHE // num_bytes))
+        if size == 1:
+            # Under another vmap the elements of both batches are processed one after another;
+            # chunks, below, are divided further.
+            alone = _in_chunks(one_element, num_bytes)
+            found = jax.lax.map(lambda own: alone(own, shared), batched)
+        elif size == axis_size:
+            found = all_at_once(batched, shared)
         else:
-            batch = few_at_a_time(side_by_side, lanes * num_bytes)
-            found = jax.lax.map(lambda some: batch(some, shared), _in_batches(ours, lanes))
+            chunk = _in_chunks(all_at_once, size * num_bytes)
+            found = jax.lax.map(lambda own: chunk(own, shared), _split(batched, size))
             found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:axis_size], found)
         return found, jax.tree.map(lambda _: True, found)
 
     return call
 
 
-def _lanes(num: int, most: int) -> int:
-    """How many lanes of `num` go at a time: of `most` to half of them, what fills batches best.
+def _chunk_size(num: int, largest: int) -> int:
+    """The number of elements at a time: between half of `largest` and `largest`, to fill chunks.
 
-    One, where `most` is too few for it to pay.
+    It is one if `largest` is too small for chunks to pay.
     """
-    if num <= most:
+    if num <= largest:
         return num
-    if most < _FEWEST:
+    if largest < _MIN_CHUNK:
         return 1
-    least = max((most + 1) // 2, _FEWEST)
-    return min(range(most, least - 1, -1), key=lambda lanes: -(-num // lanes) * lanes)
+    smallest = max((largest + 1) // 2, _MIN_CHUNK)
+    return min(range(largest, smallest - 1, -1), key=lambda size: -(-num // size) * size)
 
 
-def _in_batches(arrays: list[Array], lanes: int) -> list[Array]:
-    """So many lanes in each batch, the last lane as often as it takes to fill the last one."""
+def _split(arrays: list[Array], size: int) -> list[Array]:
+    """Chunks of a given size; the last element is repeated to fill the last chunk."""
 
-    def in_batches(array: Array) -> Array:
-        more = jnp.broadcast_to(array[-1:], (-array.shape[0] % lanes, *array.shape[1:]))
-        return jnp.concatenate([array, more]).reshape(-1, lanes, *array.shape[1:])
+    def split(array: Array) -> Array:
+        missing = jnp.broadcast_to(array[-1:], (-array.shape[0] % size, *array.shape[1:]))
+        return jnp.concatenate([array, missing]).reshape(-1, size, *array.shape[1:])
 
-    return [in_batches(array) for array in arrays]
+    return [split(array) for array in arrays]

@@ -1,24 +1,22 @@
-"""Shorter atoms for the same problem: exactly, where they have low rank, or at random.
+"""Shorten the atoms of a problem: exactly, if they have low rank, or by a random projection.
 
-Solvers see atoms only through inner products, so atoms may be rotated, and what is zero in all of
-them may be dropped. `compress` finds the r directions in which atoms of length S differ from zero
-beyond a tolerance, and keeps the part of the target outside of them in one more coordinate, where
-every atom is zero: the objective of any weights stays what it was. A smooth model with few
+Solvers use atoms only through inner products, so atoms may be rotated, and coordinates that are
+zero in all atoms may be dropped. `compress` finds the r directions in which atoms of length S
+exceed a tolerance, and keeps the norm of the target's remaining part in one more coordinate, where
+every atom is zero. So the objective of any weights does not change. A smooth model with few
 parameters has a rank far below S.
 
 `project` multiplies atoms and target by a random matrix (Johnson and Lindenstrauss). That works for
-any rank and costs one product, but the objective of given weights is only kept within a factor
-1 ± ε, and that of weights *chosen* on the projection comes out too low: evaluate it on the problem
-itself.
+any rank and costs one product, but the objective of given weights changes by a factor 1 ± ε, and
+the objective of weights *chosen* on the projection is too low: evaluate it on the original problem.
 
-A compression costs O(n S r) operations where r is below a third of n and of S, and a factorisation
-of the atoms, O(n S²), elsewhere. It saves the part 1 − r/S of every pass that a solver makes over
-them: it is for problems that are solved many times, or by many passes.
+A compression costs O(n S r) operations if r is below a third of n and of S, and otherwise a
+factorisation of the atoms, O(n S²). It saves a fraction 1 − r/S of every pass over the atoms: use
+it for problems that are solved many times, or with many passes.
 """
 
 import functools
 import math
-import operator
 from typing import Literal
 
 import equinox as eqx
@@ -28,27 +26,28 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxcoreset.solvers.problem import HIGHEST, CoresetProblem, is_concrete
+from jaxcoreset.solvers.numerics import as_integer, divide, product
+from jaxcoreset.solvers.problem import CoresetProblem, is_concrete
 
-# Rows of a chunk for every column: its triangular factor then adds a quarter to the work.
+# Rows of a chunk per column: its triangular factor then adds a quarter to the work.
 _CHUNK_ROWS_PER_COLUMN = 4
 _MAP_ROWS = 4096
-# Directions that are sampled at a time.
+# The number of directions that are sampled at a time.
 _BLOCK = 32
 _POWER_STEPS = 6
-# A singular value below so many units of rounding of the largest is rounding itself.
+# A singular value below this many units of rounding of the largest is a rounding error.
 _FLOOR = 8
 
 
 class CompressedProblem(CoresetProblem):
     """A `CoresetProblem` with shorter atoms, made by `compress`; every solver takes it.
 
-    For weights w ≥ 0, its ‖y − Φw‖ differs from that of the problem it was made of by at most
+    For weights w ≥ 0, its ‖y − Φw‖ differs from that of the original problem by at most
     Σ w_i · left_out_i; see `error_bound`.
 
     Attributes:
-        atoms: shape (n, r + 1): coordinates in the r directions, then a zero; or (n, S) as they
-            were, where r + 1 would not be less than S.
+        atoms: shape (n, r + 1): coordinates in the r directions, then a zero; or the original
+            atoms, shape (n, S), if r + 1 is not less than S.
         target: the target in the same coordinates, and last the norm of its part outside.
         left_out: shape (n,), the norm of every atom's part outside the r directions.
         rank: r.
@@ -65,7 +64,7 @@ class CompressedProblem(CoresetProblem):
     def error_bound(
         self, indices: Int[Array, "*b k"], weights: Float[Array, "*b k"]
     ) -> Float[Array, "*b"]:
-        """How far ‖y − Φw‖ may be from that of the original problem, apart from rounding.
+        """A bound on the difference of ‖y − Φw‖ from the original problem's, up to rounding.
 
         Args:
             indices: rows, such as `Solution.indices`.
@@ -77,57 +76,56 @@ class CompressedProblem(CoresetProblem):
 def compress(
     problem: CoresetProblem, tol: float | None = None, *, rank: int | None = None
 ) -> CompressedProblem:
-    """Rewrite the atoms in as few coordinates as they need, leaving every objective as it is.
+    """Rewrite the atoms in as few coordinates as they need, without changing any objective.
 
-    With V an orthonormal basis of the directions kept, atoms become Φ V and the target
+    With V an orthonormal basis of the directions kept, the atoms become Φ V and the target
     (Vᵀy, ‖y − V Vᵀy‖). The directions are the leading right singular vectors of the atoms.
 
-    They are first looked for by sampling, which ends when what is left of the atoms has a small
-    enough norm, by power iteration (after Martinsson and Voronin, "A randomized blocked algorithm
-    for efficiently computing rank-revealing factorizations of matrices", SIAM J. Sci. Comput.
-    2016). The samples have a fixed key, and affect the result by about `tol`. Where a third of all
-    directions is not enough, a QR decomposition is made chunk by chunk (Demmel, Grigori, Hoemmen
-    and Langou, "Communication-optimal parallel and sequential QR and LU factorizations", SIAM J.
-    Sci. Comput. 2012) and then an SVD of its triangular factor. A Gram matrix of the atoms would
-    lose half of the digits.
+    The directions are first sought by sampling, which ends when the remainder of the atoms has a
+    small enough norm, by power iteration (after Martinsson and Voronin, "A randomized blocked
+    algorithm for efficiently computing rank-revealing factorizations of matrices", SIAM J. Sci.
+    Comput. 2016). The samples have a fixed key, and affect the result by about `tol`. If a third of
+    all directions is not enough, a QR decomposition is computed chunk by chunk (Demmel, Grigori,
+    Hoemmen and Langou, "Communication-optimal parallel and sequential QR and LU factorizations",
+    SIAM J. Sci. Comput. 2012), and then an SVD of its triangular factor. A Gram matrix of the atoms
+    would lose half of the digits.
 
-    The change of ‖y − Φw‖ is at most Σ w_i · left_out_i, where `left_out` is measured, atom by
-    atom. It is also at most 2·tol·σ_1·‖w‖, apart from rounding. Log-likelihoods that were evaluated
-    in float32 have rounding in every direction; where it exceeds `tol`, the rank is nearly full,
-    and a tol of 1e-5 gives a much smaller one. Whether that is good enough says `error_bound`.
+    The change of ‖y − Φw‖ is at most Σ w_i · left_out_i, where `left_out` is measured for every
+    atom. It is also at most 2·tol·σ_1·‖w‖, up to rounding. Log-likelihoods that were evaluated in
+    float32 have rounding errors in every direction. If these exceed `tol`, the rank is nearly full,
+    and a tol of 1e-5 gives a much smaller one; check the result with `error_bound`.
 
     Args:
         problem: the problem; a batch only with `rank`, ``jax.vmap(lambda p: compress(p, rank=r))``.
-        tol: directions with a singular value of at most tol·σ_1 are left out; 1e-6 by default. In
-            float32 nothing below 8 units of rounding, 9.5e-7, can be told from zero, and a smaller
-            tol means that; in float64 it is 1.8e-15.
-        rank: keep so many directions, whatever their singular values. It may be used under
+        tol: directions with a singular value of at most tol·σ_1 are left out; 1e-6 by default. The
+            smallest tol in effect is 8 units of rounding: 9.5e-7 in float32, 1.8e-15 in float64.
+        rank: the number of directions to keep, whatever their singular values. It may be used under
             ``jax.jit`` and ``jax.vmap``, where a `tol` cannot.
 
     Returns:
-        A problem with the same rows in the same order, with atoms of length rank + 1. Where that is
-        no less than S, its atoms and target are those of `problem`.
+        A problem with the same rows in the same order, with atoms of length rank + 1. If that is
+        not less than S, its atoms and target are those of `problem`.
 
     Raises:
-        TypeError: if `problem` is something else, or `rank` is not a whole number.
+        TypeError: if `problem` is something else, or `rank` is not an integer.
         ValueError: if `tol` and `rank` are both given, one is out of range, or `tol` is used while
             tracing.
     """
     atoms = _checked_atoms(problem)
     if rank is not None:
         if tol is not None:
-            raise ValueError(f"tol is {tol} and rank is {rank}; wanted only one of them.")
-        rank = _whole("rank", rank, min(atoms.shape))
+            raise ValueError(f"tol is {tol} and rank is {rank}; expected only one of them.")
+        rank = as_integer("rank", rank, 1, min(atoms.shape))
         basis = _principal_directions(atoms)[1]
     else:
         tol = 1e-6 if tol is None else tol
         if not is_concrete(atoms, tol):
             raise ValueError(
-                "tol decides how long the compressed atoms are, which cannot be traced; pass "
+                "tol determines the length of the compressed atoms, which cannot be traced; pass "
                 "rank=r under jax.jit and jax.vmap, or compress before."
             )
         if not 0 <= tol < 1:
-            raise ValueError(f"tol is {tol}; wanted 0 ≤ tol < 1.")
+            raise ValueError(f"tol is {tol}; expected 0 ≤ tol < 1.")
         floor = max(tol, _FLOOR * float(jnp.finfo(atoms.dtype).eps))
         singular_values, basis = _directions_above(atoms, floor)
         rank = int(jnp.sum(singular_values > floor * singular_values[0]))
@@ -138,7 +136,7 @@ def compress(
 
 
 def _directions_above(atoms: Float[Array, "n s"], tol: float) -> tuple[Array, Array]:
-    """As `_principal_directions`, but those with singular values below tol·σ_1 may be missing."""
+    """Like `_principal_directions`, but without some singular values below tol·σ_1."""
     max_blocks = min(atoms.shape) // (3 * _BLOCK)
     if max_blocks == 0:
         return _principal_directions(atoms)
@@ -146,8 +144,8 @@ def _directions_above(atoms: Float[Array, "n s"], tol: float) -> tuple[Array, Ar
     if not found:
         return _principal_directions(atoms)
     basis = basis[:, : _BLOCK * int(num_blocks)]
-    singular_values, turned = _principal_directions(jnp.matmul(atoms, basis, precision=HIGHEST))
-    return singular_values, jnp.matmul(basis, turned, precision=HIGHEST)
+    singular_values, turned = _principal_directions(product(atoms, basis))
+    return singular_values, product(basis, turned)
 
 
 @functools.partial(jax.jit, static_argnames="max_blocks")
@@ -157,28 +155,24 @@ def _sampled_range(
     """An orthonormal basis outside which no singular value of the atoms is above tol·σ_1.
 
     Returns:
-        The basis, (S, max_blocks·_BLOCK) with zeros in columns not needed, the number of blocks of
-        columns that are, and whether the tolerance was reached.
+        The basis, (S, max_blocks·_BLOCK) with zeros in unused columns, the number of blocks of
+        columns in use, and whether the tolerance was reached.
     """
     n, s = atoms.shape
     start_key, key = jax.random.split(jax.random.key(0))
 
-    def matmul(a: Array, b: Array) -> Array:
-        return jnp.matmul(a, b, precision=HIGHEST)
-
     def norm(matrix: Array) -> Array:
-        """The largest singular value, by a few steps of power iteration: from slightly below."""
+        """The largest singular value, slightly underestimated by a few steps of power iteration."""
 
         def power(_: Array, vector: Array) -> Array:
-            vector = matmul(matmul(matrix, vector), matrix)
-            length = jnp.linalg.norm(vector)
-            return vector / jnp.where(length > 0, length, 1)
+            vector = product(product(matrix, vector), matrix)
+            return divide(vector, jnp.linalg.norm(vector))
 
-        scale = jnp.max(jnp.abs(matrix))  # squares of what is left may be too small for float32
-        matrix = matrix / jnp.where(scale > 0, scale, 1)
+        scale = jnp.max(jnp.abs(matrix))  # squares of the remainder may be too small for float32
+        matrix = divide(matrix, scale)
         start = jax.random.normal(start_key, (s,), atoms.dtype)
         vector = jax.lax.fori_loop(0, _POWER_STEPS, power, start)
-        return scale * jnp.linalg.norm(matmul(matrix, vector))
+        return scale * jnp.linalg.norm(product(matrix, vector))
 
     largest = norm(atoms)
 
@@ -189,11 +183,11 @@ def _sampled_range(
     def add_block(state: tuple) -> tuple:
         rest, basis, count, _ = state
         samples = jax.random.normal(jax.random.fold_in(key, count), (n, _BLOCK), atoms.dtype)
-        block = jnp.linalg.qr(matmul(rest.T, samples))[0]
-        # Twice, since what is left may be as small as the rounding of what was taken off.
+        block = jnp.linalg.qr(product(rest.T, samples))[0]
+        # Twice, since the remainder may be as small as the rounding of the part that was removed.
         for _ in range(2):
-            block = jnp.linalg.qr(block - matmul(basis, matmul(basis.T, block)))[0]
-        rest = rest - matmul(matmul(rest, block), block.T)
+            block = jnp.linalg.qr(block - product(basis, product(basis.T, block)))[0]
+        rest = rest - product(product(rest, block), block.T)
         basis = jax.lax.dynamic_update_slice_in_dim(basis, block, count * _BLOCK, axis=1)
         return rest, basis, count + 1, norm(rest)
 
@@ -214,7 +208,7 @@ def _principal_directions(atoms: Float[Array, "n s"]) -> tuple[Array, Array]:
 
 
 def _triangular_factor(atoms: Float[Array, "n s"]) -> Float[Array, "s s"]:
-    """R of the atoms' QR decomposition, one chunk of rows after the other."""
+    """R of the atoms' QR decomposition, computed chunk by chunk."""
     n, s = atoms.shape
     rows = min(n, _CHUNK_ROWS_PER_COLUMN * s)
     num_chunks = n // rows
@@ -234,11 +228,11 @@ def _triangular_factor(atoms: Float[Array, "n s"]) -> Float[Array, "s s"]:
 def _rotate(
     atoms: Float[Array, "n s"], target: Float[Array, " s"], basis: Float[Array, "s r"]
 ) -> tuple[Array, Array, Array]:
-    """Atoms and target in the basis and one coordinate more, and what the basis lacks of atoms."""
+    """Atoms and target in the basis, with one more coordinate, and the atoms' norms outside it."""
 
     def split(vector: Float[Array, " s"]) -> tuple[Array, Array]:
-        inside = jnp.matmul(vector, basis, precision=HIGHEST)
-        outside = vector - jnp.matmul(basis, inside, precision=HIGHEST)
+        inside = product(vector, basis)
+        outside = vector - product(basis, inside)
         return inside, jnp.linalg.norm(outside)
 
     inside, left_out = jax.lax.map(split, atoms, batch_size=min(_MAP_ROWS, atoms.shape[0]))
@@ -255,30 +249,30 @@ def project(
 ) -> CoresetProblem:
     """Multiply atoms and target by a random matrix with m columns: fewer coordinates, some error.
 
-    For weights chosen without a look at the matrix the objective changes by a factor within 1 ± ε
+    For weights that do not depend on the matrix, the objective changes by a factor within 1 ± ε
     with probability at least 1 − δ if m is at least `projection_size(ε, δ)`. Entries are Gaussian
     (Dasgupta and Gupta, "An elementary proof of a theorem of Johnson and Lindenstrauss", Random
     Struct. Algorithms 2003), or √3 times a random sign in one of three and 0 in the others
     (Achlioptas, "Database-friendly random projections", J. Comput. Syst. Sci. 2003, Theorem 1.1),
     all over √m; the bound is the same for both.
 
-    Weights that a solver finds depend on the matrix: their objective here is too low, and close to
-    zero with k near m. Let m exceed k several times, and evaluate on `problem`.
+    Weights that a solver finds depend on the matrix: their objective is too low here, and close to
+    zero with k near m. Choose m several times k, and evaluate the weights on `problem`.
 
     Args:
         problem: the problem, with atoms of length S.
-        num_coordinates: m, the length of the new atoms; less than S to be of use.
-        key: a JAX random key. Problems projected with one key stay comparable.
+        num_coordinates: m, the length of the new atoms; useful if less than S.
+        key: a JAX random key. Problems projected with the same key remain comparable.
         kind: "gaussian" or "sign".
 
     Raises:
-        TypeError: if `problem` is something else, or `num_coordinates` is not a whole number.
+        TypeError: if `problem` is something else, or `num_coordinates` is not an integer.
         ValueError: if `num_coordinates` is below 1, or `kind` is unknown.
     """
     atoms = _checked_atoms(problem)
-    num_coordinates = _whole("num_coordinates", num_coordinates)
+    num_coordinates = as_integer("num_coordinates", num_coordinates, 1)
     if kind not in ("gaussian", "sign"):
-        raise ValueError(f"kind is {kind!r}; wanted 'gaussian' or 'sign'.")
+        raise ValueError(f"kind is {kind!r}; expected 'gaussian' or 'sign'.")
     return CoresetProblem(*_project(atoms, problem.target, key, num_coordinates, kind))
 
 
@@ -297,33 +291,30 @@ def _project(
         face = jax.random.randint(key, shape, 0, 6)
         matrix = math.sqrt(3) * ((face == 0).astype(atoms.dtype) - (face == 1))
     matrix = matrix / np.sqrt(num_coordinates)
-    return (
-        jnp.matmul(atoms, matrix, precision=HIGHEST),
-        jnp.matmul(target, matrix, precision=HIGHEST),
-    )
+    return product(atoms, matrix), product(target, matrix)
 
 
 def projection_size(error: float, failure: float = 0.01, num_vectors: int = 1) -> int:
-    """How many coordinates keep squared norms within a factor 1 ± error in a random projection.
+    """The number of coordinates that keeps squared norms within 1 ± error in a random projection.
 
-    The least m with 2 N exp(−m (ε²/4 − ε³/6)) ≤ δ, the bound of Dasgupta and Gupta (2003) and
-    Achlioptas (2003) for N vectors that do not depend on the matrix.
+    It is the smallest m with 2 N exp(−m (ε²/4 − ε³/6)) ≤ δ, the bound of Dasgupta and Gupta (2003)
+    and Achlioptas (2003) for N vectors that do not depend on the matrix.
 
     Args:
         error: ε, between 0 and 1.
-        failure: δ, the probability that one of the vectors is further off.
-        num_vectors: N, for how many vectors at once. The residuals of all weights on k of n rows
-            need in the order of k·log(n/k)/ε² coordinates.
+        failure: δ, the probability that the bound fails for one of the vectors.
+        num_vectors: N, the number of vectors. The residuals of all weights on k of n rows need of
+            the order of k·log(n/k)/ε² coordinates.
 
     Raises:
         ValueError: if an argument is out of range.
-        TypeError: if `num_vectors` is not a whole number.
+        TypeError: if `num_vectors` is not an integer.
     """
     if not 0 < error < 1:
-        raise ValueError(f"error is {error}; wanted 0 < error < 1.")
+        raise ValueError(f"error is {error}; expected 0 < error < 1.")
     if not 0 < failure < 1:
-        raise ValueError(f"failure is {failure}; wanted a probability between 0 and 1.")
-    num_vectors = _whole("num_vectors", num_vectors)
+        raise ValueError(f"failure is {failure}; expected a probability between 0 and 1.")
+    num_vectors = as_integer("num_vectors", num_vectors, 1)
     rate = error**2 / 4 - error**3 / 6
     return math.ceil(math.log(2 * num_vectors / failure) / rate)
 
@@ -331,23 +322,12 @@ def projection_size(error: float, failure: float = 0.01, num_vectors: int = 1) -
 def _checked_atoms(problem: CoresetProblem) -> Float[Array, "n s"]:
     if not isinstance(problem, CoresetProblem):
         raise TypeError(
-            f"problem is a {type(problem).__name__}; wanted a CoresetProblem, made by "
+            f"problem is a {type(problem).__name__}; expected a CoresetProblem, made by "
             "CoresetProblem(atoms) or embed(...)."
         )
     if problem.atoms.ndim != 2:
         raise ValueError(
-            f"problem.atoms has shape {problem.atoms.shape}; wanted (n, S). Treat a batch with "
-            "jax.vmap."
+            f"problem.atoms has shape {problem.atoms.shape}; expected (n, S). Use jax.vmap for a "
+            "batch."
         )
     return problem.atoms
-
-
-def _whole(name: str, value: int, highest: int | None = None) -> int:
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {value!r}; wanted a whole number.") from None
-    if value < 1 or (highest is not None and value > highest):
-        wanted = "at least 1" if highest is None else f"1 ≤ {name} ≤ {highest}"
-        raise ValueError(f"{name} is {value}; wanted {wanted}.")
-    return value

@@ -1,9 +1,9 @@
-"""The global optimum by trying every support, where there are few enough of them.
+"""The global optimum by trying every support, for problems with few supports.
 
-Non-negative weights that are best on a support are positive on a part of it, and there they solve
-the least-squares problem without bounds. So the optimum over at most k rows is the best among all
-supports of at most k rows whose unbounded least-squares weights are positive: nothing but small
-symmetric systems, all solved in one batch.
+The best non-negative weights on a support are positive on a part of it, and there they solve the
+least-squares problem without bounds. So the optimum over at most k rows is the best among all
+supports of at most k rows whose unbounded least-squares weights are positive. These are small
+symmetric systems, and all of them are solved in one batch.
 """
 
 import itertools
@@ -15,18 +15,19 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.base import PathSolver
-from jaxcoreset.solvers.nnls import nnls, product
-from jaxcoreset.solvers.problem import HIGHEST, CoresetProblem
+from jaxcoreset.solvers.nnls import nnls
+from jaxcoreset.solvers.numerics import HIGHEST, divide, product
+from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution, make_solution
 
-# Every support with at most five of 25 rows.
+# The number of supports with at most five of 25 rows.
 MAX_SUPPORTS = 68_405
-# So many supports are compared by their residuals, and so many of them at a time.
+# The number of supports that are compared by their residuals, and the size of a batch of them.
 _MOST_COMPARED, _AT_A_TIME = 1024, 128
 
 
 def few_supports(n: int, max_k: int) -> bool:
-    """Whether there are few enough supports of at most `max_k` of n rows to try them all."""
+    """Return whether n rows have few enough supports of at most `max_k` rows to try all of them."""
     total = 0
     for size in range(1, max_k + 1):
         total += math.comb(n, size)
@@ -36,15 +37,17 @@ def few_supports(n: int, max_k: int) -> bool:
 
 
 class ExhaustiveSearch(PathSolver):
-    """Tries every support of at most k rows: exact, where there are few.
+    """Exhaustive search: try every support of at most k rows. It is exact, for small problems.
 
-    The default solver where it can be used, and the judge of the others. Supports are compared by
-    the normal equations in the problem's precision, which tells objectives apart that differ by a
-    few roundings of ‖y‖², and the best thousand then by their residuals. The best one's weights
-    come from `jaxcoreset.solvers.nnls`. One run holds the solutions for every k.
+    It is the default solver where it can be used, and the reference for other solvers. Supports are
+    compared by the normal equations in the problem's precision, which distinguishes objectives that
+    differ by a few units of rounding of ‖y‖². The best thousand are then compared by their
+    residuals. The weights on the best support come from `jaxcoreset.solvers.nnls`. One run holds
+    the solutions for every k.
 
     Raises:
-        ValueError: if there are more than 68,405 supports, those with up to five of 25 rows.
+        ValueError: if there are more than 68,405 supports, the number of those with up to five of
+            25 rows.
     """
 
     def run_path(
@@ -54,7 +57,7 @@ class ExhaustiveSearch(PathSolver):
         max_k: int,
         key: PRNGKeyArray | None = None,
     ) -> Solution:
-        """The best for each of `ks` from one search; see `Solver.run_path`."""
+        """The best solution for each of `ks` from one search; see `Solver.run_path`."""
         supports = _all_supports(problem.num_data, max_k)
         sizes = np.sum(supports < problem.num_data, axis=1)
         objectives = _objectives(problem, supports)
@@ -69,14 +72,14 @@ class ExhaustiveSearch(PathSolver):
         self, problem: CoresetProblem, supports: Int[Array, "m k"], objectives: Float[Array, " m"]
     ) -> Solution:
         n = problem.num_data
-        # Whole batches: a rest would be compiled for itself.
+        # Full batches only: a smaller last batch would be compiled separately.
         num = min(_MOST_COMPARED, supports.shape[0])
         num -= num % _AT_A_TIME if num > _AT_A_TIME else 0
         best = jax.lax.top_k(-objectives, num)[1]
         compared = jax.lax.map(
             lambda at: _residual_objective(problem, supports[at]), best, batch_size=_AT_A_TIME
         )
-        # None that is too large or not feasible; of equals the one that was best before.
+        # Exclude supports that are too large or not feasible; a tie goes to the one ranked first.
         compared = jnp.where(jnp.isfinite(objectives[best]), compared, jnp.inf)
         support = supports[best[jnp.argmin(compared)]]
         used = support < n
@@ -94,17 +97,17 @@ class ExhaustiveSearch(PathSolver):
 
 
 def _all_supports(n: int, max_k: int) -> Int[np.ndarray, "m k"]:
-    """Every support, padded with n; the empty one too, in case no atom points the target's way."""
+    """Every support, padded with n; with the empty one, for targets that no atom points towards."""
     if not few_supports(n, max_k):
         raise ValueError(
             f"there are more than {MAX_SUPPORTS:,} supports with at most {max_k} of {n} rows; "
-            "ExhaustiveSearch wants a smaller problem."
+            "expected a smaller problem. Use ExchangePursuit()."
         )
     return np.array(
         [
-            (*some, *(n,) * (max_k - size))
+            (*support, *(n,) * (max_k - size))
             for size in range(max_k + 1)
-            for some in itertools.combinations(range(n), size)
+            for support in itertools.combinations(range(n), size)
         ],
         np.int32,
     )
@@ -116,8 +119,8 @@ def _objectives(problem: CoresetProblem, supports: Int[np.ndarray, "m k"]) -> Fl
     scale = problem.scales()
     target_norm = jnp.linalg.norm(problem.target)
     atoms = problem.gather(jnp.arange(n)) * scale[:, None]
-    target = problem.target / jnp.where(target_norm > 0, target_norm, 1)
-    # A row and column more, for the slots that are not used.
+    target = divide(problem.target, target_norm)
+    # One more row and column, for unused slots.
     gram = jnp.pad(product(atoms, atoms.T), (0, 1))
     correlations = jnp.pad(product(atoms, target), (0, 1))
     unused = supports == n
@@ -137,16 +140,13 @@ def _objectives(problem: CoresetProblem, supports: Int[np.ndarray, "m k"]) -> Fl
 def _residual_objective(problem: CoresetProblem, support: Int[Array, " k"]) -> Float[Array, ""]:
     """The smallest objective on a support over ‖y‖², of the residual itself.
 
-    Weights of the normal equations are refined twice by what is left of the residual, and cut off
-    at zero.
+    The weights of the normal equations are refined twice from the residual, and clipped at zero.
     """
     used = support < problem.num_data
     rows = jnp.where(used, support, 0)
-    norm = jnp.linalg.norm(problem.target)
-    target = problem.target / jnp.where(norm > 0, norm, 1)
+    target = divide(problem.target, jnp.linalg.norm(problem.target))
     atoms = jnp.where(used[:, None], problem.gather(rows), 0)
-    lengths = jnp.linalg.norm(atoms, axis=1)
-    atoms = atoms / jnp.where(lengths > 0, lengths, 1)[:, None]
+    atoms = divide(atoms, jnp.linalg.norm(atoms, axis=1, keepdims=True))
     gram = product(atoms, atoms.T)
     gram = gram + jnp.diag(jnp.where(used, 8 * jnp.finfo(gram.dtype).eps, 1))
     factor = jnp.linalg.cholesky(gram), True

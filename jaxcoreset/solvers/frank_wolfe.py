@@ -1,8 +1,11 @@
-"""Frank–Wolfe on the Hilbert coreset polytope, and the loop of solvers that add one atom at a time.
+"""Frank–Wolfe and greedy iterative geodesic ascent: solvers that add one atom per iteration.
 
-Such a solver's iteration is w ← keep · w + add · e_n: everything so far is rescaled, and one atom n
+An iteration of such a solver is w ← keep · w + add · e_n: all weights are rescaled, and one atom n
 gains weight. So T iterations are T triples (n, keep, add), and the solution for every k up to T is
-read off the first k of them; no iterate is stored.
+read from the first k of them; no iterate is stored.
+
+Campbell and Broderick, "Bayesian coreset construction via greedy iterative geodesic ascent" (ICML
+2018), and "Automated scalable Bayesian inference via Hilbert coresets" (JMLR 20, 2019).
 """
 
 import abc
@@ -13,14 +16,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.base import PathSolver
-from jaxcoreset.solvers.nnls import pick, product, rounding
+from jaxcoreset.solvers.numerics import divide, pick_largest, product, rounding
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution
 
-# The image Φw is updated in place, and made anew from the weights so often, against drift.
+# The image Φw is updated in place, and recomputed from the weights this often to prevent drift.
 _REFRESH_EVERY = 32
-# A residual of so many roundings of the target is nothing but rounding: the target is reached.
+# The target counts as reached when the residual is this many units of rounding of the target.
 _REACHED = 4
+# An atom whose squared sine with the iterate is below this many units of rounding has no geodesic.
+_SMALLEST_SQUARED_SINE = 64
 
 
 class Step(eqx.Module):
@@ -46,7 +51,7 @@ class _Log(eqx.Module):
         return jnp.where(done, self.add * later, 0)
 
 
-class _State(eqx.Module):
+class _IncrementalState(eqx.Module):
     log: _Log
     image: Float[Array, " s"]
     objective: Float[Array, ""]
@@ -57,13 +62,13 @@ class _State(eqx.Module):
 class IncrementalSolver(PathSolver):
     """A solver whose iterations rescale the weights and add one atom each; k means k iterations.
 
-    The run stops early where a step would not lower the objective in the arithmetic at hand; the
+    The run stops early where a step would not lower the objective in the given precision; the
     solutions for larger k are then the last one. One run gives the solutions for every k.
     """
 
     @abc.abstractmethod
     def objective_at_zero(self, problem: CoresetProblem) -> Float[Array, ""]:
-        """What the first step has to beat: the objective at w = 0, or ∞ if that is not feasible."""
+        """The bound for the first step: the objective at w = 0, or ∞ if w = 0 is infeasible."""
 
     @abc.abstractmethod
     def step(
@@ -89,7 +94,7 @@ class IncrementalSolver(PathSolver):
         max_k: int,
         key: PRNGKeyArray | None = None,
     ) -> Solution:
-        """Do as many iterations as the largest of `ks`, and read off the solution for each."""
+        """Run as many iterations as the largest of `ks`, and read the solution for each k."""
         state = self._iterate(problem, jnp.max(ks), max_k)
 
         def contributions(k: Array) -> tuple[Array, Array]:
@@ -98,13 +103,15 @@ class IncrementalSolver(PathSolver):
 
         return self.read_off(problem, ks, state.log.index, contributions)
 
-    def _iterate(self, problem: CoresetProblem, limit: Int[Array, ""], max_k: int) -> _State:
+    def _iterate(
+        self, problem: CoresetProblem, limit: Int[Array, ""], max_k: int
+    ) -> _IncrementalState:
         norms = jnp.sqrt(problem.squared_norms())
 
-        def goes_on(state: _State) -> Array:
+        def goes_on(state: _IncrementalState) -> Array:
             return ~state.stopped & (state.num_iters < limit)
 
-        def block(state: _State) -> _State:
+        def block(state: _IncrementalState) -> _IncrementalState:
             end = state.num_iters + _REFRESH_EVERY
             state = jax.lax.while_loop(
                 lambda s: goes_on(s) & (s.num_iters < end),
@@ -119,7 +126,7 @@ class IncrementalSolver(PathSolver):
 
         dtype = problem.target.dtype
         log = _Log(jnp.zeros(max_k, jnp.int32), jnp.zeros(max_k, dtype), jnp.zeros(max_k, dtype))
-        start = _State(
+        start = _IncrementalState(
             log=log,
             image=jnp.zeros_like(problem.target),
             objective=self.objective_at_zero(problem),
@@ -128,22 +135,24 @@ class IncrementalSolver(PathSolver):
         )
         return jax.lax.while_loop(goes_on, block, start)
 
-    def _try_step(self, problem: CoresetProblem, norms: Array, state: _State) -> _State:
+    def _try_step(
+        self, problem: CoresetProblem, norms: Array, state: _IncrementalState
+    ) -> _IncrementalState:
         step = self.step(problem, norms, state.image, state.num_iters == 0)
         residual = problem.target - step.image
         objective = product(residual, residual)
         floor = _REACHED * jnp.finfo(objective.dtype).eps * jnp.linalg.norm(problem.target)
         reached = state.objective <= floor**2
-        # Also false where the step is not finite, so that nothing of it gets in.
+        # False also where the step is not finite, so that no NaN enters the state.
         taken = step.possible & ~reached & (objective < state.objective)
         log, t = state.log, state.num_iters
-        # A step not taken stays in the log, beyond the steps that are counted.
+        # A rejected step stays in the log, beyond the steps that are counted.
         log = _Log(
             log.index.at[t].set(step.index),
             log.keep.at[t].set(step.keep),
             log.add.at[t].set(step.add),
         )
-        return _State(
+        return _IncrementalState(
             log=log,
             image=jnp.where(taken, step.image, state.image),
             objective=jnp.where(taken, objective, state.objective),
@@ -152,34 +161,28 @@ class IncrementalSolver(PathSolver):
         )
 
 
-def inverse(values: Array) -> Array:
-    """One over each value, and 0 where it is 0."""
-    return jnp.where(values > 0, 1 / jnp.where(values > 0, values, 1), 0)
-
-
-def best_aligned(scores: Float[Array, " n"], residual: Float[Array, " s"]) -> Int[Array, ""]:
-    """The lowest index whose score equals the largest but for rounding.
+def _best_aligned(scores: Float[Array, " n"], residual: Float[Array, " s"]) -> Int[Array, ""]:
+    """The lowest index whose score equals the largest up to rounding.
 
     Args:
-        scores: inner products of unit vectors with the residual; −∞ for what may not be chosen.
+        scores: inner products of unit vectors with the residual; −∞ for atoms not to be chosen.
         residual: the residual.
     """
     _, slack = rounding(jnp.linalg.norm(residual), residual.shape[0])
-    return pick(scores, jnp.full_like(slack, -jnp.inf), slack)[0]
+    return pick_largest(scores, jnp.full_like(slack, -jnp.inf), slack)[0]
 
 
 class FrankWolfe(IncrementalSolver):
     """Frank–Wolfe on the polytope {w ≥ 0, Σ σ_i w_i = σ}, with σ_i = ‖φ_i‖ and σ = Σ σ_i.
 
-    "FW" of Campbell and Broderick, "Automated scalable Bayesian inference via Hilbert coresets"
-    (JMLR 20, 2019), section 4.2; equation (5) of Campbell and Broderick (2018). The polytope has
-    the vertices (σ/σ_i) e_i. It starts at the vertex nearest to the target; an iteration goes
-    towards the vertex whose atom is most aligned with the residual, as far as an exact line search
-    says. k iterations, counting the start, give at most k atoms.
+    "FW" of Campbell and Broderick (2019), section 4.2; equation (5) of Campbell and Broderick
+    (2018). The polytope has the vertices (σ/σ_i) e_i. The solver starts at the vertex nearest to
+    the target. Each iteration moves towards the vertex whose atom is most aligned with the
+    residual, by an exact line search. k iterations, counting the start, give at most k atoms.
 
     The constraint keeps Σ σ_i w_i at σ ≥ ‖y‖, so that small coresets have too much weight, and the
-    relative error may exceed 1; `GIGA` has no such constraint. Where the target is not the sum of
-    the atoms, σ is still the sum over the atoms given.
+    relative error may exceed 1; `GIGA` has no such constraint. If the target is not the sum of the
+    atoms, σ is still the sum over the atoms given.
     """
 
     def objective_at_zero(self, problem: CoresetProblem) -> Float[Array, ""]:
@@ -195,12 +198,12 @@ class FrankWolfe(IncrementalSolver):
     ) -> Step:
         """See `IncrementalSolver.step`."""
         residual = problem.target - image
-        scores = problem.correlate(residual) * inverse(norms)
-        chosen = best_aligned(jnp.where(norms > 0, scores, -jnp.inf), residual)
+        scores = problem.correlate(residual) * divide(1, norms)
+        chosen = _best_aligned(jnp.where(norms > 0, scores, -jnp.inf), residual)
         # All vertices have norm σ, so at w = 0 the most aligned one is also the nearest.
-        weight_at_vertex = jnp.sum(norms) * inverse(norms[chosen])
+        weight_at_vertex = jnp.sum(norms) * divide(1, norms[chosen])
         direction = weight_at_vertex * problem.gather(chosen[None])[0] - image
-        exact = product(direction, residual) * inverse(product(direction, direction))
+        exact = product(direction, residual) * divide(1, product(direction, direction))
         gamma = jnp.where(is_first, 1, jnp.clip(exact, 0, 1))
         return Step(
             index=chosen,
@@ -209,3 +212,83 @@ class FrankWolfe(IncrementalSolver):
             image=image + gamma * direction,
             possible=norms[chosen] > 0,
         )
+
+
+class GIGA(IncrementalSolver):
+    """Greedy iterative geodesic ascent: Algorithm 1 of Campbell and Broderick (2018).
+
+    The scale of the weights is optimised in closed form (their equation 10), so that only the angle
+    between Φw and y is left to minimise. With ℓ_n = φ_n/‖φ_n‖, ℓ = y/‖y‖ and the iterate's
+    direction u = Φw/‖Φw‖, an iteration chooses the atom whose geodesic from u points most towards ℓ
+    (lines 5 to 7, section 3.3), and moves along it to the point nearest to ℓ (lines 8 to 11). k
+    iterations give at most k atoms. The weights are scaled optimally (line 13, section 3.1) after
+    each iteration, which changes no direction, so that every prefix of a run is a solution. The
+    objective decreases in every iteration.
+
+    The best point of the geodesic, scaled optimally, is the projection of y onto the span of u and
+    ℓ_n. Its coordinates α along u and β along ℓ_n are the two terms of line 9, ζ1 − ζ0 ζ2 and
+    ζ0 − ζ1 ζ2, times ‖y‖ / (1 − ζ2²). They are computed from the components of y and ℓ_n orthogonal
+    to u, which keep their digits where the differences of line 9 lose them.
+
+    A run ends early if no atom points towards the target: then the target is reached, or the
+    weights are the best non-negative weights of any size. An atom along the iterate, or opposite to
+    it, has no geodesic and is not chosen. If every atom is at a right or obtuse angle to the
+    target, the solution is empty.
+    """
+
+    def objective_at_zero(self, problem: CoresetProblem) -> Float[Array, ""]:
+        """‖y‖²."""
+        return product(problem.target, problem.target)
+
+    def step(
+        self,
+        problem: CoresetProblem,
+        norms: Float[Array, " n"],
+        image: Float[Array, " s"],
+        is_first: Bool[Array, ""],
+    ) -> Step:
+        """See `IncrementalSolver.step`."""
+        eps = jnp.finfo(image.dtype).eps
+        inverse_norms = divide(1, norms)
+        to_unit = divide(1, jnp.linalg.norm(image))
+        unit = image * to_unit
+        scale = product(unit, problem.target)
+        residual, _ = _orthogonal_part(problem.target, unit)
+
+        # Choose the atom whose geodesic is most aligned with the residual.
+        both = jnp.stack([residual, unit], axis=1)
+        correlations = jax.vmap(problem.correlate, in_axes=1, out_axes=1)(both)
+        towards, along = (inverse_norms[:, None] * correlations).T
+        squared_sine = (1 - along) * (1 + along)
+        has_geodesic = (norms > 0) & (squared_sine > _SMALLEST_SQUARED_SINE * eps)
+        scores = towards / jnp.sqrt(jnp.where(has_geodesic, squared_sine, 1))
+        scores = jnp.where(has_geodesic, scores, -jnp.inf)
+        chosen = _best_aligned(scores, residual)
+
+        # Project the target onto the span of the iterate and that atom.
+        atom = problem.gather(chosen[None])[0] * inverse_norms[chosen]
+        geodesic, cosine = _orthogonal_part(atom, unit)
+        beta = product(residual, geodesic) * divide(1, product(geodesic, geodesic))
+        alpha = scale - beta * cosine
+        # No atom is nearer to the target than the iterate, up to rounding, so α is not negative.
+        beyond = alpha < 0
+        alpha = jnp.where(beyond, 0, alpha)
+        beta = jnp.where(beyond, product(atom, problem.target), beta)
+        return Step(
+            index=chosen,
+            keep=alpha * to_unit,
+            add=beta * inverse_norms[chosen],
+            image=alpha * unit + beta * atom,
+            possible=(scores[chosen] > 0) & (beta > 0),
+        )
+
+
+def _orthogonal_part(vector: Float[Array, " s"], unit: Float[Array, " s"]) -> tuple[Array, Array]:
+    """The part of a vector that is orthogonal to `unit`, and its component along it.
+
+    The component is removed twice, so that the remainder is orthogonal even where it is small.
+    """
+    first = product(vector, unit)
+    rest = vector - first * unit
+    second = product(rest, unit)
+    return rest - second * unit, first + second

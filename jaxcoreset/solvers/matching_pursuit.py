@@ -1,16 +1,16 @@
-"""Non-negative orthogonal matching pursuit: atoms taken one by one, all weights solved each time.
+"""Non-negative orthogonal matching pursuit: add one atom at a time and solve for all weights.
 
 Pati, Rezaiifar and Krishnaprasad, "Orthogonal matching pursuit" (Asilomar 1993), made non-negative
 by Bruckstein, Elad and Zibulevsky, "On the uniqueness of nonnegative sparse solutions to
 underdetermined systems of equations" (IEEE Trans. Inf. Theory 2008). As in Yaghoobi, Wu and Davies,
 "Fast non-negative orthogonal matching pursuit" (IEEE Signal Process. Lett. 2015), the least-squares
-problem on the support is carried on from step to step and never solved afresh; here by the moves of
-an active set, see `jaxcoreset.solvers.nnls`, which are exact.
+problem on the support is updated from step to step and never solved from the start; here by the
+exact moves of an active set, see `jaxcoreset.solvers.nnls`.
 
 The papers keep every atom that was once chosen. Here an atom whose weight the least-squares problem
-drives to zero gives its slot back, so that k counts rows that are used. The pursuit is then Lawson
-and Hanson's method on all n atoms, watched on its way, and it ends, if k lets it, at the best
-non-negative weights of any size.
+drives to zero frees its slot, so that k counts rows that are used. The pursuit is then Lawson and
+Hanson's method on all n atoms, with its intermediate solutions recorded. If k is large enough, it
+ends at the best non-negative weights of any size.
 """
 
 import equinox as eqx
@@ -19,26 +19,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.base import PathSolver
-from jaxcoreset.solvers.batching import few_at_a_time
-from jaxcoreset.solvers.nnls import (
-    ActiveSet,
-    any_lane,
-    empty_set,
-    enter,
-    pick,
-    resolution,
-    rounding,
-    settle,
-)
+from jaxcoreset.solvers.batching import chunked_vmap
+from jaxcoreset.solvers.nnls import ActiveSet, empty_set, enter, refine_weights
+from jaxcoreset.solvers.numerics import any_in_batch, pick_largest, resolution, rounding
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution, make_solution
 
-# After so many atoms in a row that did not lower the objective, the arithmetic has no more to give.
+# The maximum number of atoms in a row that do not lower the objective: the precision is exhausted.
 _MAX_REFUSALS = 10
 
 
 class _Points(eqx.Module):
-    """Solutions as they are recorded: atoms by slot, and weights for atoms of norm one."""
+    """Recorded solutions: atoms by slot, and weights for atoms of norm one."""
 
     indices: Int[Array, "*p m"]
     weights: Float[Array, "*p m"]
@@ -46,7 +38,7 @@ class _Points(eqx.Module):
     num_steps: Int[Array, "*p"]
 
 
-class _State(eqx.Module):
+class _MatchingState(eqx.Module):
     atoms: Float[Array, "m s"]
     active: ActiveSet
     residual: Float[Array, " s"]
@@ -61,15 +53,15 @@ class _State(eqx.Module):
 class MatchingPursuit(PathSolver):
     """Non-negative orthogonal matching pursuit, fully corrective.
 
-    Takes the atom whose normalised correlation φ_iᵀr/‖φ_i‖ with the residual r = y − Φw is largest
-    (a tie goes to the lower index), solves the non-negative least-squares problem on the support,
-    and goes on until more than k rows would be used or no correlation is positive beyond rounding.
-    A step that lets an atom in may push others out, so there can be more steps than rows; there are
-    never more than 5 k + 50, and ``Solution.converged`` is false where that was the end.
+    Each step adds the atom whose normalised correlation φ_iᵀr/‖φ_i‖ with the residual r = y − Φw is
+    largest (a tie goes to the lower index), and solves the non-negative least-squares problem on
+    the support, until more than k rows would be used or no correlation is positive beyond rounding.
+    A step that adds an atom may remove other atoms, so there can be more steps than rows. The
+    maximum is 5 k + 50 steps; ``Solution.converged`` is false if it was reached.
 
-    One run holds the solution for every k: that for k is the last one before k + 1 rows were used
-    for the first time. A step passes once over all atoms, and makes some seven products with the at
-    most k + 1 atoms of the support. The papers are named at the head of the module.
+    One run holds the solution for every k: it is the last one before k + 1 rows were used for the
+    first time. A step makes one pass over all atoms, and about seven products with the up to k + 1
+    atoms of the support. The module's docstring names the papers.
     """
 
     def run(
@@ -85,7 +77,7 @@ class MatchingPursuit(PathSolver):
             state, scale = _pursue(problem, k, max_k, num_points=1)
             return _solution(problem, state, scale, k, max_k)
 
-        return few_at_a_time(run, _num_bytes(problem, max_k))(problem, k)
+        return chunked_vmap(run, _num_bytes(problem, max_k))(problem, k)
 
     def run_path(
         self,
@@ -100,26 +92,28 @@ class MatchingPursuit(PathSolver):
             state, scale = _pursue(problem, jnp.max(ks), max_k, num_points=max_k)
             return jax.vmap(lambda k: _solution(problem, state, scale, k, max_k))(ks)
 
-        return few_at_a_time(run_path, _num_bytes(problem, max_k))(problem, ks)
+        return chunked_vmap(run_path, _num_bytes(problem, max_k))(problem, ks)
 
 
 def _num_bytes(problem: CoresetProblem, max_k: int) -> int:
-    """What a run passes over in its steps."""
+    """The size of the arrays that every step of a run reads."""
     entries = problem.num_data * problem.num_draws + max_k * (problem.num_draws + max_k)
     return entries * problem.target.dtype.itemsize
 
 
 def _pursue(
     problem: CoresetProblem, k: Int[Array, ""], max_k: int, num_points: int
-) -> tuple[_State, Float[Array, " n"]]:
-    """Run until k rows are not enough; `num_points` is 1 to record the last solution only.
+) -> tuple[_MatchingState, Float[Array, " n"]]:
+    """Run until another step would use more than k rows.
+
+    `num_points` is the number of sizes that are recorded; 1 records the last solution only.
 
     Returns:
-        The state at the end, and the reciprocal of every atom's norm, 0 for an atom of norm zero.
+        The final state, and the reciprocal of every atom's norm, 0 for an atom of norm zero.
     """
     dtype = problem.target.dtype
     scale = problem.scales()
-    num_slots = max_k + 1  # one more than k, for the atom that comes before another goes
+    num_slots = max_k + 1  # one more than k, since an atom enters before another one leaves
     objective = jnp.vdot(problem.target, problem.target)
     nothing = _Points(
         indices=jnp.zeros(num_slots, jnp.int32),
@@ -127,7 +121,7 @@ def _pursue(
         objective=objective,
         num_steps=jnp.zeros((), jnp.int32),
     )
-    state = _State(
+    state = _MatchingState(
         atoms=jnp.zeros((num_slots, problem.num_draws), dtype),
         active=empty_set(num_slots, dtype),
         residual=problem.target,
@@ -139,7 +133,7 @@ def _pursue(
         converged=jnp.zeros((), bool),
     )
     state = jax.lax.while_loop(
-        lambda s: any_lane(~s.stopped),
+        lambda s: any_in_batch(~s.stopped),
         lambda s: _step(problem, scale, jnp.sqrt(objective), k, s),
         state,
     )
@@ -151,15 +145,18 @@ def _step(
     scale: Float[Array, " n"],
     target_norm: Float[Array, ""],
     k: Int[Array, ""],
-    state: _State,
-) -> _State:
-    """Take one more atom and solve; a state that has stopped, or stops here, keeps its solution."""
+    state: _MatchingState,
+) -> _MatchingState:
+    """Add one atom and solve; a state that has stopped, or stops now, keeps its solution."""
+    # Choose the atom with the largest correlation.
     n, active, point = problem.num_data, state.active, state.point
     squared = jnp.vdot(state.residual, state.residual)
     floor, slack = rounding(jnp.sqrt(squared), problem.num_draws)
     excluded = state.refused.at[jnp.where(active.passive, point.indices, n)].set(True, mode="drop")
     scores = problem.correlate(state.residual) * scale
-    chosen, any_left = pick(jnp.where(excluded | (scale == 0), -jnp.inf, scores), floor, slack)
+    chosen, any_left = pick_largest(
+        jnp.where(excluded | (scale == 0), -jnp.inf, scores), floor, slack
+    )
     small = resolution(squared.dtype)
     exhausted = (
         ~any_left
@@ -168,15 +165,17 @@ def _step(
     )
     out_of_steps = point.num_steps >= 5 * state.size + 50
 
+    # Put it into a free slot and solve.
     slot = jnp.argmin(active.passive)
     here = jnp.arange(active.passive.shape[0]) == slot
     indices = jnp.where(here, chosen, point.indices)
     row = problem.gather(chosen[None])[0] * scale[chosen]
     atoms = state.atoms.at[slot].set(row)
     after, independent = enter(atoms, active, slot, state.residual)
-    settled, residual, objective = settle(atoms, after, problem.target)
+    refined, residual, objective = refine_weights(atoms, after, problem.target)
     count = jnp.sum(after.passive, dtype=jnp.int32)
 
+    # Keep the step if it lowers the objective and k rows are enough.
     better = independent & (jnp.vdot(residual, residual) < (1 - small) * squared)
     done = exhausted | out_of_steps | (better & (count > k))
     stopped = state.stopped | done
@@ -184,12 +183,12 @@ def _step(
     new_point = _Points(indices, after.weights, objective, point.num_steps + 1)
     active, residual, point = jax.tree.map(
         lambda new, old: jnp.where(accepted, new, old),
-        (settled, residual, new_point),
+        (refined, residual, new_point),
         (active, state.residual, point),
     )
     size = jnp.where(accepted, jnp.maximum(state.size, count), state.size)
     place = jnp.clip(size - 1, 0, state.path.objective.shape[0] - 1)
-    return _State(
+    return _MatchingState(
         atoms=atoms,
         active=active,
         residual=residual,
@@ -204,12 +203,12 @@ def _step(
 
 def _solution(
     problem: CoresetProblem,
-    state: _State,
+    state: _MatchingState,
     scale: Float[Array, " n"],
     k: Int[Array, ""],
     max_k: int,
 ) -> Solution:
-    """The solution recorded for k, or the last one if the pursuit ended before."""
+    """The solution recorded for k, or the last one if the pursuit ended earlier."""
     place = jnp.clip(jnp.minimum(k, state.size) - 1, 0, state.path.objective.shape[0] - 1)
     point = jax.tree.map(lambda x: x[place], state.path)
     solution = make_solution(

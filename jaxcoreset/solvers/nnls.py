@@ -3,20 +3,20 @@
     min ‖y − Σ_i w_i a_i‖²   subject to   w ≥ 0
 
 by the active-set method of Lawson and Hanson, "Solving Least Squares Problems" (1974), chapter 23:
-let one atom enter the passive set, go towards the least-squares solution on that set, and where a
-weight would become negative stop there, take its atom out, and go on. Two things differ from the
-book. The atom that enters is the one with the largest correlation after all have been scaled to
-norm one. And a step that does not lower the objective in the arithmetic at hand is undone and its
-atom not tried again until another has entered, so the objective falls with every step, nothing
-cycles, and a singular system ends like any other.
+one atom enters the passive set, and the weights move towards the least-squares solution on that
+set. Where a weight would become negative, the move stops, its atom leaves, and the move continues.
+Two things differ from the book. The atom that enters is the one with the largest correlation after
+all atoms have been scaled to norm one. And a step that does not lower the objective in the given
+precision is undone, and its atom is not tried again until another atom has entered. So every step
+lowers the objective, nothing cycles, and a singular system ends like any other.
 
-The passive set is carried as a matrix T, `ActiveSet.basis`, for which the rows of T A are
-orthonormal and span the passive atoms. An atom enters by Gram–Schmidt, done twice, and leaves by a
-reflection. Then TᵀT is the inverse of the Gram matrix, but the error of T grows with the condition
-of A, where that of an inverse or a Cholesky factor of the Gram matrix grows with its square. Two
-habits make float32 enough: the residual is formed anew from the weights in every step, and its part
-within the span of the passive atoms, which is only the rounding of the weights, is projected out
-before anything is correlated with it.
+The passive set is represented by a matrix T, `ActiveSet.basis`: the rows of T A are orthonormal and
+span the passive atoms. An atom enters by Gram–Schmidt, done twice, and leaves by a reflection. TᵀT
+is the inverse of the Gram matrix, but the error of T grows with the condition number of A, while
+that of an inverse or a Cholesky factor of the Gram matrix grows with its square. Two measures make
+float32 enough: every step computes the residual from the weights, and projects out its part within
+the span of the passive atoms, which is only the rounding of the weights, before atoms are
+correlated with it.
 """
 
 import equinox as eqx
@@ -25,22 +25,29 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxcoreset.solvers.problem import HIGHEST
+from jaxcoreset.solvers.numerics import (
+    any_in_batch,
+    divide,
+    pick_largest,
+    product,
+    resolution,
+    rounding,
+)
 
-# An atom may enter if its distance from the span of the passive ones is more than this many
-# roundings of its norm: T A is orthonormal up to one rounding over that distance.
+# An atom may enter if its distance from the span of the passive atoms is more than this many units
+# of rounding of its norm: T A is orthonormal up to one unit of rounding over that distance.
 _INDEPENDENT = 100
 
 
 class NNLSResult(eqx.Module):
-    """What `nnls` found; under ``vmap``, arrays with the leading axes of the batch.
+    """The result of `nnls`; under ``vmap``, the arrays have the leading axes of the batch.
 
     Attributes:
         weights: shape (m,), not negative, 0 for atoms that are masked out.
         objective: ‖target − Σ w_i atoms_i‖².
-        num_pivots: how many atoms were let in or tried, those of a warm start not counted.
-        converged: whether it stopped because no atom is left that would lower the objective beyond
-            rounding, or at `tol`, rather than by the limit on pivots.
+        num_pivots: the number of atoms that entered or were tried, without those of a warm start.
+        converged: whether it stopped because no atom would lower the objective by more than
+            rounding, or at `tol`, rather than at the limit on pivots.
     """
 
     weights: Float[Array, "*b m"]
@@ -50,11 +57,11 @@ class NNLSResult(eqx.Module):
 
 
 class ActiveSet(eqx.Module):
-    """A feasible point: non-negative weights on those of m atoms that are passive.
+    """A feasible point: non-negative weights on the passive ones among m atoms.
 
     Attributes:
         weights: 0 outside the passive set.
-        passive: which atoms take part in the least-squares problem.
+        passive: the atoms that take part in the least-squares problem.
         basis: T, zero in the rows and columns of atoms that are not passive.
     """
 
@@ -64,7 +71,7 @@ class ActiveSet(eqx.Module):
 
 
 def empty_set(num_atoms: int, dtype: DTypeLike) -> ActiveSet:
-    """No atom passive: the point zero."""
+    """The point zero, without passive atoms."""
     return ActiveSet(
         jnp.zeros(num_atoms, dtype),
         jnp.zeros(num_atoms, bool),
@@ -72,69 +79,16 @@ def empty_set(num_atoms: int, dtype: DTypeLike) -> ActiveSet:
     )
 
 
-@jax.custom_batching.custom_vmap
-def any_lane(flag: Bool[Array, ""]) -> Bool[Array, ""]:
-    """The flag itself; under ``vmap``, whether it is set in any lane.
-
-    As the condition of a ``while_loop`` it keeps ``vmap`` from copying the state of every lane in
-    every iteration. The body of the loop must then leave a lane that has stopped as it is.
-    """
-    return flag
-
-
-@any_lane.def_vmap
-def _any_lane_batched(axis_size: int, in_batched: list[bool], flag: Array) -> tuple[Array, bool]:
-    del axis_size
-    return any_lane(jnp.any(flag) if in_batched[0] else flag), False
-
-
-def product(left: Array, right: Array) -> Array:
-    """Matrix or inner product at full precision on every device."""
-    return jnp.matmul(left, right, precision=HIGHEST)
-
-
-def pick(
-    scores: Float[Array, " n"], floor: Float[Array, ""], slack: Float[Array, ""]
-) -> tuple[Int[Array, ""], Bool[Array, ""]]:
-    """The largest score, and the lowest index among equals.
-
-    Args:
-        scores: −inf where an atom may not be picked.
-        floor: a score that is not above this is rounding.
-        slack: scores this near to the largest are equal but for rounding.
-
-    Returns:
-        Its index, and whether there is any above the floor.
-    """
-    largest = jnp.max(scores)
-    candidates = scores >= jnp.maximum(largest - slack, floor)
-    return jnp.argmax(candidates).astype(jnp.int32), largest > floor
-
-
-def rounding(residual_norm: Float[Array, ""], num_draws: int) -> tuple[Array, Array]:
-    """The `floor` and the `slack` of `pick`, for correlations of unit atoms with a residual."""
-    unit = jnp.finfo(residual_norm.dtype).eps * residual_norm
-    return 0.2 * unit / num_draws**0.5, 8 * unit
-
-
-def resolution(dtype: DTypeLike) -> float:
-    """The relative error at which to stop, and the relative fall of the objective to call a step.
-
-    At 64 roundings, 8e-6 in float32, the residual is as much rounding as it is residual.
-    """
-    return 64 * float(jnp.finfo(dtype).eps)
-
-
 def _orthogonalise(
     atoms: Float[Array, "m s"], basis: Float[Array, "m m"], atom: Float[Array, " s"]
 ) -> tuple[Array, Array, Array, Array]:
-    """Split a unit atom into its projection onto the passive atoms and the rest.
+    """Split a unit atom into its projection onto the passive atoms and a remainder.
 
-    Gram–Schmidt twice, and again for as long as the rest keeps shrinking.
+    Gram–Schmidt is done twice, and again for as long as the remainder keeps shrinking.
 
     Returns:
-        The projection's coefficients, the rest, the norm of the rest, and whether that is large
-        enough for the atom to count as independent of the others.
+        The projection's coefficients, the remainder, its norm, and whether that is large enough for
+        the atom to count as independent of the passive atoms.
     """
     smallest = _INDEPENDENT * jnp.finfo(atom.dtype).eps
 
@@ -149,17 +103,17 @@ def _orthogonalise(
 
     true, one = jnp.ones((), bool), jnp.ones((), atom.dtype)
     coefficients, rest, norm, _, _ = jax.lax.while_loop(
-        lambda carry: any_lane(carry[-1]),
+        lambda carry: any_in_batch(carry[-1]),
         subtract,
         (jnp.zeros(basis.shape[0], atom.dtype), atom, one, true, true),
     )
     return coefficients, rest, norm, norm > smallest
 
 
-def _let_in(
+def _add(
     active: ActiveSet, slot: Int[Array, ""], coefficients: Array, norm: Array, enters: Array
 ) -> ActiveSet:
-    """Make an atom passive at weight zero, if `enters`: its rest becomes a row of the basis."""
+    """Make an atom passive at weight zero if `enters`; its remainder becomes a row of the basis."""
     here = jnp.arange(active.passive.shape[0]) == slot
     scale = 1 / jnp.where(enters, norm, 1)
     row = jnp.where(enters, scale * (here - coefficients), active.basis[slot])
@@ -168,20 +122,19 @@ def _let_in(
     )
 
 
-def _let_out(
+def _remove(
     active: ActiveSet, slot: Int[Array, ""], ahead: Float[Array, " m"], leaves: Bool[Array, ""]
 ) -> tuple[ActiveSet, Array]:
-    """Take an atom out of the passive set, if `leaves`.
+    """Remove an atom from the passive set if `leaves`.
 
-    A reflection turns the basis so that only its row `slot` needs the atom; then that row goes.
-    `ahead` are the residual's coordinates in the basis and turn with it.
+    A reflection turns the basis so that only its row `slot` depends on the atom; that row is then
+    deleted. `ahead`, the residual's coordinates in the basis, turns with it.
     """
     here = jnp.arange(active.passive.shape[0]) == slot
     column = active.basis[:, slot]
     norm = jnp.linalg.norm(column)
     normal = column + here * jnp.where(column[slot] < 0, -norm, norm)
-    squared = jnp.vdot(normal, normal)
-    factor = jnp.where(leaves, 2, 0) / jnp.where(squared > 0, squared, 1)
+    factor = divide(jnp.where(leaves, 2, 0), jnp.vdot(normal, normal))
     turned = active.basis - (factor * normal)[:, None] * product(normal, active.basis)
     keep = ~(here & leaves)
     kept = ActiveSet(
@@ -193,7 +146,7 @@ def _let_out(
 
 
 def _descend(active: ActiveSet, ahead: Float[Array, " m"]) -> ActiveSet:
-    """Go to the least-squares solution on the passive set, losing the atoms that block the way.
+    """Move to the least-squares solution on the passive set, and remove the atoms that block it.
 
     Args:
         active: a feasible point.
@@ -213,11 +166,11 @@ def _descend(active: ActiveSet, ahead: Float[Array, " m"]) -> ActiveSet:
         fraction = jnp.where(leaves, jnp.minimum(fractions[slot], 1), 0)
         weights = jnp.maximum(active.weights + fraction * direction, 0)
         moved = ActiveSet(weights, active.passive, active.basis)
-        active, ahead = _let_out(moved, slot, (1 - fraction) * ahead, leaves)
+        active, ahead = _remove(moved, slot, (1 - fraction) * ahead, leaves)
         return active, ahead, product(ahead, active.basis)
 
     active, _, direction = jax.lax.while_loop(
-        lambda carry: any_lane(blocking(carry[0], carry[2]).any()),
+        lambda carry: any_in_batch(blocking(carry[0], carry[2]).any()),
         advance,
         (active, ahead, product(ahead, active.basis)),
     )
@@ -231,40 +184,40 @@ def enter(
     slot: Int[Array, ""],
     residual: Float[Array, " s"],
 ) -> tuple[ActiveSet, Bool[Array, ""]]:
-    """Let one atom into the passive set and go to the least-squares solution on it.
+    """Add one atom to the passive set and move to the least-squares solution on it.
 
-    Lawson and Hanson's steps 5 to 11. Four products with the atoms, and a few with an m × m matrix
-    for each atom that leaves on the way.
+    Lawson and Hanson's steps 5 to 11. It takes four products with the atoms, and a few with an
+    m × m matrix for each atom that leaves.
 
     Args:
         atoms: rows of norm one; a row that is not passive may hold anything finite.
         active: the point before, a least-squares solution on its passive set.
         slot: the row that enters; not passive.
-        residual: of the point before, as `settle` returns it.
+        residual: the residual of the point before, as `refine_weights` returns it.
 
     Returns:
-        The point after, and whether the atom was independent enough of the others to enter.
+        The point after, and whether the atom was independent enough of the passive atoms to enter.
     """
     coefficients, rest, norm, independent = _orthogonalise(atoms, active.basis, atoms[slot])
-    active = _let_in(active, slot, coefficients, norm, independent)
+    active = _add(active, slot, coefficients, norm, independent)
     here = jnp.arange(active.passive.shape[0]) == slot
     ahead = here * jnp.vdot(rest, residual) / jnp.where(independent, norm, 1)
     return _descend(active, ahead), independent
 
 
-def settle(
+def refine_weights(
     atoms: Float[Array, "m s"], active: ActiveSet, target: Float[Array, " s"]
 ) -> tuple[ActiveSet, Float[Array, " s"], Float[Array, ""]]:
-    """Mend the rounding of a least-squares solution by one step of iterative refinement.
+    """Correct the rounding of a least-squares solution by one step of iterative refinement.
 
     Args:
         atoms: rows of norm one.
-        active: a least-squares solution on its passive set, but for rounding.
-        target: the vector to be matched.
+        active: a least-squares solution on its passive set, up to rounding.
+        target: the vector to match.
 
     Returns:
-        The point with better weights; the residual of the exact solution, orthogonal to the passive
-        atoms; and the objective of the weights as they were.
+        The point with refined weights; the residual of the exact solution, orthogonal to the
+        passive atoms; and the objective of the weights before the refinement.
     """
     residual = target - product(active.weights, atoms)
     change = product(product(active.basis, product(atoms, residual)), active.basis)
@@ -272,7 +225,7 @@ def settle(
     return better, residual - product(change, atoms), jnp.vdot(residual, residual)
 
 
-class _State(eqx.Module):
+class _PivotState(eqx.Module):
     active: ActiveSet
     residual: Float[Array, " s"]
     weights: Float[Array, " m"]
@@ -293,23 +246,23 @@ def nnls(
     max_pivots: int | None = None,
     tol: float | None = None,
 ) -> NNLSResult:
-    """Non-negative weights whose sum of atoms is nearest to a target.
+    """Find the non-negative weights whose weighted sum of atoms is nearest to a target.
 
-    Works under ``jit`` and ``vmap``; m is static, and `mask` or `count` say which of the m atoms
-    there are. Atoms may repeat, be zero, or outnumber their entries. In float32 the objective is
-    within 1e-3 of its smallest value wherever ‖target − Σ w_i atoms_i‖ is above 3e-5 ‖target‖, and
-    within one or two per cent where atoms of no exact dependence are dependent to float32.
+    Works under ``jit`` and ``vmap``; m is static, and `mask` or `count` select among the m atoms.
+    Atoms may repeat, be zero, or outnumber their entries. In float32 the objective is within a
+    factor 1 + 1e-3 of the minimum wherever ‖target − Σ w_i atoms_i‖ is above 3e-5 ‖target‖, and
+    within one or two per cent where atoms are linearly dependent in float32 only.
 
     Args:
         atoms: shape (m, S), one row per atom.
         target: shape (S,).
-        warm_start: shape (m,), weights near the solution. Its positive entries are let in at once
-            and without being asked for; the solution is the same, but for rounding.
+        warm_start: shape (m,), weights near the solution. Atoms with a positive entry enter at
+            once, before any correlation is computed; the solution is the same up to rounding.
         mask: shape (m,), the atoms that may be used; all by default.
-        count: only the first so many atoms may be used; all by default.
-        max_pivots: try at most so many atoms; 3 m + 10 by default.
-        tol: the relative error ‖target − Σ w_i atoms_i‖ / ‖target‖ that is good enough to stop at;
-            by default 64 roundings, which is 8e-6 in float32.
+        count: the number of atoms that may be used, from the first on; all by default.
+        max_pivots: the maximum number of atoms tried; 3 m + 10 by default.
+        tol: the relative error ‖target − Σ w_i atoms_i‖ / ‖target‖ at which to stop; by default 64
+            units of rounding, 8e-6 in float32.
 
     Returns:
         An `NNLSResult`.
@@ -328,20 +281,20 @@ def nnls(
     limit = 3 * num_atoms + 10 if max_pivots is None else max_pivots
     small = resolution(dtype) if tol is None else tol
 
-    # In units in which atoms and target have norm one, any scale is as good as any other.
+    # Scale atoms and target to norm one, so that the units of the data do not matter.
     norms, target_norm = _norms(atoms), _norms(target[None])[0]
     eligible = eligible & (norms > 0)
-    atoms = atoms / jnp.where(norms > 0, norms, 1)[:, None]
-    target = target / jnp.where(target_norm > 0, target_norm, 1)
+    atoms = divide(atoms, norms[:, None])
+    target = divide(target, target_norm)
 
     active = empty_set(num_atoms, dtype)
     if warm_start is not None:
         warm = _of_shape("warm_start", warm_start, (num_atoms,)).astype(dtype)
-        warm = warm * norms / jnp.where(target_norm > 0, target_norm, 1)
+        warm = divide(warm * norms, target_norm)
         active = _warm(atoms, target, jnp.where(eligible & (warm > 0), warm, 0))
-    settled, residual, objective = settle(atoms, active, target)
-    state = _State(
-        active=settled,
+    refined, residual, objective = refine_weights(atoms, active, target)
+    state = _PivotState(
+        active=refined,
         residual=residual,
         weights=active.weights,
         objective=objective,
@@ -351,7 +304,8 @@ def nnls(
         converged=jnp.zeros((), bool),
     )
 
-    def pivot(state: _State) -> _State:
+    def pivot(state: _PivotState) -> _PivotState:
+        # Choose the atom that enters.
         squared = jnp.vdot(state.residual, state.residual)
         floor, slack = rounding(jnp.sqrt(squared), num_draws)
         scores = jnp.where(
@@ -359,23 +313,24 @@ def nnls(
             product(atoms, state.residual),
             -jnp.inf,
         )
-        slot, any_left = pick(scores, floor, slack)
+        slot, any_left = pick_largest(scores, floor, slack)
         exhausted = ~any_left | (squared <= small**2)
         stopped = state.stopped | exhausted | (state.num_pivots >= limit)
 
+        # Let it enter, and keep the result only if the objective decreases.
         after, independent = enter(atoms, state.active, slot, state.residual)
-        settled, residual, objective = settle(atoms, after, target)
+        refined, residual, objective = refine_weights(atoms, after, target)
         accepted = (
             ~stopped
             & independent
             & (jnp.vdot(residual, residual) < (1 - resolution(dtype)) * squared)
         )
-        new = (settled, residual, after.weights, objective)
+        new = (refined, residual, after.weights, objective)
         old = (state.active, state.residual, state.weights, state.objective)
         active, residual, weights, objective = jax.tree.map(
             lambda new, old: jnp.where(accepted, new, old), new, old
         )
-        return _State(
+        return _PivotState(
             active=active,
             residual=residual,
             weights=weights,
@@ -386,25 +341,25 @@ def nnls(
             converged=jnp.where(state.stopped, state.converged, exhausted),
         )
 
-    state = jax.lax.while_loop(lambda s: any_lane(~s.stopped), pivot, state)
-    weights = state.weights * target_norm / jnp.where(norms > 0, norms, 1)
+    state = jax.lax.while_loop(lambda s: any_in_batch(~s.stopped), pivot, state)
+    weights = divide(state.weights * target_norm, norms)
     return NNLSResult(weights, state.objective * target_norm**2, state.num_pivots, state.converged)
 
 
 def _warm(
     atoms: Float[Array, "m s"], target: Float[Array, " s"], weights: Float[Array, " m"]
 ) -> ActiveSet:
-    """The least-squares solution on the atoms with a weight, or on fewer if some would go below."""
+    """The least-squares solution on the atoms with a weight, without those that turn negative."""
 
     def add(carry: tuple[ActiveSet, Array]) -> tuple[ActiveSet, Array]:
         active, pending = carry
         slot = jnp.argmax(pending)
         coefficients, _, norm, independent = _orthogonalise(atoms, active.basis, atoms[slot])
-        active = _let_in(active, slot, coefficients, norm, independent & pending[slot])
+        active = _add(active, slot, coefficients, norm, independent & pending[slot])
         return active, pending & (jnp.arange(pending.shape[0]) != slot)
 
     active, _ = jax.lax.while_loop(
-        lambda carry: any_lane(carry[1].any()),
+        lambda carry: any_in_batch(carry[1].any()),
         add,
         (empty_set(weights.shape[0], weights.dtype), weights > 0),
     )
@@ -414,9 +369,9 @@ def _warm(
 
 
 def _norms(rows: Float[Array, "m s"]) -> Float[Array, " m"]:
-    """Norms that neither overflow nor underflow on the way."""
+    """Norms of the rows, computed without overflow or underflow."""
     largest = jnp.max(jnp.abs(rows), axis=1)
-    scaled = rows / jnp.where(largest > 0, largest, 1)[:, None]
+    scaled = divide(rows, largest[:, None])
     return largest * jnp.linalg.norm(scaled, axis=1)
 
 
@@ -426,7 +381,7 @@ def _checked(atoms: ArrayLike, target: ArrayLike) -> tuple[Array, Array]:
         atoms = atoms.astype(float)
     if atoms.ndim != 2 or 0 in atoms.shape:
         raise ValueError(
-            f"atoms has shape {atoms.shape}; wanted (m, S), one row per atom and at least one of "
+            f"atoms has shape {atoms.shape}; expected (m, S), one row per atom and at least one of "
             "each. For a batch of systems use jax.vmap(nnls)."
         )
     return atoms, _of_shape("target", target, atoms.shape[1:]).astype(atoms.dtype)
@@ -435,5 +390,5 @@ def _checked(atoms: ArrayLike, target: ArrayLike) -> tuple[Array, Array]:
 def _of_shape(name: str, value: ArrayLike, shape: tuple[int, ...]) -> Array:
     array = jnp.asarray(value)
     if array.shape != shape:
-        raise ValueError(f"{name} has shape {array.shape}; wanted {shape}, to go with atoms.")
+        raise ValueError(f"{name} has shape {array.shape}; expected {shape}, to match atoms.")
     return array

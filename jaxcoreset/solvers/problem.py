@@ -1,4 +1,4 @@
-"""The coreset problem: a target vector to be matched by few atoms with non-negative weights.
+"""The coreset problem: match a target vector by few atoms with non-negative weights.
 
 Row ``i`` of ``atoms`` is ĝ_i, datum i's centred log-likelihood at S draws over √S; the papers' Φ is
 its transpose. The target y is the sum of *all* the data's atoms. Solvers look for
@@ -16,23 +16,12 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-# Float32 products default to TF32 on a GPU and to bfloat16 on a TPU; residuals, targets and Gram
-# matrices do not bear that, since the error of a good coreset is far smaller than theirs.
-HIGHEST = jax.lax.Precision.HIGHEST
+from jaxcoreset.solvers.numerics import HIGHEST, divide, product
 
 
 def is_concrete(*values: object) -> bool:
-    """Whether none of the arrays is being traced, so that its values can be looked at."""
+    """Return whether none of the arrays is being traced, so that values can be inspected."""
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
-
-
-def unit_of(values: Float[Array, "n ..."]) -> Float[Array, "..."]:
-    """A power of two that brings the largest entry of each column near to one.
-
-    What is multiplied by it is exact, and its square neither over- nor underflows.
-    """
-    exponent = jnp.frexp(jnp.max(jnp.abs(values), axis=0))[1]
-    return jnp.ldexp(jnp.ones((), values.dtype), -jnp.clip(exponent, -100, 100))
 
 
 @jax.jit
@@ -41,7 +30,7 @@ def _largest(atoms: Float[Array, "n s"], target: Float[Array, " s"]) -> tuple[Ar
 
 
 class CoresetProblem(eqx.Module):
-    """Atoms and the target that a weighted few of them are to match.
+    """Atoms, and the target that a weighted sum of few of them should match.
 
     A batch of problems is a `CoresetProblem` whose arrays have leading axes, made by
     ``jax.vmap(CoresetProblem)(atoms)`` and solved under ``jax.vmap``.
@@ -49,12 +38,12 @@ class CoresetProblem(eqx.Module):
     Args:
         atoms: array of shape (n, S), one row per datum. Integers become floats, and floats of 16
             bits become float32.
-        target: array of shape (S,); the sum of the atoms if left out. Give it where the atoms are
-            only candidates, a subset of the data.
+        target: array of shape (S,); the sum of the atoms if left out. Pass it if the atoms are only
+            candidates, a subset of the data.
 
     Raises:
         ValueError: if a shape does not fit, an entry is not finite, every atom is zero, or squares
-            would over- or underflow. Values are not looked at while tracing.
+            would over- or underflow. Values are not checked while tracing.
     """
 
     atoms: Float[Array, "n s"]
@@ -68,8 +57,8 @@ class CoresetProblem(eqx.Module):
             atoms = atoms.astype(jnp.float32)
         if atoms.ndim != 2 or 0 in atoms.shape:
             raise ValueError(
-                f"atoms has shape {atoms.shape}; wanted (n, S), one row per datum and at least one "
-                "of each. For a batch of problems use jax.vmap(CoresetProblem)(atoms)."
+                f"atoms has shape {atoms.shape}; expected (n, S), one row per datum and at least "
+                "one of each. For a batch of problems use jax.vmap(CoresetProblem)(atoms)."
             )
         self.atoms = atoms
         if target is None:
@@ -77,11 +66,11 @@ class CoresetProblem(eqx.Module):
         self.target = jnp.asarray(target, atoms.dtype)
         if self.target.shape != atoms.shape[1:]:
             raise ValueError(
-                f"target has shape {self.target.shape}; wanted {atoms.shape[1:]}, one entry per "
-                "column of atoms."
+                f"target has shape {self.target.shape}; expected {atoms.shape[1:]}, one entry "
+                "per column of atoms."
             )
         if is_concrete(atoms, self.target):
-            with jax.ensure_compile_time_eval():  # also where known values meet somebody's jit
+            with jax.ensure_compile_time_eval():  # values are known even inside a caller's jit
                 _check_values(atoms, self.target)
 
     @property
@@ -96,7 +85,7 @@ class CoresetProblem(eqx.Module):
 
     def correlate(self, vector: Float[Array, " s"]) -> Float[Array, " n"]:
         """Inner product of every atom with a vector: one pass over the atoms."""
-        return jnp.matmul(self.atoms, vector, precision=HIGHEST)
+        return product(self.atoms, vector)
 
     def correlate_at(
         self, indices: Int[Array, " m"], vector: Float[Array, " s"]
@@ -104,14 +93,14 @@ class CoresetProblem(eqx.Module):
         """Inner product of the atoms at `indices` with a vector."""
         if self.pass_is_cheaper(indices.shape[0]):
             return self.correlate(vector)[indices]
-        return jnp.matmul(self.atoms[indices], vector, precision=HIGHEST)
+        return product(self.atoms[indices], vector)
 
     def combine(self, indices: Int[Array, " m"], weights: Float[Array, " m"]) -> Float[Array, " s"]:
         """The weighted sum of the atoms at `indices`, which may repeat."""
         if self.pass_is_cheaper(indices.shape[0]):
             dense = jnp.zeros(self.num_data, weights.dtype).at[indices].add(weights)
-            return jnp.matmul(dense, self.atoms, precision=HIGHEST)
-        return jnp.matmul(weights, self.atoms[indices], precision=HIGHEST)
+            return product(dense, self.atoms)
+        return product(weights, self.atoms[indices])
 
     def gather(self, indices: Int[Array, " m"]) -> Float[Array, "m s"]:
         """The atoms at `indices`."""
@@ -123,14 +112,13 @@ class CoresetProblem(eqx.Module):
 
     def scales(self) -> Float[Array, " n"]:
         """The reciprocal norm of every atom, 0 for one of norm zero: one pass over the atoms."""
-        norms = jnp.sqrt(self.squared_norms())
-        return jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1), 0)
+        return divide(1, jnp.sqrt(self.squared_norms()))
 
     def pass_is_cheaper(self, num_rows: int) -> bool:
-        """Whether a pass over all atoms costs less than to gather so many of them.
+        """Return whether a pass over all atoms costs less than gathering `num_rows` of them.
 
-        Gathered rows are copied before they are multiplied, and under ``vmap`` each lane copies its
-        own, where a pass over all atoms becomes one matrix product for all lanes.
+        Gathered rows are copied before they are multiplied, and under ``vmap`` each batch element
+        copies its own, while a pass over all atoms becomes one matrix product for the whole batch.
         """
         return 8 * num_rows >= self.num_data
 
@@ -142,8 +130,8 @@ def _check_values(atoms: Array, target: Array) -> None:
         rows = jnp.flatnonzero(~jnp.isfinite(by_row))
         raise ValueError(
             f"atoms is not finite in {rows.size} of {atoms.shape[0]} rows, the first at "
-            f"{rows[:5].tolist()}. A log-likelihood that is infinite or NaN at one draw spoils its "
-            "whole atom: leave those rows out or change the draws."
+            f"{rows[:5].tolist()}. A log-likelihood that is infinite or NaN at one draw makes "
+            "its whole atom unusable: leave those rows out or change the draws."
         )
     if largest == 0:
         raise ValueError(
@@ -151,7 +139,7 @@ def _check_values(atoms: Array, target: Array) -> None:
             "the draws differ and that the likelihood depends on the parameters."
         )
     if not jnp.isfinite(in_target):
-        raise ValueError("target has entries that are not finite; wanted the sum of all atoms.")
+        raise ValueError("target has entries that are not finite; expected the sum of all atoms.")
     info = jnp.finfo(atoms.dtype)
     low, high = 1e3 * float(info.tiny) ** 0.5, 1e-3 * float(info.max) ** 0.5
     most = max(largest, float(in_target))
@@ -159,6 +147,6 @@ def _check_values(atoms: Array, target: Array) -> None:
         what = f"the atoms' largest entry is {largest:.1g}" if largest < low else ""
         what = what or f"the largest entry of atoms and target is {most:.1g}"
         raise ValueError(
-            f"{what}, whose square {atoms.dtype} cannot hold; wanted one from {low:.0e} to "
+            f"{what}, whose square {atoms.dtype} cannot hold; expected a value from {low:.0e} to "
             f"{high:.0e}. Multiply atoms and target by the same number: the weights do not change."
         )

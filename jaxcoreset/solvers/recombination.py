@@ -1,17 +1,17 @@
-"""Recombination: a few atoms that have exactly the target's leading coordinates.
+"""Recombination: find a few atoms that match the target's leading coordinates exactly.
 
-If weights w ≥ 0 solve k linear equations, then so do some with at most k positive entries
+If weights w ≥ 0 solve k linear equations, then so do some weights with at most k positive entries
 (Carathéodory). Litterer and Lyons, "High order recombination and an application to cubature on
 Wiener space" (Ann. Appl. Probab. 2012), find them in few operations: the points are put into 2 k
-groups, a group's weighted sum stands for its points, and groups are eliminated one by one along
-null vectors of the k equations until half of them are left; and so on with the points of these.
-Tchernychova, "Carathéodory cubature measures" (thesis, Oxford 2016), orders the work so that a
-round costs O(k³).
+groups, each group is represented by its weighted sum, and groups are eliminated one by one along
+null vectors of the k equations until half of them are left. This is repeated with the points of the
+remaining groups. Tchernychova, "Carathéodory cubature measures" (thesis, Oxford 2016), orders the
+work so that a round costs O(k³).
 
-Here the equations are that the weights keep their total and the coordinates of Φw on the k − 1
-leading principal directions of the atoms. What is left of the residual lies in the other
-directions, where the atoms are small. No search is made and nothing is chosen by a residual, so the
-work is one pass over the atoms for their coordinates, and some log₂(n/k) rounds.
+Here the equations keep the total of the weights and the coordinates of Φw on the k − 1 leading
+principal directions of the atoms. The residual then lies in the remaining directions, where the
+atoms are small. There is no search and no choice by a residual, so the work is one pass over the
+atoms for their coordinates, and about log₂(n/k) rounds.
 """
 
 import equinox as eqx
@@ -20,27 +20,28 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.base import Solver
-from jaxcoreset.solvers.nnls import any_lane, nnls, product
+from jaxcoreset.solvers.nnls import nnls
+from jaxcoreset.solvers.numerics import any_in_batch, divide, product
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution, make_solution
 
-# Directions beyond those wanted that the range finder carries, and its power iterations: Halko,
-# Martinsson and Tropp (2011), remark 4.4 and algorithm 4.4.
+# The range finder's number of additional directions and of power iterations: Halko, Martinsson and
+# Tropp (2011), remark 4.4 and algorithm 4.4.
 _OVERSAMPLING = 10
 _POWER_ITERATIONS = 2
-# A singular value below so many roundings of the largest counts as zero.
+# A singular value below this many units of rounding of the largest counts as zero.
 _SMALLEST = 100
 _MAX_NEWTON_STEPS = 50
 
 
 class Leading(eqx.Module):
-    """The atoms' leading principal directions, which are those of Σ φ_i φ_iᵀ, not centred.
+    """The atoms' leading principal directions: those of Σ φ_i φ_iᵀ, not centred.
 
     Attributes:
         coordinates: shape (n, m), the atoms' coordinates by direction, each column scaled to norm
             one; columns of zeros where there is no further direction.
-        directions: shape (S, m), what a vector is multiplied by for its coordinates in these units.
-        left_out: shape (n,), the norm of the part of each atom that is in no direction.
+        directions: shape (S, m), the matrix that maps a vector to its coordinates in these units.
+        left_out: shape (n,), the norm of each atom's part outside all directions.
     """
 
     coordinates: Float[Array, "n m"]
@@ -51,22 +52,22 @@ class Leading(eqx.Module):
 class Recombination(Solver):
     """Carathéodory recombination on the leading principal directions, then least squares.
 
-    Finds at most k atoms with non-negative weights that have the total of the starting weights and
-    the target's coordinates on the k − 1 leading principal directions of the atoms, to rounding;
-    then solves the non-negative least-squares problem on these atoms with all draws. The starting
-    weights are all one where the target is the sum of the atoms. Where it is not, they are those
-    nearest to one common weight among the non-negative ones that have the target's coordinates, and
-    where none have them, nearly those with the nearest coordinates.
+    The solver finds at most k atoms with non-negative weights that match, up to rounding, the total
+    of the starting weights and the target's coordinates on the k − 1 leading principal directions
+    of the atoms. It then solves the non-negative least-squares problem on these atoms with all
+    draws. If the target is the sum of the atoms, the starting weights are all one. Otherwise they
+    are the non-negative weights with the target's coordinates that are nearest to one common
+    weight; if no weights have these coordinates, nearly those with the nearest coordinates.
 
-    Of the null vectors along which a group may be eliminated, the one is taken that most lowers
-    Σ w_i ‖part of φ_i in no leading direction‖, which bounds what Φw has there.
+    A group may be eliminated along several null vectors. The solver takes the one that most lowers
+    Σ w_i ‖part of φ_i outside the leading directions‖, which bounds the part of Φw there.
 
-    Far fewer passes over the atoms than a pursuit. But the atoms are not chosen for the target, so
-    it is no match for one where k is small; for k = 1 nothing but the total decides. Of equal atoms
-    it may keep any. ``Solution.num_iters`` counts the rounds. The papers are named at the head of
-    the module. Where the atoms have many more than k directions, a randomised range finder finds
+    It needs far fewer passes over the atoms than a pursuit. But the atoms are not chosen for the
+    target, so that a pursuit is much better for small k; for k = 1 only the total decides. Of equal
+    atoms it may keep any. ``Solution.num_iters`` counts the rounds. The module's docstring names
+    the papers. If the atoms have many more than k directions, a randomised range finder computes
     the leading ones (Halko, Martinsson and Tropp, "Finding structure with randomness", SIAM Review
-    2011); its sketch is the same in every run, so there is no key.
+    2011); its sketch is the same in every run, so that no key is needed.
     """
 
     def run(
@@ -110,7 +111,7 @@ def leading_directions(problem: CoresetProblem, count: Int[Array, ""], max_count
     present = values > _SMALLEST * float(jnp.finfo(dtype).eps) * jnp.max(values, initial=0)
     present = present & (jnp.arange(max_count) < count)
     directions = directions * present
-    unit = jnp.where(present, 1 / jnp.where(present, values, 1), 0)
+    unit = divide(1, jnp.where(present, values, 0))
     images = product(atoms, directions)
     left_out = problem.squared_norms() - jnp.sum(images**2, axis=1)
     return Leading(
@@ -121,10 +122,10 @@ def leading_directions(problem: CoresetProblem, count: Int[Array, ""], max_count
 
 
 def _range(atoms: Float[Array, "n s"], count: int) -> Float[Array, "s m"]:
-    """An orthonormal basis of a space that holds the `count` leading directions, or nearly."""
+    """An orthonormal basis of a space that approximately holds the `count` leading directions."""
     num_data, num_draws = atoms.shape
     width = count + _OVERSAMPLING
-    if 2 * width >= min(num_data, num_draws):  # as much work as all of them
+    if 2 * width >= min(num_data, num_draws):  # no less work than computing all directions
         if num_data >= num_draws:
             return jnp.eye(num_draws, dtype=atoms.dtype)
         return jnp.linalg.qr(atoms.T)[0]
@@ -145,20 +146,18 @@ class _Dual(eqx.Module):
 def starting_weights(
     problem: CoresetProblem, leading: Leading, usable: Bool[Array, " n"]
 ) -> Float[Array, " n"]:
-    """Non-negative weights with the target's leading coordinates, as even as can be.
+    """Non-negative weights with the target's leading coordinates, as even as possible.
 
     Minimises ½‖w − c‖² + ‖Uᵀw − b‖²/(2ρ) over w ≥ 0, where Uᵀw = b are the coordinates, c is the
-    best common weight and ρ is a rounding or so, by Newton's method on the dual. With
-    w(λ) = max(c + Uλ, 0) that is to find Uᵀw(λ) + ρλ = b. If the target is the sum of the atoms,
-    w = 1 solves it at once.
+    best common weight and ρ is of the order of rounding, by Newton's method on the dual: with
+    w(λ) = max(c + Uλ, 0) it solves Uᵀw(λ) + ρλ = b. If the target is the sum of the atoms, the
+    solution is w = 1.
     """
     dtype = problem.target.dtype
     small = 64 * float(jnp.finfo(dtype).eps)
     total = jnp.sum(problem.atoms, axis=0)
-    squared = jnp.vdot(total, total)
-    common = jnp.vdot(total, problem.target) / jnp.where(squared > 0, squared, 1)
-    common = jnp.maximum(common, 0)
-    # Small directions would make much of what is only the rounding of a sum.
+    common = jnp.maximum(divide(jnp.vdot(total, problem.target), jnp.vdot(total, total)), 0)
+    # Without this, small directions would amplify the rounding of the sum.
     summed = jnp.linalg.norm(problem.target - total) <= small * jnp.linalg.norm(problem.target)
     common = jnp.where(summed, 1, common)
     rest = jnp.where(summed, 0, problem.target - common * total)
@@ -170,16 +169,15 @@ def starting_weights(
         ahead = common + product(unit, multipliers)
         return jnp.where(usable, jnp.maximum(ahead, 0), 0)
 
-    wanted = gap + product(weights(jnp.zeros_like(gap)), unit)
+    matched = gap + product(weights(jnp.zeros_like(gap)), unit)
 
     def value(multipliers: Array) -> Array:
         w = weights(multipliers)
-        gain = jnp.vdot(wanted, multipliers) - 0.5 * small * jnp.vdot(multipliers, multipliers)
+        gain = jnp.vdot(matched, multipliers) - 0.5 * small * jnp.vdot(multipliers, multipliers)
         return gain - 0.5 * jnp.sum(jnp.where(usable, w**2 - common**2, 0))
 
     def gradient(multipliers: Array) -> Array:
-        matched = product(weights(multipliers), unit)
-        return wanted - matched - small * multipliers
+        return matched - product(weights(multipliers), unit) - small * multipliers
 
     def step(dual: _Dual) -> _Dual:
         slope = gradient(dual.multipliers)
@@ -205,7 +203,7 @@ def starting_weights(
         jnp.zeros((), jnp.int32),
         jnp.zeros((), bool),
     )
-    dual = jax.lax.while_loop(lambda d: any_lane(~d.stopped), step, dual)
+    dual = jax.lax.while_loop(lambda d: any_in_batch(~d.stopped), step, dual)
     return weights(dual.multipliers)
 
 
@@ -215,13 +213,13 @@ def recombine(
     weights: Float[Array, " n"],
     k: Int[Array, ""],
 ) -> tuple[Float[Array, " n"], Int[Array, ""]]:
-    """At most k non-negative weights with the same sums Σ_i w_i e_i, by groups.
+    """Find at most k non-negative weights with the same sums Σ_i w_i e_i, by groups.
 
     Args:
         equations: a row e_i for each point. Columns from `k` on are zero.
-        cost: what a unit of weight costs; the total is kept low.
-        weights: not negative.
-        k: at most the number of columns, m, and at least 1.
+        cost: the cost of a unit of weight of each point; the total cost is kept low.
+        weights: the weights to start from, not negative.
+        k: between 1 and the number of columns, m.
 
     Returns:
         The weights, at most k of them positive, and the number of rounds.
@@ -240,7 +238,7 @@ def recombine(
         return jnp.where(held, weights * factors[group], 0), num_rounds + (count > k)
 
     return jax.lax.while_loop(
-        lambda carry: any_lane(jnp.sum(carry[0] > 0) > k),
+        lambda carry: any_in_batch(jnp.sum(carry[0] > 0) > k),
         halve,
         (weights, jnp.zeros((), jnp.int32)),
     )
@@ -249,20 +247,20 @@ def recombine(
 def _eliminate(
     sums: Float[Array, "g m"], cost: Float[Array, " g"], k: Int[Array, ""], count: Int[Array, ""]
 ) -> Float[Array, " g"]:
-    """Factors μ ≥ 0 with Σ μ_g s_g = Σ s_g, at most k of the first `count` of them positive.
+    """Find factors μ ≥ 0 with Σ μ_g s_g = Σ s_g, at most k of the first `count` of them positive.
 
-    Rows of `sums` from `count` on and columns from `k` on are zero. One all of them if count ≤ k.
+    Rows of `sums` from `count` on and columns from `k` on are zero. If count ≤ k, all factors are
+    one.
 
     The null vectors of the k equations are the columns k to count − 1 of the orthogonal factor of
-    `sums`: what the factorisation does not touch is left as unit vectors. They are kept
-    orthonormal: after a factor has become zero a reflection makes all but one of them vanish there,
-    and that one goes.
+    `sums`, in which the zero rows remain unit vectors. They are kept orthonormal: after a factor
+    has become zero, a reflection makes all but one of them vanish there, and that one is removed.
     """
     num_groups, num_columns = sums.shape
     columns = jnp.arange(num_columns)
     null = jnp.linalg.qr(sums, mode="complete")[0]
     null = jax.lax.dynamic_slice_in_dim(null, k, num_columns, axis=1)
-    # Orthonormal, but for the rows that have no group.
+    # The vectors are orthonormal in the rows that have a group.
     null = jnp.where((columns < count - k) & (jnp.arange(num_groups) < count)[:, None], null, 0)
     cost = cost / jnp.maximum(jnp.max(cost), jnp.finfo(cost.dtype).tiny)
 
@@ -270,7 +268,7 @@ def _eliminate(
         factors, null, left = carry
         last = left - 1
         along = product(cost, null)
-        # Where the cost is the same along all of them, any will do.
+        # If the cost is the same along all null vectors, take the last one.
         flat = jnp.linalg.norm(along) <= 1e-4 * jnp.linalg.norm(cost)
         along = jnp.where(flat, (columns == last).astype(along.dtype), along)
         direction = product(null, along)
@@ -285,8 +283,7 @@ def _eliminate(
         row = null[group]
         norm = jnp.linalg.norm(row)
         normal = row + jnp.where(columns == last, jnp.where(row[last] < 0, -norm, norm), 0)
-        squared = jnp.vdot(normal, normal)
-        scale = 2 / jnp.where(squared > 0, squared, 1)
+        scale = divide(2, jnp.vdot(normal, normal))
         turned = null - scale * product(null, normal)[:, None] * normal
         turned = jnp.where(columns == last, 0, turned).at[group].set(0)
         going = left > 0
@@ -298,6 +295,6 @@ def _eliminate(
 
     ones = (jnp.arange(num_groups) < count).astype(sums.dtype)
     factors, _, _ = jax.lax.while_loop(
-        lambda carry: any_lane(carry[-1] > 0), step, (ones, null, jnp.maximum(count - k, 0))
+        lambda carry: any_in_batch(carry[-1] > 0), step, (ones, null, jnp.maximum(count - k, 0))
     )
     return factors

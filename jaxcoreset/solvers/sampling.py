@@ -1,10 +1,10 @@
-"""Subsets drawn at random: the baselines that do not look at the target.
+"""Random subsets: baselines that do not use the target.
 
-A draw's weight is the inverse of its probability, so Φw has the *sum of the atoms* as its mean.
-That is the target, but where the atoms are only candidates for a target that sums over more data.
+A draw's weight is the inverse of its probability, so the mean of Φw is the *sum of the atoms*. That
+is the target, unless the atoms are only candidates and the target is a sum over more data.
 
-Draws are one stream per key, and the solution for k is its first k. The j-th draw does not depend
-on how many are asked for, so that neither k's bound nor a sweep changes a solution.
+Each key gives one stream of draws, and the solution for k is made of its first k. The j-th draw
+does not depend on the number of draws, so that neither k's bound nor a sweep changes a solution.
 """
 
 import abc
@@ -16,12 +16,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.base import PathSolver
+from jaxcoreset.solvers.numerics import divide
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution
 
 
 class _Sampling(PathSolver):
-    """Draws with replacement; see the module's docstring."""
+    """Sampling with replacement; see the module's docstring."""
 
     @property
     def needs_key(self) -> bool:
@@ -30,7 +31,7 @@ class _Sampling(PathSolver):
 
     @abc.abstractmethod
     def proportions(self, problem: CoresetProblem) -> Float[Array, " n"]:
-        """What the probability of each row is proportional to; 0 for atoms of norm zero."""
+        """Numbers proportional to each row's probability; 0 for atoms of norm zero."""
 
     def draw(
         self, proportions: Float[Array, " n"], length: int, key: PRNGKeyArray
@@ -39,7 +40,7 @@ class _Sampling(PathSolver):
         return _draw_with_replacement(proportions, length, key)
 
     def num_draws(self, proportions: Float[Array, " n"], k: Int[Array, ""]) -> Int[Array, ""]:
-        """How many rows of the stream the solution for k uses."""
+        """The number of rows of the stream that the solution for k uses."""
         return k
 
     def run_path(
@@ -49,7 +50,7 @@ class _Sampling(PathSolver):
         max_k: int,
         key: PRNGKeyArray | None = None,
     ) -> Solution:
-        """Draw once; the solution for each of `ks` is made of so many draws.
+        """Draw once; the solution for each k is made of the first k draws.
 
         Raises:
             ValueError: if `key` is missing.
@@ -59,8 +60,8 @@ class _Sampling(PathSolver):
         proportions = self.proportions(problem)
         drawn = self.draw(proportions, max_k, key)
         chosen = proportions[drawn]
-        # 1 / probability; 0 for a row that can't be drawn, met only where every atom is zero.
-        inverse = jnp.where(chosen > 0, jnp.sum(proportions) / jnp.where(chosen > 0, chosen, 1), 0)
+        # 1 / probability; 0 for a row that cannot be drawn, which occurs if all atoms are zero.
+        inverse = divide(jnp.sum(proportions), chosen)
 
         def contributions(k: Array) -> tuple[Array, Array]:
             num_draws = self.num_draws(proportions, k)
@@ -75,8 +76,8 @@ class ImportanceSampling(_Sampling):
 
     "IS" of Campbell and Broderick, "Automated scalable Bayesian inference via Hilbert coresets"
     (JMLR 20, 2019), section 4.1; section 2.1 of Campbell and Broderick (2018). A row that was drawn
-    c times in k has weight (c/k) · σ/σ_n, so that Φw is unbiased for the sum of the atoms, and w is
-    in the polytope of `FrankWolfe`. k draws give at most k distinct rows. Needs a key.
+    c times in k draws has weight (c/k) · σ/σ_n, so that Φw is unbiased for the sum of the atoms,
+    and w is in the polytope of `FrankWolfe`. k draws give at most k distinct rows. A key is needed.
     """
 
     def proportions(self, problem: CoresetProblem) -> Float[Array, " n"]:
@@ -87,13 +88,13 @@ class ImportanceSampling(_Sampling):
 class UniformSampling(_Sampling):
     """Rows drawn uniformly: "Random (Uniform)" of Zhang et al. (2021), section 5.
 
-    Atoms of norm zero are left out: of the n₊ others, k are drawn, each with weight n₊/k. They add
-    nothing to the sum, which Φw stays unbiased for. Needs a key.
+    Atoms of norm zero are left out, since they add nothing to the sum. Of the n₊ other atoms, k are
+    drawn, each with weight n₊/k, so that Φw is unbiased for the sum. A key is needed.
 
     Args:
         replace: whether a row may be drawn again, as in the papers' comparisons: c draws in k then
             give weight c·n₊/k, and there may be fewer than k distinct rows. By default k distinct
-            rows, which has the smaller variance and, for k ≥ n₊, is all of them with weight 1.
+            rows are drawn, which has a smaller variance; k ≥ n₊ gives all rows with weight 1.
     """
 
     replace: bool = eqx.field(static=True, default=False)
@@ -108,12 +109,13 @@ class UniformSampling(_Sampling):
         """The first `length` rows of the stream; without replacement, zero atoms come last."""
         if self.replace:
             return super().draw(proportions, length, key)
-        # The lowest lots win. As floats, which top_k is made for, small ones keep all their digits.
+        # The smallest random numbers are drawn. As floats, for which top_k is fast, small ones keep
+        # all their digits.
         lots = jax.random.bits(key, proportions.shape, jnp.uint32).astype(jnp.float32)
         return jax.lax.top_k(jnp.where(proportions > 0, -lots, -jnp.inf), length)[1]
 
     def num_draws(self, proportions: Float[Array, " n"], k: Int[Array, ""]) -> Int[Array, ""]:
-        """How many rows of the stream the solution for k uses."""
+        """The number of rows of the stream that the solution for k uses."""
         if self.replace:
             return k
         return jnp.minimum(k, jnp.sum(proportions > 0, dtype=k.dtype))
@@ -122,10 +124,10 @@ class UniformSampling(_Sampling):
 def _draw_with_replacement(
     proportions: Float[Array, " n"], length: int, key: PRNGKeyArray
 ) -> Int[Array, " length"]:
-    """Rows with probability ∝ `proportions`: first one of √n blocks, then a row of it.
+    """Draw rows with probability ∝ `proportions`: first one of √n blocks, then a row in it.
 
-    A draw costs √n, not n; and in float32, whose random numbers have 23 bits, two small choices
-    keep the probabilities of a million rows apart, where one cumulative sum would not.
+    A draw costs √n operations instead of n. Random float32 numbers have 23 bits, so that two small
+    choices tell the probabilities of a million rows apart, which one cumulative sum would not.
     """
     n = proportions.shape[0]
     width = math.isqrt(n - 1) + 1
@@ -141,6 +143,6 @@ def _draw_with_replacement(
 
 
 def _invert(proportions: Float[Array, " m"], number: Float[Array, ""]) -> Int[Array, ""]:
-    """The entry that a random number in [0, 1) falls on; never one of proportion zero."""
+    """The entry that a random number in [0, 1) selects; never one with proportion zero."""
     cumulative = jnp.where(proportions > 0, jnp.cumsum(proportions), 0)
     return jnp.argmax(cumulative >= (1 - number) * jnp.max(cumulative))

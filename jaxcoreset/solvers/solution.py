@@ -1,4 +1,4 @@
-"""What a solver returns: a weighted subset, padded to a static length, and how good it is."""
+"""The result of a solver: a weighted subset, padded to a static length, and its error."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -13,14 +13,14 @@ class Solution(eqx.Module):
     A sweep or a vmapped solve gives every array the leading axes of the batch, shown as ``*b``.
 
     Attributes:
-        indices: shape (*b, k), the chosen rows in increasing order, then 0 in slots not used.
-        weights: shape (*b, k), positive in slots that are used and 0 in the others.
+        indices: shape (*b, k), the chosen rows in increasing order, then 0 in unused slots.
+        weights: shape (*b, k), positive in used slots and 0 in unused ones.
         objective: shape (*b,), ‖y − Φw‖².
         relative_error: shape (*b,), ‖y − Φw‖ / ‖y‖.
         num_iters: shape (*b,), the solver's iterations.
         converged: shape (*b,), whether the solver stopped by its own rule rather than by a limit.
         history: shape (*b, max_iters), the objective after each iteration, its last value repeated
-            after the stop; ``None`` where it was not asked for.
+            after the stop; ``None`` if it was not requested.
         solver: the name of the solver that found it.
     """
 
@@ -35,11 +35,11 @@ class Solution(eqx.Module):
 
     @property
     def size(self) -> Int[Array, "*b"]:
-        """How many rows have a weight that is not zero."""
+        """The number of rows with a non-zero weight."""
         return jnp.sum(self.weights > 0, axis=-1)
 
     def dense(self, n: int) -> Float[Array, "*b n"]:
-        """The weights as a vector over all n data, zero where a row was not chosen.
+        """The weights as a vector over all n data, zero for rows that were not chosen.
 
         Args:
             n: the number of data, `CoresetProblem.num_data`.
@@ -64,18 +64,18 @@ def make_solution(
     history: Float[Array, " t"] | None = None,
     length: int | None = None,
 ) -> Solution:
-    """A `Solution` in its canonical order, from what a solver has at its end.
+    """A `Solution` in its canonical order, from a solver's final rows and weights.
 
     Args:
-        problem: the problem solved.
-        indices: the chosen rows in any order; those of slots with weight zero are not looked at.
-        weights: their weights, zero in slots not used.
+        problem: the problem that was solved.
+        indices: the chosen rows in any order; those of slots with weight zero are ignored.
+        weights: their weights, zero in unused slots.
         objective: ‖y − Φw‖².
-        num_iters: iterations done.
+        num_iters: the number of iterations.
         converged: whether the solver's own rule stopped it.
         solver: the solver's name.
         history: the objective by iteration, if recorded.
-        length: of the solution, where there are slots beyond it that are not needed.
+        length: the length of the solution, if there are unused slots beyond it.
     """
     used = weights > 0
     order = _ascending(jnp.where(used, indices, problem.num_data), problem.num_data)[:length]
@@ -96,14 +96,14 @@ def make_solution(
 
 
 def _ascending(rows: Int[Array, " p"], largest: int) -> Int[Array, " p"]:
-    """The order of rows from 0 to `largest`, of equal ones the first one first.
+    """The stable order that sorts rows with numbers from 0 to `largest`.
 
-    Row and place are sorted as one number, where there is one that holds both: of numbers alone
-    XLA's sort on a CPU is six times as fast.
+    Row and position are sorted as one integer if 32 bits hold both, since on a CPU XLA sorts plain
+    numbers six times as fast as pairs.
     """
-    num_places = rows.shape[0]
-    if (largest + 1) * num_places > 2**32:
+    num_positions = rows.shape[0]
+    if (largest + 1) * num_positions > 2**32:
         return jnp.argsort(rows, stable=True)
-    places = jnp.arange(num_places, dtype=jnp.uint32)
-    both = rows.astype(jnp.uint32) * jnp.uint32(num_places) + places
-    return (jnp.sort(both) % jnp.uint32(num_places)).astype(jnp.int32)
+    positions = jnp.arange(num_positions, dtype=jnp.uint32)
+    both = rows.astype(jnp.uint32) * jnp.uint32(num_positions) + positions
+    return (jnp.sort(both) % jnp.uint32(num_positions)).astype(jnp.int32)

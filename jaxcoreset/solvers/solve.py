@@ -1,10 +1,9 @@
-"""`solve` and `sweep`: the front door of the solver wing, where arguments are checked and compiled.
+"""`solve` and `sweep`: check the arguments, compile, and run a solver.
 
-The compiled programs know k only as a traced number under a static bound. The bound is rounded up
-to a few sizes, so that a Python loop over k compiles a handful of times rather than once per k.
+In the compiled programs k is a traced number with a static bound. The bound is rounded up to one of
+a few sizes, so that a Python loop over k compiles a few times rather than once per k.
 """
 
-import operator
 from typing import Any
 
 import equinox as eqx
@@ -18,13 +17,14 @@ from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.exchange.pursuit import ExchangePursuit
 from jaxcoreset.solvers.exhaustive_search import ExhaustiveSearch, few_supports
 from jaxcoreset.solvers.matching_pursuit import MatchingPursuit
+from jaxcoreset.solvers.numerics import as_integer
 from jaxcoreset.solvers.problem import CoresetProblem, is_concrete
 from jaxcoreset.solvers.solution import Solution
 
-# Beyond so many rows, moves that carry matrices of that size on cost more than they bring.
+# For more rows than this, exchange moves with matrices of that size cost more than they gain.
 _MANY = 2000
-# Bounds are rounded up to the next of these, of ten times these, and so on: the round numbers that
-# people ask for stay as they are.
+# Bounds are rounded up to the next of these numbers times a power of ten, so that common round
+# numbers do not change.
 _BOUNDS = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
 
 
@@ -36,16 +36,16 @@ def solve(
     *,
     max_k: int | None = None,
 ) -> Solution:
-    """Choose at most k atoms and non-negative weights whose sum is near the target.
+    """Choose at most k atoms and non-negative weights whose weighted sum is near the target.
 
     Works under ``jax.jit`` and ``jax.vmap``, over problems, over k, or over both.
 
     Args:
         problem: one problem. For a batch, ``jax.vmap(lambda p: solve(p, k))(problems)``.
-        k: the number of atoms allowed, 1 ≤ k ≤ n. May be traced; then a `max_k` far below n saves
+        k: the maximum number of atoms, 1 ≤ k ≤ n. May be traced; then a `max_k` far below n saves
             much time and memory.
-        solver: a solver; left out, `default_solver` picks one by the problem's size, and the
-            solution says which.
+        solver: a solver; by default `default_solver` chooses one by the problem's size, and
+            `Solution.solver` names it.
         key: a JAX random key, for solvers that draw random numbers.
         max_k: static upper bound of k and length of the solution's arrays; k itself if k is a plain
             number, n if it is traced.
@@ -56,12 +56,12 @@ def solve(
 
     Raises:
         TypeError: if `problem` or `solver` is something else.
-        ValueError: if k is out of range, or a key is wanted and missing.
+        ValueError: if k is out of range, or the solver needs a key and there is none.
     """
     _check_problem(problem)
     n = problem.num_data
     if is_concrete(k):
-        k = _as_index(k)
+        k = as_integer("k", k)
         _check_range(k, n)
         length = k if max_k is None else _check_max_k(max_k, n, k)
     else:
@@ -82,15 +82,15 @@ def sweep(
 ) -> Solution:
     """Solve for many k in one compiled call.
 
-    Methods that build their solutions step by step, such as `ExchangePursuit`, run once and hold
-    the solution for every k; the others run side by side for all k or, where that is slower, in
-    turn. Works under ``jax.jit`` and ``jax.vmap`` over problems.
+    Methods that build their solutions step by step, such as `ExchangePursuit`, run once and give
+    the solution for every k. Other methods run once per k, in a batch or, if that is faster, one
+    after another. Works under ``jax.jit`` and ``jax.vmap`` over problems.
 
     Args:
         problem: one problem.
         ks: integers of shape (m,), each between 1 and n, in any order.
-        solver: a solver; left out, `default_solver` picks one by the problem's size, and the
-            solution says which.
+        solver: a solver; by default `default_solver` chooses one by the problem's size, and
+            `Solution.solver` names it.
         key: a JAX random key, for solvers that draw random numbers.
         max_k: static upper bound of `ks` and length of each solution; their maximum by default, and
             n if `ks` is traced.
@@ -100,18 +100,18 @@ def sweep(
 
     Raises:
         TypeError: if `problem` or `solver` is something else, or `ks` are not integers.
-        ValueError: if a k is out of range, or a key is wanted and missing.
+        ValueError: if a k is out of range, or the solver needs a key and there is none.
     """
     _check_problem(problem)
     n = problem.num_data
     ks = ks if isinstance(ks, jax.Array) else np.asarray(ks)
     if ks.ndim != 1 or ks.shape[0] == 0 or not jnp.issubdtype(ks.dtype, jnp.integer):
         raise TypeError(
-            f"ks has shape {ks.shape} and type {ks.dtype}; wanted a one-dimensional array of "
-            "integers, for instance jnp.arange(1, 101)."
+            f"ks has shape {ks.shape} and type {ks.dtype}; expected a one-dimensional array "
+            "of integers, for instance jnp.arange(1, 101)."
         )
     if is_concrete(ks):
-        # By NumPy: under somebody's jit, an operation of JAX on known values is traced too.
+        # By NumPy, since in a caller's jit JAX's operations on known values are traced too.
         lowest, highest = int(np.asarray(ks).min()), int(np.asarray(ks).max())
         _check_range(lowest, n)
         _check_range(highest, n)
@@ -125,14 +125,14 @@ def sweep(
 
 
 def default_solver(n: int, max_k: int) -> Solver:
-    """The solver that is used where none is given.
+    """The solver that is used if none is given.
 
-    `ExhaustiveSearch` where there are few enough supports to try them all, `MatchingPursuit` beyond
-    2,000 rows, and `ExchangePursuit` for everything between.
+    `ExhaustiveSearch` if there are few enough supports to try all of them, `MatchingPursuit` for
+    more than 2,000 rows, and `ExchangePursuit` otherwise.
 
     Args:
         n: the number of atoms.
-        max_k: the largest number of rows asked for.
+        max_k: the largest number of rows requested.
     """
     if few_supports(n, max_k):
         return ExhaustiveSearch()
@@ -170,7 +170,7 @@ def _flag_range(solution: Solution, in_range: Array) -> Solution:
 
 
 def _trim(solution: Solution, length: int) -> Solution:
-    """Cut the slots that only the rounded bound brought; they come last and are not used."""
+    """Remove the slots that were added by rounding the bound; they come last and are unused."""
     return eqx.tree_at(
         lambda s: (s.indices, s.weights),
         solution,
@@ -189,12 +189,12 @@ def _round_up(length: int, n: int) -> int:
 def _check_problem(problem: Any) -> None:
     if not isinstance(problem, CoresetProblem):
         raise TypeError(
-            f"problem is a {type(problem).__name__}; wanted a CoresetProblem, made by "
+            f"problem is a {type(problem).__name__}; expected a CoresetProblem, made by "
             "CoresetProblem(atoms) or embed(...)."
         )
     if problem.atoms.ndim != 2:
         raise ValueError(
-            f"problem.atoms has shape {problem.atoms.shape}; wanted (n, S). Solve a batch with "
+            f"problem.atoms has shape {problem.atoms.shape}; expected (n, S). Solve a batch with "
             "jax.vmap(lambda p: solve(p, k))(problems)."
         )
 
@@ -203,7 +203,7 @@ def _check_solver(problem: CoresetProblem, max_k: int, solver: Any, key: Any) ->
     solver = default_solver(problem.num_data, max_k) if solver is None else solver
     if not isinstance(solver, Solver):
         hint = f"{solver.__name__}()" if isinstance(solver, type) else "ExchangePursuit()"
-        raise TypeError(f"solver is {solver!r}; wanted a solver, for instance {hint}.")
+        raise TypeError(f"solver is {solver!r}; expected a solver, for instance {hint}.")
     solver.check(problem)
     if solver.needs_key and key is None:
         raise ValueError(
@@ -213,20 +213,13 @@ def _check_solver(problem: CoresetProblem, max_k: int, solver: Any, key: Any) ->
     return solver
 
 
-def _as_index(k: Any) -> int:
-    try:
-        return operator.index(k)
-    except TypeError:
-        raise TypeError(f"k is {k!r}; wanted a whole number.") from None
-
-
 def _check_range(k: int, n: int) -> None:
     if not 1 <= k <= n:
-        raise ValueError(f"k is {k}; wanted 1 ≤ k ≤ n = {n}, the number of atoms.")
+        raise ValueError(f"k is {k}; expected 1 ≤ k ≤ n = {n}, the number of atoms.")
 
 
 def _check_max_k(max_k: int, n: int, lowest: int) -> int:
-    max_k = _as_index(max_k)
+    max_k = as_integer("max_k", max_k)
     if not lowest <= max_k <= n:
-        raise ValueError(f"max_k is {max_k}; wanted {lowest} ≤ max_k ≤ n = {n}.")
+        raise ValueError(f"max_k is {max_k}; expected {lowest} ≤ max_k ≤ n = {n}.")
     return max_k

@@ -1,15 +1,15 @@
-"""Non-negative subspace pursuit: many atoms exchanged at a time, all weights solved each time.
+"""Non-negative subspace pursuit: exchange many atoms at a time and solve for all weights.
 
 Dai and Milenkovic, "Subspace pursuit for compressive sensing signal reconstruction" (IEEE Trans.
 Inf. Theory 2009), Algorithm 1; its sibling is CoSaMP, Needell and Tropp, "CoSaMP: iterative signal
-recovery from incomplete and inaccurate samples" (Appl. Comput. Harmon. Anal. 2009), which brings in
-2 k atoms at a time and does not solve again after it has cut. The least-squares problems are made
-non-negative, and atoms enter by their signed correlation, as in Kim and Haldar, "Greedy algorithms
-for nonnegativity-constrained simultaneous sparse recovery" (Signal Processing 2016).
+recovery from incomplete and inaccurate samples" (Appl. Comput. Harmon. Anal. 2009), which adds 2 k
+atoms at a time and does not solve again after it has removed atoms. The least-squares problems are
+made non-negative, and atoms enter by their signed correlation, as in Kim and Haldar, "Greedy
+algorithms for nonnegativity-constrained simultaneous sparse recovery" (Signal Processing 2016).
 
-Matching pursuit never takes back what it chose unless a weight reaches zero. Here every iteration
-doubles the support and throws out the half that weighs least, so that an early choice is open until
-the end. In return a run is for one k.
+Matching pursuit never removes an atom unless its weight reaches zero. Here every iteration doubles
+the support and removes the half with the smallest weights, so that an early choice can be revised
+until the end. In return a run is for one k.
 """
 
 import equinox as eqx
@@ -18,13 +18,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.base import Solver
-from jaxcoreset.solvers.nnls import any_lane, nnls, product, resolution, rounding
+from jaxcoreset.solvers.nnls import nnls
+from jaxcoreset.solvers.numerics import any_in_batch, as_integer, product, resolution, rounding
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution, make_solution
 
 
 class _Point(eqx.Module):
-    """At most k atoms by slot, with weights for atoms of norm one."""
+    """Up to k atoms by slot, with weights for atoms of norm one."""
 
     indices: Int[Array, " k"]
     weights: Float[Array, " k"]
@@ -32,7 +33,7 @@ class _Point(eqx.Module):
     objective: Float[Array, ""]
 
 
-class _State(eqx.Module):
+class _SubspaceState(eqx.Module):
     point: _Point
     num_iters: Int[Array, ""]
     stopped: Bool[Array, ""]
@@ -43,19 +44,19 @@ class _State(eqx.Module):
 class SubspacePursuit(Solver):
     """Non-negative subspace pursuit.
 
-    An iteration joins to the support the k atoms with the largest positive normalised correlation
+    An iteration adds to the support the k atoms with the largest positive normalised correlation
     φ_iᵀr/‖φ_i‖ with the residual r = y − Φw, solves the non-negative least-squares problem on the
     union, keeps the k atoms with the largest w_i‖φ_i‖, and solves again on these. A tie goes to the
-    lower index. It starts from no atoms and stops when the objective no longer falls beyond
-    rounding, with the best point that it had.
+    lower index. The solver starts without atoms, stops when the objective no longer decreases
+    beyond rounding, and returns the best point that it found.
 
-    An iteration passes once over all atoms. What takes time are the least-squares problems, on up
-    to 2 k and k atoms, each begun where the last one ended. The papers are named at the head of the
-    module; where they solve the least-squares problem and cut, the weights may be negative.
+    An iteration makes one pass over all atoms. Most of the time goes into the least-squares
+    problems on up to 2 k and k atoms, each of which starts from the previous solution. The module's
+    docstring names the papers; their least-squares problems allow negative weights.
 
     Args:
-        max_iters: at most so many iterations; a dozen is what it commonly takes.
-        record_history: whether the solution carries the objective after every iteration.
+        max_iters: the maximum number of iterations; about a dozen are common.
+        record_history: whether the solution holds the objective after every iteration.
 
     Raises:
         ValueError: if `max_iters` is below 1.
@@ -65,12 +66,11 @@ class SubspacePursuit(Solver):
     record_history: bool = False
 
     def __check_init__(self) -> None:
-        if self.max_iters < 1:
-            raise ValueError(f"max_iters is {self.max_iters}; wanted at least 1.")
+        as_integer("max_iters", self.max_iters, 1)
 
     @property
     def takes_turns(self) -> bool:
-        """True: the least-squares problems of an iteration are of very different lengths."""
+        """True: the least-squares problems of an iteration take very different times."""
         return True
 
     def run(
@@ -80,7 +80,7 @@ class SubspacePursuit(Solver):
         max_k: int,
         key: PRNGKeyArray | None = None,
     ) -> Solution:
-        """Exchange atoms until the objective no longer falls; see `Solver.run`."""
+        """Exchange atoms until the objective no longer decreases; see `Solver.run`."""
         scale = problem.scales()
         dtype = problem.target.dtype
         history_length = self.max_iters if self.record_history else 0
@@ -90,7 +90,7 @@ class SubspacePursuit(Solver):
             residual=problem.target,
             objective=jnp.vdot(problem.target, problem.target),
         )
-        state = _State(
+        state = _SubspaceState(
             point=nothing,
             num_iters=jnp.zeros((), jnp.int32),
             stopped=jnp.zeros((), bool),
@@ -98,7 +98,7 @@ class SubspacePursuit(Solver):
             history=jnp.zeros(history_length, dtype),
         )
         state = jax.lax.while_loop(
-            lambda s: any_lane(~s.stopped),
+            lambda s: any_in_batch(~s.stopped),
             lambda s: self._iterate(problem, scale, k, s),
             state,
         )
@@ -122,9 +122,9 @@ class SubspacePursuit(Solver):
         problem: CoresetProblem,
         scale: Float[Array, " n"],
         k: Int[Array, ""],
-        state: _State,
-    ) -> _State:
-        """One exchange; a state that has stopped, or stops here, keeps its point."""
+        state: _SubspaceState,
+    ) -> _SubspaceState:
+        """One exchange; a state that has stopped, or stops now, keeps its point."""
         new = _exchange(problem, scale, k, state.point)
         small = resolution(new.objective.dtype)
         better = new.objective < (1 - small) * state.point.objective
@@ -134,7 +134,7 @@ class SubspacePursuit(Solver):
         history = state.history
         if self.record_history:
             history = history.at[num_iters - 1].set(point.objective)
-        return _State(
+        return _SubspaceState(
             point=point,
             num_iters=num_iters,
             stopped=state.stopped | ~better | (num_iters >= self.max_iters),
@@ -146,7 +146,7 @@ class SubspacePursuit(Solver):
 def _exchange(
     problem: CoresetProblem, scale: Float[Array, " n"], k: Int[Array, ""], point: _Point
 ) -> _Point:
-    """Grow the support by k atoms, solve, cut it back to k, solve again."""
+    """Add k atoms to the support, solve, reduce it to k atoms, and solve again."""
     n, max_k = problem.num_data, point.indices.shape[0]
     support = (
         jnp.zeros(n, bool).at[jnp.where(point.weights > 0, point.indices, n)].set(True, mode="drop")
@@ -173,8 +173,8 @@ def _exchange(
         kept = kept & (result.weights > 0)
         return jnp.where(kept, result.weights, 0), kept, result.objective
 
-    # A loop, since the program for the least-squares problem is long to compile. The second time
-    # there is nothing left to cut.
+    # A loop, since the program for the least-squares problem takes long to compile. The second time
+    # there is nothing left to remove.
     weights, _, objective = jax.lax.fori_loop(
         0, 2, solve_and_cut, (weights, member, point.objective)
     )
@@ -186,12 +186,12 @@ def _exchange(
 def _largest(
     scores: Float[Array, " n"], k: Int[Array, ""], max_k: int, slack: Float[Array, ""]
 ) -> tuple[Int[Array, " k"], Bool[Array, " k"]]:
-    """The indices of the k largest scores in any order, and which slots hold one.
+    """The indices of the k largest scores in any order, and the slots that hold one.
 
-    Scores within `slack` of the k-th are equal to it but for rounding: the lower indices.
+    Scores within `slack` of the k-th count as equal to it; of these the lower indices are taken.
     """
     smallest = jax.lax.top_k(scores, max_k)[0][k - 1]
-    # As floats, since of integers top_k on a CPU sorts all.
+    # As floats, since top_k of integers sorts the whole array on a CPU.
     rank = (scores >= smallest - slack).astype(jnp.float32) + (scores > smallest + slack)
     ranks, indices = jax.lax.top_k(rank, max_k)
     return indices.astype(jnp.int32), (jnp.arange(max_k) < k) & (ranks > 0)

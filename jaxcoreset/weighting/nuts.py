@@ -18,7 +18,7 @@ from jaxcoreset.data.dtypes import as_float64
 from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import wants_float64
-from jaxcoreset.solvers.problem import HIGHEST
+from jaxcoreset.solvers.numerics import HIGHEST
 from jaxcoreset.weighting.base import DrawSource, Weighting
 
 # Up to so many parameters the whole mass matrix is adapted, beyond its diagonal.

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxcoreset.data.blocks import block_rows
 from jaxcoreset.data.utils import check_int
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
-from jaxcoreset.solvers.problem import HIGHEST
+from jaxcoreset.solvers.numerics import HIGHEST
 from jaxcoreset.weighting.base import DrawSource, Weighting
 
 # Widths of the jitter of the starting points, in unconstrained units.

@@ -1,21 +1,16 @@
-"""Lanes that take turns give what lanes side by side give, and are as many as were said."""
+"""A batch in chunks gives what `vmap` gives, in chunks of the expected size."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcoreset.solvers import batching as lanes
-from jaxcoreset.solvers.batching import few_at_a_time
+from jaxcoreset.solvers import batching
+from jaxcoreset.solvers.batching import chunked_vmap
 from jaxcoreset.solvers.exchange.pursuit import ExchangePursuit
 from jaxcoreset.solvers.matching_pursuit import MatchingPursuit
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solve import solve, sweep
-
-
-@pytest.fixture(autouse=True)
-def on_a_cpu(monkeypatch):
-    monkeypatch.setattr(lanes.jax, "default_backend", lambda: "cpu")
 
 
 def doubled(tree, y):
@@ -45,7 +40,7 @@ def lengths(function, *args):
 
 
 @pytest.mark.parametrize(
-    ("size", "at_once", "wanted"),
+    ("size", "at_once", "expected"),
     [
         (6, 6, []),
         (12, 6, [2]),
@@ -57,40 +52,62 @@ def lengths(function, *args):
         (1, 1, [1]),
     ],
 )
-def test_so_many_lanes_at_a_time_as_were_said(monkeypatch, size, at_once, wanted):
-    monkeypatch.setattr(lanes, "_CACHE", 10 * at_once)
-    few = jax.vmap(few_at_a_time(doubled, 10), in_axes=(0, None))
-    assert lengths(few, batch(size), jnp.ones(())) == wanted
-    expected = jax.vmap(doubled, in_axes=(0, None))(batch(size), 2.0)
-    jax.tree.map(np.testing.assert_array_equal, few(batch(size), 2.0), expected)
-    jax.tree.map(np.testing.assert_array_equal, jax.jit(few)(batch(size), 2.0), expected)
+def test_chunks_fill_the_cache(monkeypatch, size, at_once, expected):
+    monkeypatch.setattr(batching, "_CACHE", 10 * at_once)
+    few = jax.vmap(chunked_vmap(doubled, 10), in_axes=(0, None))
+    assert lengths(few, batch(size), jnp.ones(())) == expected
+    together = jax.vmap(doubled, in_axes=(0, None))(batch(size), 2.0)
+    jax.tree.map(np.testing.assert_array_equal, few(batch(size), 2.0), together)
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(few)(batch(size), 2.0), together)
 
 
-def test_lanes_within_lanes_are_counted_together(monkeypatch):
-    monkeypatch.setattr(lanes, "_CACHE", 10 * 4)
-    few = few_at_a_time(doubled, 10)
+def test_nested_batches_share_the_cache(monkeypatch):
+    monkeypatch.setattr(batching, "_CACHE", 10 * 4)
+    few = chunked_vmap(doubled, 10)
     both = jax.vmap(jax.vmap(few, in_axes=(None, 0)), in_axes=(0, None))
-    wanted = jax.vmap(jax.vmap(doubled, in_axes=(None, 0)), in_axes=(0, None))
+    expected = jax.vmap(jax.vmap(doubled, in_axes=(None, 0)), in_axes=(0, None))
     ys = jnp.arange(8.0)
     assert sorted(lengths(both, batch(3), ys)) == [2, 3]
-    jax.tree.map(np.testing.assert_array_equal, both(batch(3), ys), wanted(batch(3), ys))
+    jax.tree.map(np.testing.assert_array_equal, both(batch(3), ys), expected(batch(3), ys))
 
 
-def test_on_other_devices_lanes_are_side_by_side(monkeypatch):
-    monkeypatch.setattr(lanes, "_CACHE", 1)
-    monkeypatch.setattr(lanes.jax, "default_backend", lambda: "gpu")
-    few = jax.vmap(few_at_a_time(doubled, 10))
-    assert lengths(few, batch(4), jnp.ones(4)) == []
+def lowered(platform, function, *args):
+    traced = jax.jit(function).trace(*args)
+    return traced.lower(lowering_platforms=(platform,)).as_text()
 
 
-def test_a_lane_larger_than_the_cache_goes_alone():
-    few = jax.vmap(few_at_a_time(doubled, 10 * lanes._CACHE))
+def test_the_platform_of_the_program_decides_not_that_of_the_process(monkeypatch):
+    monkeypatch.setattr(batching, "_CACHE", 1)
+    few = jax.vmap(chunked_vmap(doubled, 10, lambda tree, y: doubled(tree, jnp.cos(y))))
+    on_cpu, on_gpu = (lowered(p, few, batch(4), jnp.ones(4)) for p in ("cpu", "cuda"))
+    assert "stablehlo.while" in on_cpu
+    assert "stablehlo.cosine" not in on_cpu
+    assert "stablehlo.while" not in on_gpu
+    assert "stablehlo.cosine" in on_gpu
+
+
+def test_the_default_solver_is_lowered_for_each_platform():
+    atoms = np.random.default_rng(0).normal(size=(400, 60)).astype(np.float32)
+    problem = CoresetProblem(atoms)
+
+    def run(problem):
+        return solve(problem, 90, ExchangePursuit(num_starts=0))
+
+    # Only the CPU's program has its matrices in parts: 108 slots and 400 coordinates.
+    on_cpu, on_gpu = (lowered(platform, run, problem) for platform in ("cpu", "cuda"))
+    assert "tensor<86x400xf32>" in on_cpu
+    assert "tensor<86x400xf32>" not in on_gpu
+    assert "tensor<108x400xf32>" in on_gpu
+
+
+def test_an_element_larger_than_the_cache_goes_alone():
+    few = jax.vmap(chunked_vmap(doubled, 10 * batching._CACHE))
     assert lengths(few, batch(4), jnp.ones(4)) == [4]
 
 
 @pytest.mark.parametrize("solver", [MatchingPursuit(), ExchangePursuit()])
 def test_pursuits_in_turn_find_what_they_find_alone(monkeypatch, solver):
-    monkeypatch.setattr(lanes, "_CACHE", 1)
+    monkeypatch.setattr(batching, "_CACHE", 1)
     atoms = np.random.default_rng(0).normal(size=(3, 20, 12)).astype(np.float32)
     problems = jax.vmap(CoresetProblem)(jnp.asarray(atoms))
     ks = np.array([1, 4])
@@ -104,14 +121,14 @@ def test_pursuits_in_turn_find_what_they_find_alone(monkeypatch, solver):
 
 
 @pytest.mark.parametrize("at_once", [7, 5, 1])
-def test_what_is_traced_for_one_lane_serves_for_all(at_once):
+def test_a_function_is_traced_once(at_once):
     traced = []
 
     def function(x):
         traced.append(x.shape)
         return jnp.cumsum(x)
 
-    call = few_at_a_time(function, lanes._CACHE // at_once)
+    call = chunked_vmap(function, batching._CACHE // at_once)
     found = jax.jit(jax.vmap(call))(jnp.ones((7, 3)))
     np.testing.assert_array_equal(found, np.tile([1, 2, 3], (7, 1)))
     assert traced == [(3,)]

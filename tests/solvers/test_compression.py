@@ -173,10 +173,10 @@ def test_projection_size_is_the_bound_of_dasgupta_and_gupta():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"tol": -1.0}, ValueError, "tol is -1.0; wanted 0 ≤ tol < 1"),
+        ({"tol": -1.0}, ValueError, "tol is -1.0; expected 0 ≤ tol < 1"),
         ({"tol": 1.0}, ValueError, "tol is 1.0"),
         ({"tol": 1e-3, "rank": 3}, ValueError, "only one"),
-        ({"rank": 0}, ValueError, "rank is 0; wanted 1 ≤ rank ≤ 9"),
+        ({"rank": 0}, ValueError, "rank is 0; expected 1 ≤ rank ≤ 9"),
         ({"rank": 10}, ValueError, "rank is 10"),
     ],
 )
@@ -192,16 +192,16 @@ def test_a_tolerance_cannot_be_traced():
 
 def test_a_batch_is_refused_outside_vmap():
     batch = jax.vmap(jc.CoresetProblem)(jnp.ones((2, 5, 4)))
-    with pytest.raises(ValueError, match=r"wanted \(n, S\)"):
+    with pytest.raises(ValueError, match=r"expected \(n, S\)"):
         compress(batch)
-    with pytest.raises(ValueError, match=r"wanted \(n, S\)"):
+    with pytest.raises(ValueError, match=r"expected \(n, S\)"):
         project(batch, 3, jax.random.key(0))
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda p, key: project(p, 0, key), "num_coordinates is 0; wanted at least 1"),
+        (lambda p, key: project(p, 0, key), "num_coordinates is 0; expected at least 1"),
         (lambda p, key: projection_size(1.0), "error is 1.0"),
         (lambda p, key: projection_size(0.1, failure=0.0), "failure is 0.0"),
         (lambda p, key: projection_size(0.1, num_vectors=0), "num_vectors is 0"),

@@ -13,7 +13,7 @@ import scipy.optimize
 from jaxcoreset.solvers.exchange import slot_matrix
 from jaxcoreset.solvers.exchange import working_set as exchange_candidates
 from jaxcoreset.solvers.exchange.pursuit import ExchangePursuit
-from jaxcoreset.solvers.exchange.working_set import num_candidates_at_a_time
+from jaxcoreset.solvers.exchange.working_set import working_set_size
 from jaxcoreset.solvers.matching_pursuit import MatchingPursuit
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution
@@ -311,7 +311,7 @@ def test_the_first_atoms_have_candidates_of_their_own(seed):
 def test_all_atoms_are_candidates_unless_they_are_too_many(
     num_data, num_draws, num_slots, working_set, at_a_time
 ):
-    assert num_candidates_at_a_time(num_data, num_draws, num_slots, working_set) == at_a_time
+    assert working_set_size(num_data, num_draws, num_slots, working_set) == at_a_time
 
 
 @pytest.mark.parametrize("working_set", [None, 100])
@@ -324,10 +324,10 @@ def test_slots_in_parts_change_nothing(monkeypatch, working_set):
 
     with jax.enable_x64(True):
         batch = jax.tree.map(lambda *x: jnp.stack(x), *map(_problem, vectors))
-        monkeypatch.setattr(slot_matrix, "_FEW", np.inf)
+        monkeypatch.setattr(slot_matrix, "_MIN_ENTRIES", np.inf)
         at_once = found(batch)
         # Four of them, free ones among them on the way up and down.
-        monkeypatch.setattr(slot_matrix, "_FEW", 0)
+        monkeypatch.setattr(slot_matrix, "_MIN_ENTRIES", 0)
         monkeypatch.setattr(slot_matrix, "_ENDS", (0.1, 0.3, 0.6, 1))
         in_parts = found(batch)
         alone = found(jax.tree.map(lambda x: x[1:], batch))
@@ -369,7 +369,7 @@ def _two_with_many_atoms(num_data: int) -> np.ndarray:
 def test_a_long_sweep_is_at_small_k_as_good_as_a_short_one(monkeypatch, largest, num_slots):
     vectors = _two_with_many_atoms(num_data=16 * largest)
     monkeypatch.setattr(exchange_candidates, "_WORKING_SET", 8)
-    monkeypatch.setattr(exchange_candidates, "_MOST_COORDINATES", num_slots * vectors.shape[1])
+    monkeypatch.setattr(exchange_candidates, "_MAX_COORDINATES", num_slots * vectors.shape[1])
     with jax.enable_x64(True):
         problems = jax.vmap(CoresetProblem)(vectors.astype(np.float64))
 
@@ -412,7 +412,7 @@ def test_a_long_sweep_of_large_k_has_no_run_for_small_ones(monkeypatch):
     # Up to 91 atoms on the way: near as many as draws, two programs would go different ways.
     problem, ks = _problem(_two_with_many_atoms(num_data=300)[0]), np.array([55, 70])
     monkeypatch.setattr(exchange_candidates, "_WORKING_SET", 32)
-    monkeypatch.setattr(exchange_candidates, "_MOST_COORDINATES", 65 * 300)
+    monkeypatch.setattr(exchange_candidates, "_MAX_COORDINATES", 65 * 300)
     found = sweep(problem, ks)
     alone = sweep(problem, ks, ExchangePursuit(working_set=32))
     np.testing.assert_array_equal(found.indices, alone.indices)
@@ -422,9 +422,9 @@ def test_a_long_sweep_of_large_k_has_no_run_for_small_ones(monkeypatch):
 def test_a_run_for_small_k_may_have_its_slots_in_parts(monkeypatch):
     problem, ks = _problem(_two_with_many_atoms(num_data=300)[0]), np.array([5, 50, 60])
     monkeypatch.setattr(exchange_candidates, "_WORKING_SET", 32)
-    monkeypatch.setattr(exchange_candidates, "_MOST_COORDINATES", 65 * 300)
+    monkeypatch.setattr(exchange_candidates, "_MAX_COORDINATES", 65 * 300)
     # So that slots come in parts where all atoms are candidates, and only there.
-    monkeypatch.setattr(slot_matrix, "_FEW", 78 * 78 + 1)
+    monkeypatch.setattr(slot_matrix, "_MIN_ENTRIES", 78 * 78 + 1)
     found = sweep(problem, ks)
     short = sweep(problem, ks[:-1], max_k=50)
     # The better of both runs is kept, and the one for small k is the short one.

@@ -10,12 +10,12 @@ from jaxcoreset.solvers.exchange import slot_matrix
 from jaxcoreset.solvers.exchange.support import (
     Candidates,
     Support,
-    change,
+    apply_move,
     compact,
-    no_support,
-    settle,
+    empty_support,
+    refine,
 )
-from jaxcoreset.solvers.exchange.swap import leaving
+from jaxcoreset.solvers.exchange.swap import choose_leaving
 from jaxcoreset.solvers.exchange.working_set import all_candidates
 from jaxcoreset.solvers.problem import CoresetProblem
 
@@ -34,40 +34,40 @@ def _begin(atoms: np.ndarray) -> tuple[Support, Candidates, jax.Array]:
     """No atom in use, all of them candidates, and the target, their sum."""
     problem = CoresetProblem(jnp.asarray(atoms))
     target = problem.target / jnp.linalg.norm(problem.target)
-    candidates = all_candidates(problem, problem.scales(), NUM_SLOTS)
+    candidates = all_candidates(problem, problem.scales(), NUM_SLOTS, True)
     candidates = eqx.tree_at(lambda c: c.correlations, candidates, jnp.asarray(atoms) @ target)
-    return no_support(NUM_SLOTS, target), candidates, target
+    return empty_support(NUM_SLOTS, target, True), candidates, target
 
 
 @eqx.filter_jit
 def _changed(
     support: Support,
     candidates: Candidates,
-    place: jax.Array,
+    position: jax.Array,
     slot: jax.Array,
-    leaves: jax.Array,
-    enters: jax.Array,
+    removes: jax.Array,
+    inserts: jax.Array,
 ) -> tuple[Support, Candidates]:
-    out, _ = leaving(
+    out, _ = choose_leaving(
         support,
         candidates,
         first=slot,
         is_set=YES,
-        may_leave=YES,
-        may_exchange=NO,
+        can_remove=YES,
+        can_exchange=NO,
         eligible=candidates.usable,
         objective=jnp.ones(()),
         min_gain=0.01,
     )
-    support, candidates, _ = change(
+    support, candidates, _ = apply_move(
         support,
         candidates,
         out,
         weights=support.weights,
-        leaves=leaves,
-        place=place,
-        enters=enters,
-        resets=NO,
+        removes=removes,
+        position=position,
+        inserts=inserts,
+        restarts=NO,
         stays=NO,
     )
     return support, candidates
@@ -77,25 +77,27 @@ def _check(
     support: Support, candidates: Candidates, atoms: np.ndarray, target: np.ndarray, tol: float
 ) -> None:
     active = np.asarray(support.active)
-    used = atoms[np.asarray(support.rows)[active]]
+    used = atoms[np.asarray(support.indices)[active]]
     weights = np.linalg.lstsq(used.T, target, rcond=None)[0]
     residual = target - weights @ used
     basis = np.linalg.qr(used.T)[0].T
     inside = atoms @ basis.T
-    np.testing.assert_allclose(np.asarray(support.aim)[active], weights, atol=100 * tol)
+    np.testing.assert_allclose(np.asarray(support.lstsq_weights)[active], weights, atol=100 * tol)
     np.testing.assert_allclose(support.residual, residual, atol=tol)
     np.testing.assert_allclose(candidates.correlations, atoms @ residual, atol=tol)
-    np.testing.assert_allclose(candidates.rest, 1 - np.sum(inside**2, axis=1), atol=tol)
+    np.testing.assert_allclose(candidates.distances, 1 - np.sum(inside**2, axis=1), atol=tol)
     coordinates = np.asarray(candidates.coordinates.whole())
     np.testing.assert_allclose(coordinates.T @ coordinates, inside @ inside.T, atol=tol)
-    assert set(np.flatnonzero(np.asarray(candidates.used))) == set(np.asarray(support.rows)[active])
+    assert set(np.flatnonzero(np.asarray(candidates.used))) == set(
+        np.asarray(support.indices)[active]
+    )
     assert support.size == active.sum()
 
 
 @pytest.mark.parametrize("parts", [(1,), (0.25, 1)], ids=str)
 @pytest.mark.parametrize(("double", "tol"), [(True, 1e-11), (False, 1e-4)])
 def test_what_is_carried_is_what_least_squares_has_on_each_support(monkeypatch, parts, double, tol):
-    monkeypatch.setattr(slot_matrix, "_FEW", 0)
+    monkeypatch.setattr(slot_matrix, "_MIN_ENTRIES", 0)
     monkeypatch.setattr(slot_matrix, "_ENDS", parts)
     atoms, rng = _atoms(0), np.random.default_rng(1)
     with jax.enable_x64(double):
@@ -130,28 +132,28 @@ def _off(amount: float) -> tuple[Support, jax.Array, float]:
         at = jnp.asarray(place, jnp.int32)
         support, candidates = _changed(support, candidates, at, at, NO, YES)
     least = float(jnp.sum(support.residual**2))
-    wrong = support.aim + amount * support.active
-    return eqx.tree_at(lambda s: s.aim, support, wrong), target, least
+    wrong = support.lstsq_weights + amount * support.active
+    return eqx.tree_at(lambda s: s.lstsq_weights, support, wrong), target, least
 
 
 def test_weights_that_leave_more_than_was_predicted_are_refined():
     support, target, least = _off(0.1)
-    found, objective = settle(support, target, jnp.asarray(1.0), NO)
+    found, objective = refine(support, target, jnp.asarray(1.0), NO)
     np.testing.assert_allclose(objective, least, rtol=1e-4)
-    np.testing.assert_allclose(found.aim, _off(0.0)[0].aim, atol=1e-4)
+    np.testing.assert_allclose(found.lstsq_weights, _off(0.0)[0].lstsq_weights, atol=1e-4)
 
 
 def test_weights_are_refined_when_it_is_due():
     support, target, least = _off(0.1)
-    found, objective = settle(support, target, jnp.asarray(0.0), YES)
+    found, objective = refine(support, target, jnp.asarray(0.0), YES)
     np.testing.assert_allclose(objective, least, rtol=1e-4)
-    np.testing.assert_allclose(found.aim, _off(0.0)[0].aim, atol=1e-4)
+    np.testing.assert_allclose(found.lstsq_weights, _off(0.0)[0].lstsq_weights, atol=1e-4)
 
 
 def test_weights_that_promise_nothing_stay_as_they_are():
     support, target, least = _off(0.1)
-    found, objective = settle(support, target, jnp.asarray(0.9 * least), NO)
-    np.testing.assert_array_equal(found.aim, support.aim)
+    found, objective = refine(support, target, jnp.asarray(0.9 * least), NO)
+    np.testing.assert_array_equal(found.lstsq_weights, support.lstsq_weights)
     np.testing.assert_allclose(objective, least, rtol=1e-5)
 
 
@@ -159,18 +161,20 @@ def test_each_lane_settles_for_itself():
     support, target, _ = _off(0.1)
     known = jnp.array([1.0, 0.0, 0.0])
     due = jnp.array([False, True, False])
-    together, objectives = jax.vmap(settle, (None, None, 0, 0))(support, target, known, due)
+    together, objectives = jax.vmap(refine, (None, None, 0, 0))(support, target, known, due)
     for lane in range(3):
-        alone, objective = settle(support, target, known[lane], due[lane])
-        np.testing.assert_allclose(together.aim[lane], alone.aim, atol=1e-5)
+        alone, objective = refine(support, target, known[lane], due[lane])
+        np.testing.assert_allclose(together.lstsq_weights[lane], alone.lstsq_weights, atol=1e-5)
         np.testing.assert_allclose(objectives[lane], objective, rtol=1e-5)
-    np.testing.assert_array_equal(together.aim[2], support.aim)
+    np.testing.assert_array_equal(together.lstsq_weights[2], support.lstsq_weights)
 
 
 def test_a_promise_that_is_not_kept_counts_as_what_the_weights_leave():
     support, target, _ = _off(0.0)
-    rest = np.asarray(target) - np.asarray(support.aim) @ np.asarray(support.atoms.whole())
+    rest = np.asarray(target) - np.asarray(support.lstsq_weights) @ np.asarray(
+        support.atoms.whole()
+    )
     # Longer than it is by less than what is refined: the objective is still that of the weights.
     longer = eqx.tree_at(lambda s: s.residual, support, support.residual * (1 + 1e-3))
-    _, objective = settle(longer, target, jnp.asarray(1.0), NO)
+    _, objective = refine(longer, target, jnp.asarray(1.0), NO)
     np.testing.assert_allclose(objective, rest @ rest, rtol=1e-4)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxcoreset as jc
-from jaxcoreset.solvers.thresholding.hard import Accelerated, Iterate, Sparse, _State
+from jaxcoreset.solvers.thresholding.hard import Accelerated, Iterate, Sparse, _ThresholdingState
 from tests.datasets import NAMES, atoms_of
 from tests.problems import correlated_atoms, independent_atoms
 from tests.reference import hard_thresholding as reference
@@ -72,7 +72,7 @@ def device_steps(algorithm, problem, iterates, k):
 
     def step(pair):
         previous, current = iterate_of(pair[0]), iterate_of(pair[1])
-        state = _State(
+        state = _ThresholdingState(
             Accelerated(current, previous, solver.momentum_size(problem, current, previous)),
             jnp.zeros((), jnp.int32),
             jnp.zeros((), bool),

@@ -224,7 +224,7 @@ def test_prototypes_of_digits_classify_better_than_random_ones():
         (lambda x: median_bandwidth(x[:1]), ValueError, "at least two"),
         (lambda x: kernel_problem(GaussianKernel(1.0), x[:0]), ValueError, "points has shape"),
         (lambda x: kernel_problem(GaussianKernel(1.0), x * np.nan), ValueError, "not finite"),
-        (lambda x: kernel_problem(lambda a, b: a - b, x), ValueError, "wanted a scalar"),
+        (lambda x: kernel_problem(lambda a, b: a - b, x), ValueError, "expected a scalar"),
         (lambda x: kernel_problem(lambda a, b: -jnp.vdot(a, b), x), ValueError, "positive"),
         (lambda x: kernel_problem(GaussianKernel(0.1), x, rank=5), ValueError, "larger rank"),
         (lambda x: kernel_problem(GaussianKernel(1.0), x, rank=0), ValueError, "rank is 0"),
@@ -238,7 +238,7 @@ def test_prototypes_of_digits_classify_better_than_random_ones():
         (
             lambda x: select_prototypes(x, 3, target_weights=np.ones(20)),
             ValueError,
-            "wanted a distribution",
+            "expected a distribution",
         ),
     ],
 )

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcoreset.solvers.frank_wolfe import FrankWolfe
-from jaxcoreset.solvers.giga import GIGA
+from jaxcoreset.solvers.frank_wolfe import GIGA, FrankWolfe
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.sampling import ImportanceSampling, UniformSampling
 from jaxcoreset.solvers.solve import solve, sweep

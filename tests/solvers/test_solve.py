@@ -207,10 +207,10 @@ def test_atoms_of_16_bits_become_float32(dtype):
 @pytest.mark.parametrize(
     ("atoms", "target", "message"),
     [
-        (np.ones(3), None, r"wanted \(n, S\)"),
+        (np.ones(3), None, r"expected \(n, S\)"),
         (np.ones((2, 3, 4)), None, "jax.vmap"),
         (np.ones((0, 3)), None, "at least one"),
-        (np.ones((2, 3)), np.ones(2), r"target has shape \(2,\); wanted \(3,\)"),
+        (np.ones((2, 3)), np.ones(2), r"target has shape \(2,\); expected \(3,\)"),
         (np.array([[1.0, 2.0], [np.nan, 1.0]]), None, r"1 of 2 rows, the first at \[1\]"),
         (np.zeros((2, 3)), None, "every atom is zero"),
         (np.ones((2, 2)), np.array([np.inf, 1]), "target has entries"),
@@ -227,7 +227,7 @@ def test_bad_problem_is_refused(atoms, target, message):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda p: jc.solve(p, 0), ValueError, "k is 0; wanted 1 ≤ k ≤ n = 120"),
+        (lambda p: jc.solve(p, 0), ValueError, "k is 0; expected 1 ≤ k ≤ n = 120"),
         (lambda p: jc.solve(p, 121), ValueError, "k is 121"),
         (lambda p: jc.solve(p, 2.5), TypeError, "whole number"),
         (lambda p: jc.solve(p, 5, max_k=4), ValueError, "max_k is 4"),

@@ -1,15 +1,15 @@
-"""Constraint sets on the weights, as what hard thresholding needs to know of them.
+"""Constraint sets on the weights, with the operations that hard thresholding needs.
 
-A constraint is a set of non-negative, sparse vectors. A solver asks it for the Euclidean projection
-of a vector onto the set, for the projection within a given support, and for the directions that it
-would let a vector grow into. `k` may be traced; `max_k` is its static upper bound and the length of
-what comes back. In every set here k bounds the number of rows; the structured ones bound more:
+A constraint is a set of non-negative, sparse vectors. It computes the Euclidean projection of a
+vector onto the set, the projection within a given support, and the directions in which a vector may
+grow. `k` may be traced; `max_k` is its static upper bound and the length of the results. In every
+set k bounds the number of rows; some sets have further bounds:
 
-| set | beside w ≥ 0 and at most k rows |
+| set | besides w ≥ 0 and at most k rows |
 | --- | --- |
 | `TopK` | nothing |
-| `GroupTopK` | rows of at most so many groups |
-| `StratifiedTopK` | at most so many rows of each group, or slots held for each group |
+| `GroupTopK` | a maximum number of groups |
+| `StratifiedTopK` | a maximum number of rows of each group, or slots reserved for each group |
 | `SimplexTopK` | the weights sum to a given total |
 """
 

@@ -1,4 +1,4 @@
-"""What a constraint is, and the set of at most k rows."""
+"""The interface of constraints, and the set of at most k rows."""
 
 import abc
 from collections.abc import Callable
@@ -29,15 +29,15 @@ class Constraint(eqx.Module):
     def project(self, vector: Float[Array, " n"], k: Int[Array, ""], max_k: int) -> Sparse:
         """The point of the set that is nearest to `vector` in Euclidean distance.
 
-        An entry of −inf is one that must stay zero.
+        An entry of −inf must stay zero.
         """
 
     def project_on_support(self, sparse: Sparse, support: Bool[Array, " k"]) -> Sparse:
-        """The nearest point of the set to `sparse` among those that are zero outside `support`.
+        """The point of the set nearest to `sparse` among points that are zero outside `support`.
 
         Args:
             sparse: a sparse vector.
-            support: which of its slots may be used: those of a point of the set.
+            support: the slots that may be used: those of a point of the set.
         """
         return Sparse(sparse.indices, jnp.where(support, jnp.maximum(sparse.values, 0), 0))
 
@@ -48,29 +48,29 @@ class Constraint(eqx.Module):
         k: Int[Array, ""],
         max_k: int,
     ) -> Sparse:
-        """The entries outside `support` that a step within the set would take, by `magnitude`.
+        """The entries outside `support` that a step within the set would add, by `magnitude`.
 
-        The values that come back are 1 for an entry that is taken and 0 for a slot not used. An
-        entry of magnitude zero is not taken.
+        The result's values are 1 for an added entry and 0 in an unused slot. An entry of magnitude
+        zero is not added.
         """
         grown = self.project(jnp.where(support, 0, magnitude), k, max_k)
         return Sparse(grown.indices, (grown.values > 0).astype(magnitude.dtype))
 
     def tangent(self, gradient: Float[Array, " m"], member: Bool[Array, " m"]) -> Array:
-        """The part of a gradient, on the entries that are a `member`, which the set lets count.
+        """The part of a gradient, on the entries in `member`, that lies in the set's tangent space.
 
-        A line search is to be made along this part, since the projection undoes the rest.
+        A line search moves along this part, since the projection undoes the remainder.
         """
         return jnp.where(member, gradient, 0)
 
     def check(self, num_data: int) -> None:
-        """Raise a ValueError if the set cannot hold vectors of length `num_data`."""
+        """Raise a ValueError if the set does not fit vectors of length `num_data`."""
 
     def take(self, rows: Int[np.ndarray, " c"] | Int[Array, " c"]) -> "Constraint":
-        """The same set for vectors that hold these rows only, as candidates or a batch are.
+        """The same set for vectors that hold these rows only, such as candidates or a batch.
 
         Args:
-            rows: row numbers; may be traced. A group without a row among them has none to give.
+            rows: row numbers; may be traced. A group may be without a row among them.
         """
         return self
 

@@ -1,8 +1,8 @@
-"""Sets that know of groups of rows: only so many rows of each, or rows of only so many groups.
+"""Constraints on groups of rows: a maximum number of rows of each group, or of groups.
 
-Why the projections are exact, like that of `TopK`: for a fixed support X the nearest w ≥ 0 keeps
-the positive entries of the vector v on X, at squared distance ‖v‖² − Σ_{i∈X} max(v_i, 0)². So what
-is left is to find the allowed support of the largest gain, where row i gains max(v_i, 0)².
+The projections are exact, like that of `TopK`: for a fixed support X the nearest w ≥ 0 keeps the
+positive entries of the vector v on X, at squared distance ‖v‖² − Σ_{i∈X} max(v_i, 0)². So it
+remains to find the allowed support of the largest gain, where row i gains max(v_i, 0)².
 """
 
 from collections.abc import Callable, Sequence
@@ -15,41 +15,43 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxcoreset.solvers.constraints.base import Constraint, Sparse, TopK
+from jaxcoreset.solvers.numerics import as_integer, divide
 from jaxcoreset.solvers.problem import is_concrete
 
-# Steps of the bisection for a multiplier in `GroupTopK`. Any multiplier gives a valid bound, and a
-# better one only leaves fewer groups to decide on.
+# Steps of the bisection for a multiplier in `GroupTopK`. Any multiplier gives a valid bound; a
+# better one leaves fewer groups undecided.
 _BISECTIONS = 24
 # What a constraint holds that names an argument, until it is given its labels.
 _NO_LABELS, _NO_LIMIT = np.zeros(0, np.int32), int(np.iinfo(np.int32).max)
 
 
 class StratifiedTopK(Constraint):
-    """At most k rows, and of each group (class, site, day) only so many: sparsity within groups.
+    """At most k rows, with a maximum for each group (class, site, day): sparsity within groups.
 
-    Where "at least some rows of every class" is wanted, hold slots for each class with `reserved`:
-    no other class can take them, so a rare class is not crowded out. They are an offer, not a
-    force: a row that would want a negative weight is still left out, since "has a positive weight"
-    is not a closed set and has no nearest point. Where k is less than all the slots reserved, the
-    best k of them are filled. Budgets `k_per_group` that sum to k do the same and fix the shares.
+    To get rows of every class, reserve slots for each class with `reserved`: rows of other classes
+    cannot use them, so that a rare class is represented. Reserved slots may stay empty: a row whose
+    weight would be negative is still left out, since "has a positive weight" is not a closed set
+    and has no nearest point. If k is less than the number of reserved slots, the best k of them are
+    filled. Budgets `k_per_group` that sum to k do the same and fix the shares.
 
-    The projection takes the best `k_per_group` rows of each group, and of them the best `reserved`
-    of each group first and the largest entries next, k in all. Equal entries go to the lower index.
-    Sparsity within groups is Kyrillidis et al. 2015, named in section 3.1 of Zhang et al. 2021.
+    The projection takes the best `k_per_group` rows of each group. Of these it keeps k: first the
+    best `reserved` rows of each group, then the largest entries. Equal entries go to the lower
+    index. Sparsity within groups is Kyrillidis et al. 2015, cited in section 3.1 of Zhang et al.
+    2021.
 
     Args:
         groups: integers of shape (n,), the group of each row: 0, 1, …, m − 1, each at least once.
             `CoresetBuilder` also takes the name of an argument of the model, whose values, one per
             row, are the labels; groups are then numbered in the order of the sorted values.
-        k_per_group: the most rows of each group, an integer or integers of shape (m,). A group with
-            budget 0 is left out. No limit if left out.
-        reserved: slots held for each group, an integer or integers of shape (m,); as many as the
-            group has rows where that is less.
+        k_per_group: the maximum number of rows of each group, an integer or integers of shape (m,).
+            A group with budget 0 is left out. By default there is no maximum.
+        reserved: the number of slots reserved for each group, an integer or integers of shape (m,);
+            the number of the group's rows if that is less.
 
     Raises:
-        TypeError: if labels or numbers are not integers, or the labels are being traced.
-        ValueError: if a label is negative, a group is empty, a number is negative, there are not as
-            many numbers as groups, no row at all is allowed, or more slots are reserved than
+        TypeError: if labels or counts are not integers, or the labels are being traced.
+        ValueError: if a label is negative, a group is empty, a count is negative, the number of
+            counts is not that of the groups, no row is allowed, or more slots are reserved than
             allowed.
     """
 
@@ -77,7 +79,7 @@ class StratifiedTopK(Constraint):
         self.k_per_group = _read_counts("k_per_group", budgets, self.num_groups)
         if is_concrete(self.k_per_group) and not self.k_per_group.any():
             raise ValueError(
-                "k_per_group is 0 for every group; wanted at least one row of one group."
+                "k_per_group is 0 for every group; expected at least one row of one group."
             )
         self.reserved = None
         if reserved is not None:
@@ -92,8 +94,8 @@ class StratifiedTopK(Constraint):
         # rows of each group and one with at most u_g − l_g of each and k − Σl in all: a union of
         # matroids, which is a matroid. On a matroid the greedy choice, largest gain first wherever
         # a row still fits, has the largest gain in total. In a group it takes rows by rank, so a
-        # row of rank u_g or more never fits, one of rank below l_g always does, and the others fit
-        # until k − Σl of them are taken.
+        # row of rank u_g or more never fits, one of rank below l_g always does, and rows in between
+        # fit until k − Σl of them are taken.
         order, starts = _sort_by_group(vector, self.groups, self.num_groups)
         in_order = jnp.arange(vector.shape[0]) - starts[self.groups[order]]
         rank = jnp.zeros_like(in_order).at[order].set(in_order)
@@ -123,25 +125,26 @@ class StratifiedTopK(Constraint):
 
 
 class GroupTopK(Constraint):
-    """At most k rows, all from at most `max_groups` groups: for data that are costly to reach.
+    """At most k rows, all from at most `max_groups` groups: for data that are expensive to access.
 
-    k counts rows here as everywhere. Where only the groups are to be limited, give a k as large as
-    the `max_groups` largest groups together, or n.
+    k counts rows, as in every constraint. To limit only the groups, pass a k as large as the
+    `max_groups` largest groups together, or n.
 
     The projection chooses the groups and the rows in them jointly and exactly. Without the limit on
-    rows it is the `max_groups` groups with the largest sums of squared positive entries. With it,
-    the choice is a knapsack problem. A Lagrange multiplier for the limit bounds every choice; the
-    groups that the bound does not settle, as a rule none or a handful, are settled by dynamic
+    rows it takes the `max_groups` groups with the largest sums of squared positive entries. With
+    it, the choice is a knapsack problem. A Lagrange multiplier for the limit bounds every choice.
+    The groups that the bound does not decide, usually none or a handful, are decided by dynamic
     programming over (groups used, rows used), as Baldassarre et al. (2016, "Group-sparse model
-    selection") do for all groups. Each of those costs ``max_groups · k²`` operations, and the table
-    holds ``m · max_groups · k`` integers. Between choices that are equally good, the first found is
+    selection") do for all groups. Each of these groups costs ``max_groups · k²`` operations, and
+    the table holds ``m · max_groups · k`` integers. Of equally good choices the first one found is
     taken, and within the groups equal entries go to the lower index.
 
     Args:
         groups: integers of shape (n,), the group of each row: 0, 1, …, m − 1, each at least once.
             Groups may differ in size. `CoresetBuilder` also takes the name of an argument of the
             model, whose values, one per row, are the labels.
-        max_groups: the most groups with a row in the coreset, g. More than m are as good as m.
+        max_groups: the maximum number of groups with a row in the coreset, g. Values above m have
+            the effect of m.
 
     Raises:
         TypeError: if labels or `max_groups` are not integers, or the labels are being traced.
@@ -159,14 +162,7 @@ class GroupTopK(Constraint):
             self.groups, self.num_groups = jnp.asarray(_NO_LABELS), _NO_LIMIT
         else:
             self.groups, self.num_groups = _read_labels(groups)
-        if not isinstance(max_groups, int | np.integer) or isinstance(max_groups, bool):
-            raise TypeError(f"max_groups is {max_groups!r}; wanted a whole number.")
-        if max_groups < 1:
-            raise ValueError(
-                f"max_groups is {max_groups}; wanted at least 1, the most groups that may have "
-                "rows in the coreset."
-            )
-        self.max_groups = min(int(max_groups), self.num_groups)
+        self.max_groups = min(as_integer("max_groups", max_groups, 1), self.num_groups)
 
     def project(self, vector: Float[Array, " n"], k: Int[Array, ""], max_k: int) -> Sparse:
         """See `Constraint.project`."""
@@ -193,13 +189,13 @@ class GroupTopK(Constraint):
     def _choose_groups(
         self, vector: Float[Array, " n"], k: Int[Array, ""], max_k: int
     ) -> Bool[Array, " m"]:
-        """The at most g groups whose k best rows gain most."""
+        """The groups, g at most, whose k best rows gain most."""
         positive = jnp.maximum(vector, 0)
         largest = jnp.max(positive)
-        gains = jnp.square(positive / jnp.where(largest > 0, largest, 1))  # at most 1
+        gains = jnp.square(divide(positive, largest))  # at most 1
 
         def choose(multiplier: Array) -> tuple[Array, Array]:
-            """The g best groups where each row costs `multiplier`, and every group's gain then."""
+            """The g best groups if each row costs `multiplier`, and every group's gain."""
             above = jnp.maximum(gains - multiplier, 0)
             of_group = jax.ops.segment_sum(above, self.groups, self.num_groups)
             best = jax.lax.top_k(of_group, self.max_groups)[1]
@@ -216,30 +212,31 @@ class GroupTopK(Constraint):
 
         zero, one = jnp.zeros((), gains.dtype), jnp.ones((), gains.dtype)
         low, high = jax.lax.fori_loop(0, _BISECTIONS, bisect, (zero, one))
-        # At most k rows gain more than `high` in its groups; if no more do at 0, rows are no limit.
+        # At most k rows gain more than `high` in its groups. If this holds at 0, k is no limit.
         multiplier = jnp.where(low > 0, high, 0)
         chosen, of_group = choose(multiplier)
         other, _ = choose(low)
         chosen = jnp.where(value(other) > value(chosen), other, chosen)
         reached = value(chosen)
 
-        # No choice gains more than `bound`; one that leaves a group of the best g out, or takes
-        # another in, loses at least the difference to the first group across the border.
+        # No choice gains more than `bound`. A choice without one of the best g groups, or with
+        # another one, loses at least the difference to the first group across the border.
         top = jax.lax.top_k(of_group, self.max_groups + 1)[0]
         bound = multiplier * k + jnp.sum(top[:-1])
         rounding = 100 * jnp.finfo(gains.dtype).eps * bound
         gap = jnp.maximum(bound - reached, 0) + rounding
         surely_in = of_group - top[-1] > gap
         surely_out = top[-2] - of_group > gap
-        settled, settled_value = self._settle(gains, surely_in, ~surely_in & ~surely_out, k, max_k)
-        return jnp.where(settled_value > reached, settled, chosen)
+        undecided = ~surely_in & ~surely_out
+        decided, value_decided = self._decide_groups(gains, surely_in, undecided, k, max_k)
+        return jnp.where(value_decided > reached, decided, chosen)
 
     def _best_rows(self, gains: Array, chosen: Array, max_k: int) -> tuple[Array, Array]:
         """The sums of the 0, 1, …, max_k best gains in the chosen groups, and the gains."""
         best = jax.lax.top_k(jnp.where(chosen[self.groups], gains, 0), max_k)[0]
         return jnp.concatenate([jnp.zeros(1, best.dtype), jnp.cumsum(best)]), best
 
-    def _settle(
+    def _decide_groups(
         self,
         gains: Float[Array, " n"],
         surely_in: Bool[Array, " m"],
@@ -247,10 +244,10 @@ class GroupTopK(Constraint):
         k: Int[Array, ""],
         max_k: int,
     ) -> tuple[Bool[Array, " m"], Float[Array, ""]]:
-        """The best choice with all groups of `surely_in` and some of `open_groups`, and its gain.
+        """The best choice of all groups in `surely_in` and some of `open_groups`, and its gain.
 
-        ``best[a, b]`` is the largest gain of at most b rows from the groups that are surely in and
-        at most a of the open groups seen so far.
+        ``best[a, b]`` is the largest gain of at most b rows from the groups in `surely_in` and at
+        most a of the open groups processed so far.
         """
         order, starts = _sort_by_group(gains, self.groups, self.num_groups)
         ends = jnp.append(starts[1:], gains.shape[0])
@@ -266,7 +263,7 @@ class GroupTopK(Constraint):
             padded = jnp.pad(best[:-1], ((1, 0), (max_k, 0)), constant_values=-jnp.inf)
 
             def take(count: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
-                """One group and `count` rows more than an entry up and to the left."""
+                """Add one group with `count` rows to an entry of the table."""
                 value, choice = found
                 before = jax.lax.dynamic_slice_in_dim(padded, max_k - count, max_k + 1, axis=1)
                 new = before + of_group[count - 1]
@@ -296,7 +293,7 @@ class GroupTopK(Constraint):
 def _sort_by_group(
     values: Float[Array, " n"], groups: Int[Array, " n"], num_groups: int
 ) -> tuple[Int[Array, " n"], Int[Array, " m"]]:
-    """Rows by group, the largest value first and ties by index, and where each group starts."""
+    """Rows by group, the largest value first and ties by index, and each group's first position."""
     order = jnp.lexsort((-values, groups))
     return order, jnp.searchsorted(groups[order], jnp.arange(num_groups))
 
@@ -305,23 +302,23 @@ def _read_labels(groups: ArrayLike | Sequence[int]) -> tuple[Int[Array, " n"], i
     """The group labels as an array, and how many groups there are."""
     if not is_concrete(groups):
         raise TypeError(
-            "groups is being traced, so the number of groups is not known; build the constraint "
+            "groups is being traced, so the number of groups is not known; create the constraint "
             "outside jit and vmap and pass it in."
         )
     labels = np.asarray(groups)
     relabel = "Relabel with numpy.unique(groups, return_inverse=True)[1]."
     if labels.ndim != 1 or labels.size == 0:
-        raise ValueError(f"groups has shape {labels.shape}; wanted (n,), one label per row.")
+        raise ValueError(f"groups has shape {labels.shape}; expected (n,), one label per row.")
     if not np.issubdtype(labels.dtype, np.integer):
-        raise TypeError(f"groups has type {labels.dtype}; wanted integers 0, 1, 2, …. {relabel}")
+        raise TypeError(f"groups has type {labels.dtype}; expected integers 0, 1, 2, …. {relabel}")
     found = np.unique(labels)
     if found[0] < 0:
-        raise ValueError(f"groups has the label {found[0]}; wanted labels from 0 up. {relabel}")
+        raise ValueError(f"groups has the label {found[0]}; expected labels from 0 up. {relabel}")
     misplaced = np.flatnonzero(found != np.arange(found.size))
     if misplaced.size:
         raise ValueError(
-            f"groups has labels up to {found[-1]} but no row with label {misplaced[0]}; wanted at "
-            f"least one row in every group. {relabel}"
+            f"groups has labels up to {found[-1]} but no row with label {misplaced[0]}; expected "
+            f"at least one row in every group. {relabel}"
         )
     return jnp.asarray(labels, jnp.int32), int(found.size)
 
@@ -330,14 +327,14 @@ def _read_counts(name: str, counts: ArrayLike | Sequence[int], num_groups: int) 
     """One non-negative integer per group, from one for all or one for each."""
     counts = counts if isinstance(counts, jax.Array) else np.asarray(counts)
     if not jnp.issubdtype(counts.dtype, jnp.integer):
-        raise TypeError(f"{name} has type {counts.dtype}; wanted whole numbers of rows.")
+        raise TypeError(f"{name} has type {counts.dtype}; expected integers, numbers of rows.")
     if counts.shape not in ((), (num_groups,)):
         raise ValueError(
-            f"{name} has shape {counts.shape}; wanted one number, or one for each of the "
+            f"{name} has shape {counts.shape}; expected one number, or one for each of the "
             f"{num_groups} groups."
         )
     if is_concrete(counts) and (lowest := int(counts.min())) < 0:
-        raise ValueError(f"{name} is {lowest} for some group; wanted numbers of rows, at least 0.")
+        raise ValueError(f"{name} is {lowest} for some group; expected numbers of rows, 0 or more.")
     return jnp.broadcast_to(jnp.asarray(counts, jnp.int32), (num_groups,))
 
 
@@ -347,7 +344,7 @@ def _check_reserved(reserved: np.ndarray, k_per_group: np.ndarray) -> None:
         group = int(excess[0])
         raise ValueError(
             f"reserved is {reserved[group]} for group {group}, where k_per_group is "
-            f"{k_per_group[group]}; wanted no more slots held than allowed."
+            f"{k_per_group[group]}; expected no more reserved slots than allowed."
         )
 
 
@@ -360,6 +357,6 @@ def _check_length(name: str | None, groups: Int[Array, " n"], num_data: int) -> 
     if groups.shape[0] != num_data:
         raise ValueError(
             f"groups has length {groups.shape[0]}, but the problem has n = {num_data} atoms; "
-            "wanted one label per atom. Where the atoms are only some of the data, take their "
+            "expected one label per atom. If the atoms are only some of the data, pass their "
             "labels: groups[rows]."
         )

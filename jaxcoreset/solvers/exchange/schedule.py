@@ -1,6 +1,6 @@
-"""Where a run of `jaxcoreset.solvers.ExchangePursuit` is, and what it does next.
+"""The schedule of `jaxcoreset.solvers.ExchangePursuit`: the progress of a run, and its next move.
 
-All of it is scalars, and without any of the atoms.
+All of it is scalars; the atoms are not used here.
 """
 
 import dataclasses
@@ -10,217 +10,219 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxcoreset.solvers.exchange.scalars import Scalars
-from jaxcoreset.solvers.nnls import resolution
+from jaxcoreset.solvers.numerics import resolution
 
-# After so many atoms in a row that brought nothing, the arithmetic has no more to give.
-_MAX_IN_VAIN = 5
-# After so many moves, and one more for each atom, in which the objective hardly fell, it will not.
-_MAX_IDLE = 100
-# Further starts go up to this size; beyond, the first atom is forgotten.
-SHORT = 24
-# In such starts candidates are chosen anew after so many changes of the size; in the first and in
-# matching pursuit, after one.
-_CHANGES_OF_A_START = 2
+# The maximum number of atoms in a row that do not lower the objective: the precision is exhausted.
+_MAX_USELESS = 5
+# The maximum number of moves, plus one for each atom in use, without a decrease by `min_gain`.
+_MAX_STALLED = 100
+# The largest size of further starts; beyond it, the first atom has little influence.
+MAX_START_SIZE = 24
+# In further starts from other first atoms candidates are chosen again after this number of changes
+# of the size; in the first start and in matching pursuit after one.
+_CHANGES_PER_REFRESH = 2
 
 
-class Limits(eqx.Module):
-    """What bounds a run.
+class RunLimits(eqx.Module):
+    """The limits of a run.
 
     Attributes:
-        top: the size to rise to, in the first start.
-        bottom: the size to fall to.
-        most: the largest size whose solution is wanted.
-        num_starts: how many more starts there are.
-        max_moves: after so many moves the run ends.
-        exchanges_down: at most so many exchanges at each size.
-        min_gain: by what fraction the objective falls, if it falls.
-        chooses: whether there are more atoms than candidates.
+        top: the size to grow to, in the first start.
+        bottom: the size to shrink to.
+        max_size: the largest size whose solution is needed.
+        num_starts: the number of further starts.
+        max_moves: the maximum number of moves.
+        exchanges_down: the maximum number of exchanges at each size.
+        min_gain: the smallest relative decrease of the objective that counts as progress.
+        selects_candidates: whether the candidates are a subset of the atoms.
     """
 
     top: Int[Array, ""]
     bottom: Int[Array, ""]
-    most: Int[Array, ""]
+    max_size: Int[Array, ""]
     num_starts: Int[Array, ""]
     max_moves: Int[Array, ""]
     exchanges_down: int = eqx.field(static=True)
     min_gain: float = eqx.field(static=True)
-    chooses: bool = eqx.field(static=True)
+    selects_candidates: bool = eqx.field(static=True)
 
 
 class Progress(eqx.Module):
-    """Where a run is, and what it does in this move.
+    """The progress of a run, and the current move.
 
     Attributes:
-        falling: whether it is past the top.
-        exchanges: how many there were at this size; the last move was one, if there are any.
-        in_vain: so many atoms in a row came in without bringing anything.
-        lowest: the objective when it last fell by `min_gain`.
-        idle: moves since then.
-        renewed: the objective when the candidates last had no more to give.
-        objective: of the last least-squares solution that was feasible.
-        start: how many other starts have begun.
-        moves: how many there were.
-        changes: of the size, since the candidates were chosen.
-        stopped: whether it is at its end.
-        falls: whether this move starts from a solution that lowers the objective by `min_gain`.
-        may_rise: whether an atom may come in, if any brings something.
-        rises: whether one comes in.
-        may_exchange: whether an atom may be exchanged for another, if that brings something.
-        leaves: whether an atom goes: for another, or for none, or as its weight would be negative.
-        enters: whether one comes in, in the place of another or of none.
-        resets: whether all go, for the next start.
+        shrinking: whether the size has passed the top.
+        num_exchanges: exchanges at this size; the last move was one if this is positive.
+        num_useless: atoms in a row that were added without lowering the objective.
+        reference: the objective when it last decreased by `min_gain`.
+        num_stalled: moves since then.
+        refresh_objective: the objective when candidates were last chosen for lack of useful ones.
+        objective: the objective of the last feasible least-squares solution.
+        start: the number of further starts that have begun.
+        num_moves: the number of moves.
+        num_changes: changes of the size since the candidates were chosen.
+        stopped: whether the run has ended.
+        improved: whether this move starts from a solution that is better by `min_gain`.
+        can_add: whether an atom may be added if it lowers the objective.
+        adds: whether an atom is added.
+        can_exchange: whether an atom may be exchanged if that lowers the objective.
+        removes: whether an atom leaves: in an exchange, to shrink, or to keep its weight positive.
+        inserts: whether an atom enters: in an exchange, or to grow.
+        restarts: whether all atoms leave, for the next start.
     """
 
-    falling: Bool[Array, ""]
-    exchanges: Int[Array, ""]
-    in_vain: Int[Array, ""]
-    lowest: Float[Array, ""]
-    idle: Int[Array, ""]
-    renewed: Float[Array, ""]
+    shrinking: Bool[Array, ""]
+    num_exchanges: Int[Array, ""]
+    num_useless: Int[Array, ""]
+    reference: Float[Array, ""]
+    num_stalled: Int[Array, ""]
+    refresh_objective: Float[Array, ""]
     objective: Float[Array, ""]
     start: Int[Array, ""]
-    moves: Int[Array, ""]
-    changes: Int[Array, ""]
+    num_moves: Int[Array, ""]
+    num_changes: Int[Array, ""]
     stopped: Bool[Array, ""]
-    falls: Bool[Array, ""]
-    may_rise: Bool[Array, ""]
-    rises: Bool[Array, ""]
-    may_exchange: Bool[Array, ""]
-    leaves: Bool[Array, ""]
-    enters: Bool[Array, ""]
-    resets: Bool[Array, ""]
+    improved: Bool[Array, ""]
+    can_add: Bool[Array, ""]
+    adds: Bool[Array, ""]
+    can_exchange: Bool[Array, ""]
+    removes: Bool[Array, ""]
+    inserts: Bool[Array, ""]
+    restarts: Bool[Array, ""]
 
     @classmethod
     def at_start(cls, dtype: DTypeLike, stopped: Bool[Array, ""]) -> "Progress":
-        """Before the first move; `stopped` where there is nothing to do."""
+        """The progress before the first move; `stopped` if there is nothing to do."""
         zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-        endless = jnp.asarray(jnp.inf, dtype)
+        infinity = jnp.asarray(jnp.inf, dtype)
         return cls(
-            falling=no,
-            exchanges=zero,
-            in_vain=zero,
-            lowest=endless,
-            idle=zero,
-            renewed=endless,
-            objective=endless,
+            shrinking=no,
+            num_exchanges=zero,
+            num_useless=zero,
+            reference=infinity,
+            num_stalled=zero,
+            refresh_objective=infinity,
+            objective=infinity,
             start=zero,
-            moves=zero,
-            changes=zero,
+            num_moves=zero,
+            num_changes=zero,
             stopped=stopped,
-            falls=no,
-            may_rise=no,
-            rises=no,
-            may_exchange=no,
-            leaves=no,
-            enters=no,
-            resets=no,
+            improved=no,
+            can_add=no,
+            adds=no,
+            can_exchange=no,
+            removes=no,
+            inserts=no,
+            restarts=no,
         )
 
 
 def improves(objective: Float[Array, ""], last: Float[Array, ""]) -> Bool[Array, ""]:
-    """Whether an objective is below another by more than rounding."""
+    """Return whether an objective is lower than another one by more than rounding."""
     return objective < (1 - resolution(objective.dtype)) * last
 
 
-def is_stale(progress: Scalars, size: Int[Array, ""], refresh: float) -> Bool[Array, ""]:
-    """Whether candidates are to be chosen anew, after a change of the size by this fraction."""
-    least = jnp.where(progress["start"] > 1, _CHANGES_OF_A_START, 1)
-    return progress["changes"] >= jnp.maximum(least, (refresh * size).astype(jnp.int32))
+def is_stale(progress: Progress, size: Int[Array, ""], refresh: float) -> Bool[Array, ""]:
+    """Return whether to choose candidates again: the size has changed by this fraction."""
+    least = jnp.where(progress.start > 1, _CHANGES_PER_REFRESH, 1)
+    return progress.num_changes >= jnp.maximum(least, (refresh * size).astype(jnp.int32))
 
 
-def considered(
+def consider_move(
     before: Progress,
-    limits: Limits,
+    limits: RunLimits,
     *,
     size: Int[Array, ""],
     objective: Float[Array, ""],
     feasible: Bool[Array, ""],
-    brings: Bool[Array, ""],
+    any_useful: Bool[Array, ""],
 ) -> Progress:
-    """What could be done: one atom in, or one exchanged for another.
+    """Determine which moves are allowed: add an atom, or exchange one for another.
 
     Args:
-        before: where the run is.
-        limits: what bounds it.
-        size: how many atoms are in use.
-        objective: of their least-squares weights.
-        feasible: whether none of those is negative, and the run goes on.
-        brings: whether there is an atom that would lower the objective.
+        before: the progress before the move.
+        limits: the limits of the run.
+        size: the number of atoms in use.
+        objective: the objective of their least-squares weights.
+        feasible: whether none of these is negative, and the run has not stopped.
+        any_useful: whether there is an atom that would lower the objective.
     """
     better = feasible & improves(objective, before.objective)
-    exchanged = before.exchanges > 0
-    useless = feasible & ~better & ~exchanged & ~before.falling & (size > 0)
-    in_vain = jnp.where(useless, before.in_vain + 1, jnp.where(better, 0, before.in_vain))
-    falls = feasible & (objective < (1 - limits.min_gain) * before.lowest)
-    idle = jnp.where(falls, 0, before.idle + 1)
-    precise = objective <= resolution(objective.dtype) ** 2
-    top_of_a_start = jnp.minimum(limits.most + 2 * (before.start % 4), SHORT)
-    top = jnp.where(before.start > 0, top_of_a_start, limits.top)
-    may_rise = feasible & ~before.falling & (size < top) & ~precise & (idle <= _MAX_IDLE + size)
+    exchanged = before.num_exchanges > 0
+    useless = feasible & ~better & ~exchanged & ~before.shrinking & (size > 0)
+    num_useless = jnp.where(
+        useless, before.num_useless + 1, jnp.where(better, 0, before.num_useless)
+    )
+    improved = feasible & (objective < (1 - limits.min_gain) * before.reference)
+    num_stalled = jnp.where(improved, 0, before.num_stalled + 1)
+    exact = objective <= resolution(objective.dtype) ** 2
+    top_of_start = jnp.minimum(limits.max_size + 2 * (before.start % 4), MAX_START_SIZE)
+    top = jnp.where(before.start > 0, top_of_start, limits.top)
+    stalled = num_stalled > _MAX_STALLED + size
+    can_add = feasible & ~before.shrinking & (size < top) & ~exact & ~stalled
     missed = exchanged & (objective > (1 - limits.min_gain / 2) * before.objective)
-    may_exchange = feasible & before.falling & (before.exchanges < limits.exchanges_down)
+    can_exchange = feasible & before.shrinking & (before.num_exchanges < limits.exchanges_down)
     return dataclasses.replace(
         before,
-        in_vain=in_vain,
-        idle=idle,
-        falls=falls,
-        may_rise=may_rise,
-        rises=may_rise & brings & (in_vain <= _MAX_IN_VAIN),
-        may_exchange=may_exchange & ~missed & ~precise,
+        num_useless=num_useless,
+        num_stalled=num_stalled,
+        improved=improved,
+        can_add=can_add,
+        adds=can_add & any_useful & (num_useless <= _MAX_USELESS),
+        can_exchange=can_exchange & ~missed & ~exact,
     )
 
 
-def decided(
+def decide_move(
     before: Progress,
-    limits: Limits,
+    limits: RunLimits,
     *,
     size: Int[Array, ""],
     objective: Float[Array, ""],
     feasible: Bool[Array, ""],
     stopped: Bool[Array, ""],
-    worth: Bool[Array, ""],
+    gains: Bool[Array, ""],
 ) -> Progress:
-    """What is done, and where the run is then.
+    """Decide on the move, and update the progress for it.
 
     Args:
-        before: as `considered`.
-        limits: what bounds the run.
-        size: how many atoms are in use.
-        objective: of their least-squares weights.
-        feasible: whether none of those is negative, and the run goes on.
-        stopped: whether nothing is to be done.
-        worth: whether there is an exchange that lowers the objective by enough.
+        before: the result of `consider_move`.
+        limits: the limits of the run.
+        size: the number of atoms in use.
+        objective: the objective of their least-squares weights.
+        feasible: whether none of these is negative, and the run has not stopped.
+        stopped: whether to do nothing.
+        gains: whether there is an exchange that lowers the objective by enough.
     """
-    rises = before.rises
-    exchanges = before.may_exchange & worth
-    # Where these candidates have no more to give, others may.
-    renews = before.may_rise & ~rises & (before.changes > 0) & limits.chooses
-    renews = renews & (objective < (1 - limits.min_gain) * before.renewed)
-    turns = feasible & ~exchanges & ~rises & ~renews
+    adds = before.adds
+    exchanges = before.can_exchange & gains
+    # If none of these candidates is useful, other atoms may be.
+    refreshes = before.can_add & ~adds & (before.num_changes > 0) & limits.selects_candidates
+    refreshes = refreshes & (objective < (1 - limits.min_gain) * before.refresh_objective)
+    turns = feasible & ~exchanges & ~adds & ~refreshes
     drops = turns & (size > limits.bottom)
     ends = turns & ~drops
-    resets = ends & (before.start < limits.num_starts)
-    out_of_moves = ~stopped & (before.moves >= limits.max_moves)
-    so_far = jnp.where(exchanges, before.exchanges + 1, 0)
-    lowest = jnp.where(before.falls, objective, before.lowest)
-    renewed = jnp.where(renews, objective, before.renewed)
+    restarts = ends & (before.start < limits.num_starts)
+    out_of_moves = ~stopped & (before.num_moves >= limits.max_moves)
+    num_exchanges = jnp.where(exchanges, before.num_exchanges + 1, 0)
+    reference = jnp.where(before.improved, objective, before.reference)
+    refresh_objective = jnp.where(refreshes, objective, before.refresh_objective)
     last = jnp.where(feasible, objective, before.objective)
-    changes = before.changes + (rises | drops)
+    num_changes = before.num_changes + (adds | drops)
     return dataclasses.replace(
         before,
-        falling=(before.falling | drops) & ~resets,
-        exchanges=jnp.where(feasible, so_far, before.exchanges),
-        in_vain=jnp.where(resets | renews, 0, before.in_vain),
-        lowest=jnp.where(resets, jnp.inf, lowest),
-        idle=jnp.where(resets | stopped, 0, before.idle),
-        renewed=jnp.where(resets, jnp.inf, renewed),
-        objective=jnp.where(resets, jnp.inf, last),
-        start=before.start + resets,
-        moves=before.moves + ~stopped,
-        changes=jnp.where(resets | renews, jnp.iinfo(jnp.int32).max, changes),
-        stopped=before.stopped | (ends & ~resets) | out_of_moves,
-        leaves=(~feasible & ~stopped) | exchanges | drops,
-        enters=exchanges | rises,
-        resets=resets,
+        shrinking=(before.shrinking | drops) & ~restarts,
+        num_exchanges=jnp.where(feasible, num_exchanges, before.num_exchanges),
+        num_useless=jnp.where(restarts | refreshes, 0, before.num_useless),
+        reference=jnp.where(restarts, jnp.inf, reference),
+        num_stalled=jnp.where(restarts | stopped, 0, before.num_stalled),
+        refresh_objective=jnp.where(restarts, jnp.inf, refresh_objective),
+        objective=jnp.where(restarts, jnp.inf, last),
+        start=before.start + restarts,
+        num_moves=before.num_moves + ~stopped,
+        num_changes=jnp.where(restarts | refreshes, jnp.iinfo(jnp.int32).max, num_changes),
+        stopped=before.stopped | (ends & ~restarts) | out_of_moves,
+        removes=(~feasible & ~stopped) | exchanges | drops,
+        inserts=exchanges | adds,
+        restarts=restarts,
     )

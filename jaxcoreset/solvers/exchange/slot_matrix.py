@@ -1,14 +1,15 @@
-"""Matrices with a row for each slot, of which mostly only the first ones are in use.
+"""Matrices with a row for each slot, of which usually only the first ones are in use.
 
-There are as many slots as there may ever be atoms in use, and mostly far fewer are, while a pass
-over a matrix costs as much as if they all were. Slots are filled from the first one on. So such a
-matrix comes in parts, the first slots and the others, and a part whose slots are all free is left
-out. The parts are arrays of their own, as a slice of one array is copied before it is used.
+There is a slot for every atom that may ever be in use, and usually far fewer are, while a pass over
+a matrix costs as much as if all of them were. Slots are filled from the first one on. So on a CPU
+such a matrix is stored in parts, the first slots and the remaining ones, and operations skip a part
+whose slots are all free. The parts are separate arrays, since XLA copies a slice of an array before
+it is used.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+import itertools
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -16,44 +17,46 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxcoreset.solvers.exchange.tree_reductions import any_of
-from jaxcoreset.solvers.nnls import any_lane, product
+from jaxcoreset.solvers.numerics import any_in_batch, product
 
-# Where the parts end, as fractions of all slots: for k = 100 the first is what further starts need.
+# The ends of the parts, as fractions of all slots: for k = 100 further starts need the first part.
 _ENDS = (0.2, 1)
-# Matrices with fewer entries are one part: each more takes a tenth of a second to compile.
-_FEW = 40_000
-
-
-def _ends(num_slots: int, num_columns: int) -> tuple[int, ...]:
-    """Where the parts of such a matrix end, on the platform of JAX's default device.
-
-    On a GPU, where deciding takes longer than passing over all slots, there is one.
-    """
-    if num_slots * num_columns < _FEW or jax.default_backend() != "cpu":
-        return (num_slots,)
-    return tuple(max(1, round(end * num_slots)) for end in _ENDS)
+# Matrices with fewer entries have one part: each further part takes a tenth of a second to compile.
+_MIN_ENTRIES = 40_000
 
 
 class SlotMatrix(eqx.Module):
-    """A matrix with a row for each slot; those of free slots are zero.
+    """A matrix with a row for each slot; rows of free slots are zero.
 
     Attributes:
-        parts: its rows, the first ones first.
+        parts: its rows, from the first one on.
     """
 
     parts: tuple[Float[Array, "_ c"], ...]
 
     @classmethod
-    def of(cls, matrix: Float[Array, "p c"]) -> "SlotMatrix":
-        """From an array."""
-        ends = _ends(*matrix.shape)
-        starts = (0, *ends[:-1])
-        return cls(tuple(matrix[start:end] for start, end in zip(starts, ends, strict=True)))
+    def of(cls, matrix: Float[Array, "p c"], in_parts: bool) -> "SlotMatrix":
+        """Convert an array.
+
+        Args:
+            matrix: the array.
+            in_parts: whether to store a large matrix in parts: on a CPU, but not on a GPU, where it
+                takes longer to decide on a part than to pass over it.
+        """
+        if not in_parts or matrix.size < _MIN_ENTRIES:
+            return cls((matrix,))
+        return cls.split(matrix, [max(1, round(end * len(matrix))) for end in _ENDS])
 
     @classmethod
-    def zeros(cls, num_slots: int, num_columns: int, dtype: Any) -> "SlotMatrix":
-        """With all slots free."""
-        return cls.of(jnp.zeros((num_slots, num_columns), dtype))
+    def split(cls, matrix: Float[Array, "p c"], ends: Sequence[int]) -> "SlotMatrix":
+        """Split an array into parts that end at these rows."""
+        return cls(
+            tuple(matrix[start:end] for start, end in zip((0, *ends[:-1]), ends, strict=True))
+        )
+
+    def replace(self, matrix: Float[Array, "p c"]) -> "SlotMatrix":
+        """Another matrix of the same shape, in the same parts."""
+        return SlotMatrix.split(matrix, list(itertools.accumulate(map(len, self.parts))))
 
     def whole(self) -> Float[Array, "p c"]:
         """As one array."""
@@ -69,8 +72,8 @@ class SlotMatrix(eqx.Module):
         return found
 
     def columns(self, indices: Int[Array, "..."]) -> Float[Array, "p ..."]:
-        """Some of its columns."""
-        # Told that they are in range, the compiler need not ask for each of them.
+        """The columns with these indices."""
+        # With mode="clip", XLA does not check for each index whether it is in range.
         return jnp.concatenate(
             [jnp.take(part, indices, axis=1, mode="clip") for part in self.parts]
         )
@@ -78,7 +81,7 @@ class SlotMatrix(eqx.Module):
     def dot(
         self, columns: Float[Array, "c ..."], active: Bool[Array, " p"]
     ) -> Float[Array, "p ..."]:
-        """The product with a vector or matrix; `active` says which slots are in use."""
+        """The product with a vector or matrix; `active` marks the slots in use."""
         return jnp.concatenate(
             [
                 product(part, columns)
@@ -104,81 +107,80 @@ class SlotMatrix(eqx.Module):
         return self._sum(lambda part, _: jnp.sum(part**2, axis=0), active, active)
 
     def put(
-        self, slot: Int[Array, ""], row: Float[Array, " c"], wanted: Bool[Array, ""]
+        self, slot: Int[Array, ""], row: Float[Array, " c"], replaces: Bool[Array, ""]
     ) -> "SlotMatrix":
-        """The same with another row for a slot, if that is wanted."""
+        """The matrix with another row for a slot, if `replaces` is set."""
         parts, start = [], 0
         for part in self.parts:
-            here = wanted & (slot >= start) & (slot < start + len(part))
-            place = jnp.clip(slot - start, 0, len(part) - 1)
-            old = jax.lax.dynamic_index_in_dim(part, place, keepdims=False)
+            here = replaces & (slot >= start) & (slot < start + len(part))
+            position = jnp.clip(slot - start, 0, len(part) - 1)
+            old = jax.lax.dynamic_index_in_dim(part, position, keepdims=False)
             new = jnp.where(here, row, old)
-            parts.append(jax.lax.dynamic_update_index_in_dim(part, new, place, 0))
+            parts.append(jax.lax.dynamic_update_index_in_dim(part, new, position, 0))
             start += len(part)
         return SlotMatrix(tuple(parts))
 
-    def changed(
+    def map_parts(
         self,
-        change: Callable[..., Array],
+        function: Callable[..., Array],
         by_slot: tuple[Array, ...],
         active: Bool[Array, " p"],
-        wanted: Bool[Array, ""],
+        changes: Bool[Array, ""],
     ) -> "SlotMatrix":
-        """The same with other entries.
+        """Replace each part by a function of it.
 
         Args:
-            change: given a part, and of each of `by_slot` what belongs to it, the part anew.
+            function: maps a part, and its slots' entries of each of `by_slot`, to the new part.
             by_slot: arrays with an entry for each slot.
             active: shape (p,), slots in use before or after.
-            wanted: whether there is anything to change.
+            changes: whether there is anything to change.
         """
-        in_use = self._in_use(active)
 
-        def changed(place: int, part: Array, values: tuple[Array, ...]) -> Array:
-            # Sliced in the branch, so that it costs nothing where that is not taken.
-            return change(part, *(self._own(place, v) for v in values))
+        def new_part(i: int, part: Array, values: tuple[Array, ...]) -> Array:
+            # Sliced in the branch, so that it costs nothing if that is not taken.
+            return function(part, *(self._slots_of(i, v) for v in values))
 
         return SlotMatrix(
             tuple(
-                # In a branch, or the compiler evaluates what is broadcast anew for every entry.
+                # In a branch, since otherwise XLA computes broadcast values again for every entry.
                 jax.lax.cond(
-                    wanted if used is None else wanted & used,
-                    functools.partial(changed, place),
+                    changes if used is None else changes & used,
+                    functools.partial(new_part, i),
                     lambda part, _: part,
                     part,
                     by_slot,
                 )
-                for place, (part, used) in enumerate(zip(self.parts, in_use, strict=True))
+                for i, (part, used) in enumerate(zip(self.parts, self._in_use(active), strict=True))
             )
         )
 
-    def _own(self, place: int, values: Shaped[Array, "*b p"]) -> Shaped[Array, "*b _"]:
-        """Of an array whose last axis is over the slots what belongs to a part."""
-        start = sum(map(len, self.parts[:place]))
-        return jax.lax.slice_in_dim(values, start, start + len(self.parts[place]), axis=-1)
+    def _slots_of(self, i: int, values: Shaped[Array, "*b p"]) -> Shaped[Array, "*b _"]:
+        """The entries of a part's slots, of an array whose last axis is over the slots."""
+        start = sum(map(len, self.parts[:i]))
+        return jax.lax.slice_in_dim(values, start, start + len(self.parts[i]), axis=-1)
 
     def _in_use(self, active: Bool[Array, " p"]) -> list[Array | None]:
-        """For each part but the first whether any of its slots is, in any lane under `vmap`."""
-        others = range(1, len(self.parts))
-        return [None, *(any_lane(any_of(self._own(place, active))) for place in others)]
+        """For each part but the first: whether a slot is in use, in any element of a batch."""
+        later = range(1, len(self.parts))
+        return [None, *(any_in_batch(any_of(self._slots_of(i, active))) for i in later)]
 
     def _sum(
-        self, of_part: Callable[[Array, Array], Array], by_slot: Array, active: Bool[Array, " p"]
+        self, function: Callable[[Array, Array], Array], by_slot: Array, active: Bool[Array, " p"]
     ) -> Array:
-        """The sum over the parts in use of something made of each, and of what belongs to it."""
-        total = of_part(self.parts[0], self._own(0, by_slot))
+        """The sum of a function of each part in use, and of its slots' entries of `by_slot`."""
+        total = function(self.parts[0], self._slots_of(0, by_slot))
 
-        def added(place: int, total: Array, part: Array, by_slot: Array) -> Array:
-            return total + of_part(part, self._own(place, by_slot))
+        def add(i: int, total: Array, part: Array, by_slot: Array) -> Array:
+            return total + function(part, self._slots_of(i, by_slot))
 
-        for place, used in enumerate(self._in_use(active)):
+        for i, used in enumerate(self._in_use(active)):
             if used is not None:
                 total = jax.lax.cond(
                     used,
-                    functools.partial(added, place),
+                    functools.partial(add, i),
                     lambda total, part, by_slot: total,
                     total,
-                    self.parts[place],
+                    self.parts[i],
                     by_slot,
                 )
         return total

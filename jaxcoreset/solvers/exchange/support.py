@@ -1,17 +1,18 @@
-"""The atoms in use, the candidates, and a move from one support to the next.
+"""The atoms in use, the candidates, and the move from one support to the next.
 
-With unit atoms a_i, and P those in use, T holds the coefficients of an orthonormal
-basis Q = T A_P, so that TᵀT is the inverse of the Gram matrix, and V = Q Aᵀ the coordinates of all
-candidates in it. From V come, for any atom i, its squared distance from the span, ρ_i = 1 − ‖V_i‖²,
-and its least-squares coefficients TᵀV_i. An atom leaves by a reflection of Q, T and V, and enters
-by Gram–Schmidt, done twice, so that nothing is divided by a small pivot. Its row of V comes from a
-pass over the candidates or, where there are few enough of them, from their Gram matrix and the rows
-of V that are there.
+With unit atoms a_i, and P the atoms in use, T holds the coefficients of an orthonormal basis
+Q = T A_P, so that TᵀT is the inverse of the Gram matrix, and V = Q Aᵀ holds the coordinates of all
+candidates in it. V gives, for any atom i, its squared distance from the span, ρ_i = 1 − ‖V_i‖², and
+its least-squares coefficients TᵀV_i. An atom leaves by a reflection of Q, T and V, and enters by
+Gram–Schmidt, done twice, so that nothing is divided by a small pivot. Its row of V comes from a
+pass over the candidates or, if there are few enough of them, from their Gram matrix and the other
+rows of V.
 
-Weights, residual r and the correlations c_i = ⟨a_i, r⟩ follow from one support to the next by T, Q
-and V. Where a solution promises to be the best of its size, its residual is formed anew from its
-weights, and they are refined if it is longer than was predicted. Every few moves they are refined
-in any case, and the correlations formed anew by a pass over the candidates.
+Weights, residual r and the correlations c_i = ⟨a_i, r⟩ are updated from one support to the next by
+T, Q and V. If a solution's predicted objective is the best of its size, its residual is computed
+from its weights, and they are refined if the residual is longer than predicted. Every few moves
+the weights are refined in any case, and the correlations are computed by a pass over the
+candidates.
 """
 
 from typing import Any
@@ -23,34 +24,34 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxcoreset.solvers.exchange.slot_matrix import SlotMatrix
 from jaxcoreset.solvers.exchange.tree_reductions import first_of, sum_of
-from jaxcoreset.solvers.nnls import any_lane, product, resolution
+from jaxcoreset.solvers.numerics import any_in_batch, product, resolution
 
-# An atom may enter if its distance from the span of those in use is more than this many roundings.
+# An atom may enter if its distance from the span is more than this many units of rounding.
 _INDEPENDENT = 100
-# An atom that is nearer to the span than this has its products with all candidates formed anew.
+# If an atom is nearer to the span than this, its products with all candidates are computed again.
 _FAR = 0.05
 
 
 class Support(eqx.Module):
-    """The atoms in use, by slot; rows and columns of slots that are free are zero.
+    """The atoms in use, by slot; rows and columns of free slots are zero.
 
     Attributes:
-        places: index among the candidates; their number where an atom in use is not one of them.
-        rows: index among all atoms.
-        active: which slots are in use.
-        size: how many; carried along, as counting them would be a kernel more in every move.
-        weights: a feasible point, where Lawson and Hanson's line starts.
-        aim: the least-squares weights, of any sign.
-        residual: what they leave of the target, with nothing of it in the span.
+        positions: positions among the candidates; their number for an atom that is not among them.
+        indices: row numbers among all atoms.
+        active: the slots in use.
+        size: their number; updated, since counting them would be one more kernel in every move.
+        weights: a feasible point, from which Lawson and Hanson's line search starts.
+        lstsq_weights: the least-squares weights, of any sign.
+        residual: the residual of the least-squares weights, orthogonal to the span.
         atoms, basis, coefficients: A_P, Q and T, with T A_P = Q.
     """
 
-    places: Int[Array, " p"]
-    rows: Int[Array, " p"]
+    positions: Int[Array, " p"]
+    indices: Int[Array, " p"]
     active: Bool[Array, " p"]
     size: Int[Array, ""]
     weights: Float[Array, " p"]
-    aim: Float[Array, " p"]
+    lstsq_weights: Float[Array, " p"]
     residual: Float[Array, " s"]
     atoms: SlotMatrix
     basis: SlotMatrix
@@ -58,355 +59,371 @@ class Support(eqx.Module):
 
 
 class Candidates(eqx.Module):
-    """The atoms that may enter, and what is known of them with respect to the support.
+    """The atoms that may enter, and their coordinates with respect to the support.
 
     Attributes:
-        rows: index among all atoms.
-        atoms: scaled to norm one, zero if they can't be.
-        gram: their products with one another, or None where there are too many of them.
+        indices: row numbers among all atoms.
+        atoms: scaled to norm one, or zero.
+        gram: their products with one another, or None if there are too many of them.
         usable: false for atoms of norm zero.
-        used: whether it is in the support.
-        refused: whether it came in and had to go at once; cleared with the next progress.
+        used: whether the atom is in the support.
+        refused: whether the atom entered and had to leave at once; cleared with the next progress.
         coordinates: V, in the basis of the support.
-        rest: ρ, the squared distance from its span.
+        distances: ρ, the squared distance from the span of the support.
         correlations: c, with the residual of the least-squares weights.
     """
 
-    rows: Int[Array, " m"]
+    indices: Int[Array, " m"]
     atoms: Float[Array, "m s"]
     gram: Float[Array, "m m"] | None
     usable: Bool[Array, " m"]
     used: Bool[Array, " m"]
     refused: Bool[Array, " m"]
     coordinates: SlotMatrix
-    rest: Float[Array, " m"]
+    distances: Float[Array, " m"]
     correlations: Float[Array, " m"]
 
 
-class Leaving(eqx.Module):
+class LeavingAtom(eqx.Module):
     """An atom in use that may leave.
 
     Attributes:
         slot: its slot j.
-        square: B_jj, with B = TᵀT.
+        inverse_gram: B_jj, with B = TᵀT.
         column: its column of T.
-        along: what each of the candidates has of it, the row j of Z = TᵀV.
+        shares: its least-squares coefficient in each candidate, the row j of Z = TᵀV.
     """
 
     slot: Int[Array, ""]
-    square: Float[Array, ""]
+    inverse_gram: Float[Array, ""]
     column: Float[Array, " p"]
-    along: Float[Array, " m"]
+    shares: Float[Array, " m"]
 
 
-class _Turn(eqx.Module):
-    """Where `settle` is.
+class _Refinement(eqx.Module):
+    """The state of `refine`.
 
     Attributes:
-        aim, residual: weights, and what they leave.
-        objective: what is known of it.
-        counts: whether what the weights really leave is their objective.
-        is_first: whether they may still be refined.
-        goes_on: whether they are to be held to what they leave, in any lane.
+        weights, residual: the least-squares weights and their residual.
+        objective: the best known value of the objective.
+        replaces: whether the objective is replaced by that of the computed residual.
+        is_first: whether the weights may still be refined.
+        continues: whether to compute the residual (again), in any batch element.
     """
 
-    aim: Float[Array, " p"]
+    weights: Float[Array, " p"]
     residual: Float[Array, " s"]
     objective: Float[Array, ""]
-    counts: Bool[Array, ""]
+    replaces: Bool[Array, ""]
     is_first: Bool[Array, ""]
-    goes_on: Bool[Array, ""]
+    continues: Bool[Array, ""]
 
 
-def left_of(target: Float[Array, " s"], support: Support) -> Float[Array, " s"]:
-    """What the weights really leave of the target."""
-    return target - support.atoms.combine(support.aim, support.active)
+def compute_residual(target: Float[Array, " s"], support: Support) -> Float[Array, " s"]:
+    """The residual of the least-squares weights, computed from the atoms."""
+    return target - support.atoms.combine(support.lstsq_weights, support.active)
 
 
-def refined(support: Support, residual: Float[Array, " s"]) -> Support:
-    """The same with weights and residual refined.
+def refinement_step(support: Support, residual: Float[Array, " s"]) -> Support:
+    """Apply one step of iterative refinement to weights and residual.
 
-    What the residual has in the span is taken out of both, each by its own matrix: what rounding
-    leaves of it there would have atoms near the span look as if they had much to give.
+    The residual's part in the span is removed from both, each by its own matrix: if rounding left
+    such a part, atoms near the span would seem to lower the objective much.
 
     Args:
         support: the atoms in use.
-        residual: what `aim` leaves of the target, formed anew.
+        residual: the residual of the least-squares weights, from `compute_residual`.
     """
     ahead = support.basis.dot(residual, support.active)
     return eqx.tree_at(
-        lambda s: (s.aim, s.residual),
+        lambda s: (s.lstsq_weights, s.residual),
         support,
         (
-            support.aim + support.coefficients.combine(ahead, support.active),
+            support.lstsq_weights + support.coefficients.combine(ahead, support.active),
             residual - support.basis.combine(ahead, support.active),
         ),
     )
 
 
-def settle(
+def refine(
     support: Support, target: Float[Array, " s"], known: Float[Array, ""], due: Bool[Array, ""]
 ) -> tuple[Support, Array]:
-    """Hold the weights to what they leave of the target, if that promises something or is due.
+    """Recompute the residual, and refine the weights if their objective was underestimated.
+
+    This is done if the predicted objective is below `known`, or if `due` is set; otherwise the
+    support does not change and the objective is the predicted one.
 
     Args:
         support: the atoms in use.
         target: of norm one.
-        known: an objective; weights that promise a smaller one are held to it.
-        due: whether the weights are to be refined in any case.
+        known: an objective; if the predicted one is lower, it is checked by the residual.
+        due: whether to refine the weights in any case.
 
     Returns:
-        The support, its weights refined where that was due or they leave more than was predicted,
-        and their objective.
+        The support, with refined weights if that was necessary or due, and their objective.
     """
     predicted = sum_of(support.residual**2)
     promising = predicted < known
 
-    # At first they may be refined, and if they are, they are held to what they leave once more:
-    # where atoms are nearly dependent T A_P is not quite Q, and what the refinement should have
-    # gained may not be there.
-    def hold(turn: _Turn) -> _Turn:
-        held = eqx.tree_at(lambda s: (s.aim, s.residual), support, (turn.aim, turn.residual))
-        residual = left_of(target, held)
+    # The first time the weights may be refined, and if they are, the residual is computed a second
+    # time: with nearly dependent atoms T A_P is not exactly Q, and the refinement may have gained
+    # less than predicted.
+    def check(state: _Refinement) -> _Refinement:
+        current = eqx.tree_at(
+            lambda s: (s.lstsq_weights, s.residual), support, (state.weights, state.residual)
+        )
+        residual = compute_residual(target, current)
         objective = sum_of(residual**2)
-        much = objective > (1 + resolution(predicted.dtype)) * predicted
-        refines = turn.is_first & (due | (promising & much))
+        underestimated = objective > (1 + resolution(predicted.dtype)) * predicted
+        refines = state.is_first & (due | (promising & underestimated))
 
         def better() -> tuple[Array, Array]:
-            new = refined(held, residual)
+            new = refinement_step(current, residual)
             return (
-                jnp.where(refines, new.aim, turn.aim),
-                jnp.where(refines, new.residual, turn.residual),
+                jnp.where(refines, new.lstsq_weights, state.weights),
+                jnp.where(refines, new.residual, state.residual),
             )
 
-        aim, residual = jax.lax.cond(any_lane(refines), better, lambda: (turn.aim, turn.residual))
-        return _Turn(
-            aim=aim,
+        weights, residual = jax.lax.cond(
+            any_in_batch(refines), better, lambda: (state.weights, state.residual)
+        )
+        return _Refinement(
+            weights=weights,
             residual=residual,
-            objective=jnp.where(turn.counts, objective, turn.objective),
-            counts=refines,
-            is_first=jnp.zeros_like(turn.is_first),
-            goes_on=any_lane(refines),
+            objective=jnp.where(state.replaces, objective, state.objective),
+            replaces=refines,
+            is_first=jnp.zeros_like(state.is_first),
+            continues=any_in_batch(refines),
         )
 
-    first = _Turn(
-        aim=support.aim,
+    first = _Refinement(
+        weights=support.lstsq_weights,
         residual=support.residual,
         objective=predicted,
-        counts=promising,
+        replaces=promising,
         is_first=jnp.ones((), bool),
-        goes_on=any_lane(promising | due),
+        continues=any_in_batch(promising | due),
     )
-    last = jax.lax.while_loop(lambda turn: turn.goes_on, hold, first)
-    new = eqx.tree_at(lambda s: (s.aim, s.residual), support, (last.aim, last.residual))
+    last = jax.lax.while_loop(lambda state: state.continues, check, first)
+    new = eqx.tree_at(
+        lambda s: (s.lstsq_weights, s.residual), support, (last.weights, last.residual)
+    )
     return new, last.objective
 
 
-def correlated(candidates: Candidates, residual: Float[Array, " s"], due: Array) -> Candidates:
-    """The same with the correlations formed anew, by a pass over the candidates, if that is due."""
+def recorrelate(candidates: Candidates, residual: Float[Array, " s"], due: Array) -> Candidates:
+    """Compute the candidates' correlations by a pass over their atoms if `due` is set."""
     correlations = jax.lax.cond(
-        any_lane(due),
+        any_in_batch(due),
         lambda: jnp.where(due, product(candidates.atoms, residual), candidates.correlations),
         lambda: candidates.correlations,
     )
     return eqx.tree_at(lambda c: c.correlations, candidates, correlations)
 
 
-def change(
+def apply_move(
     support: Support,
     candidates: Candidates,
-    out: Leaving,
+    leaving: LeavingAtom,
     *,
     weights: Float[Array, " p"],
-    leaves: Bool[Array, ""],
-    place: Int[Array, ""],
-    enters: Bool[Array, ""],
-    resets: Bool[Array, ""],
+    removes: Bool[Array, ""],
+    position: Int[Array, ""],
+    inserts: Bool[Array, ""],
+    restarts: Bool[Array, ""],
     stays: Bool[Array, ""],
 ) -> tuple[Support, Candidates, Array]:
-    """Let one atom leave, one enter, or both, or start from nothing, as the flags say.
+    """Remove one atom, insert one, do both, or remove all atoms, as the flags say.
 
-    A reflection turns the basis so that only the row of the slot that is freed needs the atom that
-    leaves; that row is then free for the atom that enters.
+    A reflection turns the basis so that only the row of the freed slot depends on the atom that
+    leaves. That row is then available for the atom that enters.
 
     Args:
         support: the atoms in use.
         candidates: the atoms that may enter.
-        out: the atom that may leave.
+        leaving: the atom that may leave.
         weights: shape (p,), a feasible point.
-        leaves: whether it leaves.
-        place: index among the candidates of the atom that enters.
-        enters: whether one enters.
-        resets: whether all atoms leave.
-        stays: whether nothing at all is to change.
+        removes: whether `leaving` leaves.
+        position: position among the candidates of the atom that enters.
+        inserts: whether an atom enters.
+        restarts: whether all atoms leave.
+        stays: whether nothing changes.
 
     Returns:
-        The new support and candidates, and the row of the atom that entered, −1 if none did.
+        The new support and candidates, and the index of the atom that entered, −1 if none did.
     """
+    # The slots that are freed and filled.
     slots = jnp.arange(support.active.shape[0])
-    slot_out = out.slot
-    slot_in = jnp.where(leaves, slot_out, first_of(~support.active))
-    freed_slot, into = (slots == slot_out) & leaves, slots == slot_in
+    slot_out = leaving.slot
+    slot_in = jnp.where(removes, slot_out, first_of(~support.active))
+    freed_slot, filled_slot = (slots == slot_out) & removes, slots == slot_in
 
-    per_length = jnp.where(leaves, 1 / jnp.sqrt(out.square), 0)
-    lost = per_length * out.column
-    gone = per_length * out.along
-    sign = jnp.where(leaves, jnp.where(lost[slot_out] < 0, -1, 1), 0)
-    # The normal of the reflection, and 2 over its square, as what is lost has length one.
+    # The direction that leaves the span: its coordinates in the basis, and those of the candidates.
+    per_length = jnp.where(removes, 1 / jnp.sqrt(leaving.inverse_gram), 0)
+    lost = per_length * leaving.column
+    lost_coordinates = per_length * leaving.shares
+    sign = jnp.where(removes, jnp.where(lost[slot_out] < 0, -1, 1), 0)
+    # The normal of the reflection, and 2 over its square, since `lost` has length one.
     normal = lost + sign * freed_slot
-    factor = jnp.where(leaves, 1 / (1 + jnp.abs(lost[slot_out])), 0)
+    factor = jnp.where(removes, 1 / (1 + jnp.abs(lost[slot_out])), 0)
 
-    atom = candidates.atoms[place]
-    first = jnp.where(enters, candidates.coordinates.columns(place) - gone[place] * lost, 0)
+    # The direction that joins the span: Gram–Schmidt on the atom that enters, done twice.
+    atom = candidates.atoms[position]
+    first = candidates.coordinates.columns(position) - lost_coordinates[position] * lost
+    first = jnp.where(inserts, first, 0)
     spanned = support.basis.combine(jnp.stack([lost, first]), support.active)
     rest = atom - spanned[1]
     second = support.basis.dot(rest, support.active)
     second = second - sum_of(lost * second) * lost
     rest = rest - support.basis.combine(second, support.active)
     norm = jnp.sqrt(sum_of(rest**2))
-    enters_really = enters & (norm > _INDEPENDENT * jnp.finfo(norm.dtype).eps)
-    scale = 1 / jnp.where(enters_really, norm, 1)
+    enters = inserts & (norm > _INDEPENDENT * jnp.finfo(norm.dtype).eps)
+    scale = 1 / jnp.where(enters, norm, 1)
     direction = rest * scale
-    freed = per_length * support.aim[slot_out]
-    correlation = candidates.correlations[place] + freed * gone[place]
-    ahead = jnp.where(enters_really, correlation * scale, 0)
 
-    keep = ~freed_slot & ~resets
-    new = into & enters_really
+    # The least-squares weights without the one atom and with the other.
+    keep = ~freed_slot & ~restarts
+    new = filled_slot & enters
+    within = first + second
+    new_coordinates = _coordinates_along(
+        support, candidates, position, within, direction, scale, enters
+    )
+    mixed = support.coefficients.combine(jnp.stack([lost, within]), support.active)
+    row = scale * (filled_slot - mixed[1])
+    freed = per_length * support.lstsq_weights[slot_out]
+    correlation = candidates.correlations[position] + freed * lost_coordinates[position]
+    ahead = jnp.where(enters, correlation * scale, 0)
+    lstsq_weights = support.lstsq_weights - freed * mixed[0] + ahead * row
 
-    along = _along(support, candidates, place, first + second, direction, scale, enters_really)
-    mixed = support.coefficients.combine(jnp.stack([lost, first + second]), support.active)
-    row = scale * (into - mixed[1])
-    aim = support.aim - freed * mixed[0] + ahead * row
-
+    # Reflect the three matrices, write the new row, and clear the columns of freed slots.
     steps = factor * normal
     touched = support.active | new
-    anything = any_lane(leaves | enters_really | resets)
+    anything = any_in_batch(removes | enters | restarts)
 
-    def turned(matrix: SlotMatrix, lost_row: Array, row: Array, columns: Any = True) -> SlotMatrix:
-        """Reflect what belongs to the basis, put a row in where there is one, and free columns."""
+    def reflect(matrix: SlotMatrix, lost_row: Array, row: Array, columns: Any = True) -> SlotMatrix:
         across = lost_row + sign * matrix.row(slot_out)
 
-        def turn(part: Array, step: Array, keeps: Array, is_new: Array) -> Array:
+        def reflect_part(part: Array, step: Array, keeps: Array, is_new: Array) -> Array:
             reflected = jnp.where(keeps[:, None], part - step[:, None] * across, 0)
             return jnp.where(columns, jnp.where(is_new[:, None], row, reflected), 0)
 
-        return matrix.changed(turn, (steps, keep, new), touched, anything)
+        return matrix.map_parts(reflect_part, (steps, keep, new), touched, anything)
 
-    basis = turned(support.basis, spanned[0], direction)
-    coefficients = turned(support.coefficients, mixed[0], row, columns=keep | new)
-    coordinates = turned(candidates.coordinates, gone, along)
+    basis = reflect(support.basis, spanned[0], direction)
+    coefficients = reflect(support.coefficients, mixed[0], row, columns=keep | new)
+    coordinates = reflect(candidates.coordinates, lost_coordinates, new_coordinates)
+
     active = (support.active & keep) | new
-    aim = jnp.where(stays, support.aim, jnp.where(active, aim, 0))
-    # An exchange was chosen for leaving all weights positive; whatever else enters has weight zero.
-    both = leaves & enters_really
-    feasible = jnp.where(both, jnp.maximum(aim, 0), jnp.where(new | ~keep, 0, weights))
+    lstsq_weights = jnp.where(stays, support.lstsq_weights, jnp.where(active, lstsq_weights, 0))
+    # An exchange was chosen to keep all weights positive; any other new atom has weight zero.
+    feasible = jnp.where(new | ~keep, 0, weights)
+    feasible = jnp.where(removes & enters, jnp.maximum(lstsq_weights, 0), feasible)
 
-    indices = jnp.arange(candidates.rows.shape[0])
-    left = (indices == support.places[slot_out]) & leaves
-    entered = (indices == place) & enters_really
-    distance = candidates.rest + gone**2 - jnp.where(enters_really, along**2, 0)
+    indices = jnp.arange(candidates.indices.shape[0])
+    left = (indices == support.positions[slot_out]) & removes
+    is_position = indices == position
+    distances = candidates.distances + lost_coordinates**2
+    distances = distances - jnp.where(enters, new_coordinates**2, 0)
+    correlations = candidates.correlations + freed * lost_coordinates - ahead * new_coordinates
     return (
         Support(
-            places=jnp.where(new, place, support.places),
-            rows=jnp.where(new, candidates.rows[place], support.rows),
+            positions=jnp.where(new, position, support.positions),
+            indices=jnp.where(new, candidates.indices[position], support.indices),
             active=active,
-            size=jnp.where(resets, 0, support.size - leaves + enters_really),
+            size=jnp.where(restarts, 0, support.size - removes + enters),
             weights=jnp.where(stays, support.weights, feasible),
-            aim=aim,
+            lstsq_weights=lstsq_weights,
             residual=support.residual + freed * spanned[0] - ahead * direction,
-            atoms=support.atoms.put(slot_in, atom, enters_really),
+            atoms=support.atoms.put(slot_in, atom, enters),
             basis=basis,
             coefficients=coefficients,
         ),
         Candidates(
-            rows=candidates.rows,
+            indices=candidates.indices,
             atoms=candidates.atoms,
             gram=candidates.gram,
             usable=candidates.usable,
-            used=((candidates.used & ~left) | entered) & ~resets,
-            refused=(candidates.refused | ((indices == place) & enters & ~enters_really)) & ~resets,
+            used=((candidates.used & ~left) | (is_position & enters)) & ~restarts,
+            refused=(candidates.refused | (is_position & inserts & ~enters)) & ~restarts,
             coordinates=coordinates,
-            rest=jnp.where(resets, 1, distance),
-            correlations=candidates.correlations + freed * gone - ahead * along,
+            distances=jnp.where(restarts, 1, distances),
+            correlations=correlations,
         ),
-        jnp.where(enters_really, candidates.rows[place], -1).astype(jnp.int32),
+        jnp.where(enters, candidates.indices[position], -1).astype(jnp.int32),
     )
 
 
-def _along(
+def _coordinates_along(
     support: Support,
     candidates: Candidates,
-    place: Int[Array, ""],
+    position: Int[Array, ""],
     within: Float[Array, " p"],
     direction: Float[Array, " s"],
     scale: Float[Array, ""],
-    wanted: Bool[Array, ""],
+    enters: Bool[Array, ""],
 ) -> Float[Array, " m"]:
-    """The candidates' coordinates in a direction that is to join the basis, or zeros.
+    """The candidates' coordinates in a direction that joins the basis, or zeros if none does.
 
     Args:
         support: the atoms in use.
         candidates: the atoms that may enter.
-        place: which of them has the direction, once its part in the span is taken out.
+        position: position of the candidate that gives the direction, without its part in the span.
         within: shape (p,), the coordinates of that part.
         direction: shape (S,), of norm one.
-        scale: the reciprocal norm of what was left of the atom.
-        wanted: whether the direction is to join the basis.
+        scale: the reciprocal norm of the candidate's part outside the span.
+        enters: whether the direction joins the basis.
     """
 
-    def nothing() -> Array:
-        return jnp.zeros_like(candidates.rest)
+    def zeros() -> Array:
+        return jnp.zeros_like(candidates.distances)
 
     def by_pass() -> Array:
         return product(candidates.atoms, direction)
 
     if candidates.gram is None:
-        return jax.lax.cond(any_lane(wanted), by_pass, nothing)
+        return jax.lax.cond(any_in_batch(enters), by_pass, zeros)
     gram = candidates.gram
 
     def by_gram() -> Array:
         spanned = candidates.coordinates.combine(within, support.active)
-        return (gram[place] - spanned) * scale
+        return (gram[position] - spanned) * scale
 
-    # Near the span, little is left of a difference of two products.
-    how = jnp.where(any_lane(wanted & (scale > 1 / _FAR)), 2, any_lane(wanted).astype(jnp.int32))
-    return jax.lax.switch(how, [nothing, by_gram, by_pass])
+    # Near the span, the difference of two products has lost its digits.
+    is_near = any_in_batch(enters & (scale > 1 / _FAR))
+    how = jnp.where(is_near, 2, any_in_batch(enters).astype(jnp.int32))
+    return jax.lax.switch(how, [zeros, by_gram, by_pass])
 
 
-def no_support(num_slots: int, target: Float[Array, " s"]) -> Support:
-    """No atom in use."""
+def empty_support(num_slots: int, target: Float[Array, " s"], in_parts: bool) -> Support:
+    """No atom in use; `in_parts` as in `SlotMatrix.of`."""
     num_draws, dtype = target.shape[0], target.dtype
     return Support(
-        places=jnp.zeros(num_slots, jnp.int32),
-        rows=jnp.zeros(num_slots, jnp.int32),
+        positions=jnp.zeros(num_slots, jnp.int32),
+        indices=jnp.zeros(num_slots, jnp.int32),
         active=jnp.zeros(num_slots, bool),
         size=jnp.zeros((), jnp.int32),
         weights=jnp.zeros(num_slots, dtype),
-        aim=jnp.zeros(num_slots, dtype),
+        lstsq_weights=jnp.zeros(num_slots, dtype),
         residual=target,
-        atoms=SlotMatrix.zeros(num_slots, num_draws, dtype),
-        basis=SlotMatrix.zeros(num_slots, num_draws, dtype),
-        coefficients=SlotMatrix.zeros(num_slots, num_slots, dtype),
+        atoms=SlotMatrix.of(jnp.zeros((num_slots, num_draws), dtype), in_parts),
+        basis=SlotMatrix.of(jnp.zeros((num_slots, num_draws), dtype), in_parts),
+        coefficients=SlotMatrix.of(jnp.zeros((num_slots, num_slots), dtype), in_parts),
     )
 
 
 def compact(support: Support) -> Support:
-    """The same atoms in the first slots."""
+    """Move the atoms into the first slots."""
     order = jnp.argsort(~support.active, stable=True)
-
-    def moved(matrix: SlotMatrix) -> SlotMatrix:
-        return SlotMatrix.of(matrix.whole()[order])
-
+    coefficients = support.coefficients
     return Support(
-        places=support.places[order],
-        rows=support.rows[order],
+        positions=support.positions[order],
+        indices=support.indices[order],
         active=support.active[order],
         size=support.size,
         weights=support.weights[order],
-        aim=support.aim[order],
+        lstsq_weights=support.lstsq_weights[order],
         residual=support.residual,
-        atoms=moved(support.atoms),
-        basis=moved(support.basis),
-        coefficients=SlotMatrix.of(support.coefficients.whole()[order][:, order]),
+        atoms=support.atoms.replace(support.atoms.whole()[order]),
+        basis=support.basis.replace(support.basis.whole()[order]),
+        coefficients=coefficients.replace(coefficients.whole()[order][:, order]),
     )

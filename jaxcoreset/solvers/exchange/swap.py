@@ -1,11 +1,11 @@
-"""Which atom leaves, and which enters in its place.
+"""The choice of the atom that leaves, and of the atom that replaces it.
 
-With the names of `jaxcoreset.solvers.exchange.support`, what the objective falls by when an atom i
-takes the place of j is a closed form: with B = TᵀT, Z = TᵀV and c_i = ⟨a_i, r⟩,
+In the notation of `jaxcoreset.solvers.exchange.support`, the decrease of the objective when atom i
+replaces atom j has a closed form: with B = TᵀT, Z = TᵀV and c_i = ⟨a_i, r⟩, it is
 
     (c_i + w_j Z_ji / B_jj)² / (ρ_i + Z_ji² / B_jj) − w_j² / B_jj
 
-which is evaluated for all i and for the few j with the least to lose.
+and it is evaluated for all i and for the few j whose removal raises the objective least.
 """
 
 import equinox as eqx
@@ -13,153 +13,157 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxcoreset.solvers.exchange.support import Candidates, Leaving, Support
+from jaxcoreset.solvers.exchange.support import Candidates, LeavingAtom, Support
 from jaxcoreset.solvers.exchange.tree_reductions import any_of, first_of, largest_of
-from jaxcoreset.solvers.nnls import any_lane, resolution, rounding
+from jaxcoreset.solvers.numerics import any_in_batch, resolution, rounding
 
-# So many atoms, those with the least to lose, are tried for an exchange; more bring nothing.
+# The number of atoms that are tried for an exchange; more atoms do not improve the results.
 _NUM_LEAVING = 8
 
 
-class Choice(eqx.Module):
+class BestExchange(eqx.Module):
     """The best exchange.
 
     Attributes:
-        place: index among the candidates of the atom that enters.
-        which: of a few atoms that may leave, the one that does.
-        worth: whether it gains enough.
+        position: position among the candidates of the atom that enters.
+        which: which of the atoms that may leave does so.
+        gains: whether the exchange lowers the objective by enough.
     """
 
-    place: Int[Array, ""]
+    position: Int[Array, ""]
     which: Int[Array, ""]
-    worth: Bool[Array, ""]
+    gains: Bool[Array, ""]
 
 
-class _Few(eqx.Module):
-    """A few atoms in use that matter least: for each what `Leaving` holds, and what it is worth.
+class _LeavingAtoms(eqx.Module):
+    """The few atoms whose removal raises the objective least: the arrays of `LeavingAtom`.
 
     Attributes:
-        falls: what the objective falls by without each of them: −w_j²/B_jj, as it rises.
+        decreases: the decrease of the objective without the atom, −w_j²/B_jj; not positive.
     """
 
     slots: Int[Array, " q"]
-    falls: Float[Array, " q"]
-    squares: Float[Array, " q"]
+    decreases: Float[Array, " q"]
+    inverse_gram: Float[Array, " q"]
     columns: Float[Array, "q p"]
-    along: Float[Array, "q m"]
+    shares: Float[Array, "q m"]
 
 
-def least_losses(support: Support) -> tuple[Array, Array, Array]:
-    """The few atoms whose leaving would raise the objective least.
+def least_important(support: Support) -> tuple[Array, Array, Array]:
+    """Find the few atoms whose removal raises the objective least.
 
     Returns:
-        B_jj for every slot, the slots of the few, and what the objective falls by without each of
-        them: −w_j²/B_jj, and −∞ for a slot that is free.
+        B_jj for every slot, the slots of these atoms, and the decrease of the objective without
+        each of them: −w_j²/B_jj, and −∞ for a free slot.
     """
-    squares = support.coefficients.squares(support.active)
-    squares = jnp.where(support.active, squares, 1)
-    falls = jnp.where(support.active, -(support.aim**2) / squares, -jnp.inf)
-    most, slots = jax.lax.top_k(falls, min(_NUM_LEAVING, falls.shape[0]))
-    return squares, slots, most
+    inverse_gram = support.coefficients.squares(support.active)
+    inverse_gram = jnp.where(support.active, inverse_gram, 1)
+    decreases = -(support.lstsq_weights**2) / inverse_gram
+    decreases = jnp.where(support.active, decreases, -jnp.inf)
+    largest, slots = jax.lax.top_k(decreases, min(_NUM_LEAVING, decreases.shape[0]))
+    return inverse_gram, slots, largest
 
 
-def leaving(
+def choose_leaving(
     support: Support,
     candidates: Candidates,
     *,
     first: Int[Array, ""],
     is_set: Bool[Array, ""],
-    may_leave: Bool[Array, ""],
-    may_exchange: Bool[Array, ""],
+    can_remove: Bool[Array, ""],
+    can_exchange: Bool[Array, ""],
     eligible: Bool[Array, " m"],
     objective: Float[Array, ""],
     min_gain: float,
-) -> tuple[Leaving, Choice]:
-    """The atom to leave: the other half of the best exchange, or else the one that matters least.
+) -> tuple[LeavingAtom, BestExchange]:
+    """Choose the atom that leaves: in the best exchange, or else the least important one.
 
     Args:
         support: the atoms in use.
         candidates: the atoms that may enter.
-        first: a slot that is to be taken for the least, if `is_set`.
+        first: the slot to use in place of the least important one, if `is_set`.
         is_set: whether there is such a slot.
-        may_leave: whether any will; zeros are returned where none may in any lane.
-        may_exchange: whether one may enter in its place.
-        eligible: which may.
-        objective: of the atoms in use.
+        can_remove: whether an atom may leave; returns zeros if none may in any batch element.
+        can_exchange: whether another atom may enter in its place.
+        eligible: the candidates that may enter.
+        objective: the objective of the atoms in use.
         min_gain: an exchange must lower it by this fraction.
     """
-    nothing = Choice(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), jnp.zeros((), bool))
+    nothing = BestExchange(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), jnp.zeros((), bool))
 
-    def found() -> tuple[Leaving, Choice]:
-        squares, slots, falls = least_losses(support)
-        # Not by an index: where the result of `top_k` is sliced, the compiler sorts all instead.
+    def choose() -> tuple[LeavingAtom, BestExchange]:
+        inverse_gram, slots, decreases = least_important(support)
+        # Not by an index: if the result of `top_k` is sliced, XLA sorts the whole array instead.
         set_here = is_set & (jnp.arange(slots.shape[0]) == 0)
         slots = jnp.where(set_here, first.astype(slots.dtype), slots)
         columns = support.coefficients.columns(slots).T
-        along = candidates.coordinates.combine(columns, support.active)
-        few = _Few(slots, falls, squares[slots], columns, along)
-        choice = jax.lax.cond(
-            any_lane(may_exchange),
+        shares = candidates.coordinates.combine(columns, support.active)
+        few = _LeavingAtoms(slots, decreases, inverse_gram[slots], columns, shares)
+        exchange = jax.lax.cond(
+            any_in_batch(can_exchange),
             lambda: _best_exchange(support, candidates, few, eligible, objective, min_gain),
             lambda: nothing,
         )
-        which = jnp.where(may_exchange & choice.worth, choice.which, 0)
-        one = Leaving(slots[which], few.squares[which], columns[which], along[which])
-        return one, choice
+        which = jnp.where(can_exchange & exchange.gains, exchange.which, 0)
+        atom = LeavingAtom(slots[which], few.inverse_gram[which], columns[which], shares[which])
+        return atom, exchange
 
-    def not_found() -> tuple[Leaving, Choice]:
-        some = jnp.zeros_like(support.aim)
-        return Leaving(nothing.place, some[0], some, jnp.zeros_like(candidates.rest)), nothing
+    def choose_none() -> tuple[LeavingAtom, BestExchange]:
+        zeros = jnp.zeros_like(support.lstsq_weights)
+        no_shares = jnp.zeros_like(candidates.distances)
+        return LeavingAtom(nothing.position, zeros[0], zeros, no_shares), nothing
 
-    return jax.lax.cond(any_lane(may_leave), found, not_found)
+    return jax.lax.cond(any_in_batch(can_remove), choose, choose_none)
 
 
-def beyond_rounding(
+def exceeds_rounding(
     correlations: Float[Array, "*b m"], objective: Float[Array, ""], num_draws: int
 ) -> Bool[Array, "*b m"]:
-    """Whether correlations with the residual are positive, and more than rounding."""
-    # As squares, for which the root of the objective need not be taken and kept.
+    """Return whether correlations with the residual are positive by more than rounding."""
+    # As squares, so that the square root of the objective is not needed.
     floor, _ = rounding(jnp.ones((), objective.dtype), num_draws)
     return (correlations > 0) & (correlations**2 > floor**2 * objective)
+
+
+def clipped_distances(candidates: Candidates) -> Float[Array, " m"]:
+    """The squared distances from the span, bounded from below so that one can divide by them."""
+    return jnp.maximum(candidates.distances, resolution(candidates.distances.dtype))
 
 
 def _best_exchange(
     support: Support,
     candidates: Candidates,
-    few: _Few,
+    few: _LeavingAtoms,
     eligible: Bool[Array, " m"],
     objective: Float[Array, ""],
     min_gain: float,
-) -> Choice:
-    """The exchange that gains most among those that leave every weight positive.
+) -> BestExchange:
+    """The exchange with the largest gain among those that keep every weight positive.
 
-    For each of a few atoms that may leave, the best that may enter in its place; of these pairs the
-    best, if it lowers the objective by more than the fraction `min_gain`.
+    For each of a few atoms that may leave, the best candidate that may replace it is found; of
+    these pairs the best one is taken, if it lowers the objective by more than `min_gain`.
     """
-    scale, solved = 1 / few.squares, support.aim
+    # The best candidate for each leaving atom: correlations and distances without that atom.
+    scale, solved = 1 / few.inverse_gram, support.lstsq_weights
     weights = solved[few.slots]
-    moved = candidates.correlations + (weights * scale)[:, None] * few.along
-    left = distances(candidates) + scale[:, None] * few.along**2
-    counts = eligible & beyond_rounding(moved, objective, support.residual.shape[0])
-    gains = jnp.where(counts, moved**2 / left, 0) + few.falls[:, None]
+    correlations = candidates.correlations + (weights * scale)[:, None] * few.shares
+    distances = clipped_distances(candidates) + scale[:, None] * few.shares**2
+    counts = eligible & exceeds_rounding(correlations, objective, support.residual.shape[0])
+    gains = jnp.where(counts, correlations**2 / distances, 0) + few.decreases[:, None]
     gain = largest_of(gains)
-    places = first_of(gains >= gain[:, None])
+    positions = first_of(gains >= gain[:, None])
 
-    def at_places(values: Array) -> Array:
-        in_rows = places[:, None]
+    def at_positions(values: Array) -> Array:
+        in_rows = positions[:, None]
         return jnp.take_along_axis(values, in_rows, axis=1, mode="promise_in_bounds")[:, 0]
 
-    weight = at_places(moved) / at_places(left)
-    shift = (weights - weight * at_places(few.along))[:, None] * (scale[:, None] * few.columns)
-    shift = shift + weight[:, None] * candidates.coordinates.columns(places).T
+    # The weights after each of these exchanges, all of which must stay positive.
+    weight = at_positions(correlations) / at_positions(distances)
+    shift = (weights - weight * at_positions(few.shares))[:, None] * (scale[:, None] * few.columns)
+    shift = shift + weight[:, None] * candidates.coordinates.columns(positions).T
     after = solved - support.coefficients.combine(shift, support.active)
     stays = support.active & (jnp.arange(solved.shape[0]) != few.slots[:, None])
     gains = jnp.where(any_of(stays & ~(after > 0)), -jnp.inf, gain)
     best = jnp.argmax(gains)
-    worth = gains[best] > min_gain * objective
-    return Choice(places[best].astype(jnp.int32), best.astype(jnp.int32), worth)
-
-
-def distances(candidates: Candidates) -> Float[Array, " m"]:
-    """Squared distances from the span to divide by."""
-    return jnp.maximum(candidates.rest, resolution(candidates.rest.dtype))
+    enough = gains[best] > min_gain * objective
+    return BestExchange(positions[best].astype(jnp.int32), best.astype(jnp.int32), enough)

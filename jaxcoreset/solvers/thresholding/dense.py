@@ -1,13 +1,12 @@
-"""Hard thresholding for many k at once on few rows, by whole vectors and the Gram matrix.
+"""Hard thresholding for many k at once on few rows, by dense vectors and the Gram matrix.
 
-The iterations of `jaxcoreset.solvers.thresholding.hard` for the set of at most k rows, with all the
-k side by side as the columns of one matrix. With G = ΦᵀΦ and b = Φᵀy, every inner product that an
-iteration needs is one of G w with something of length n, so that an iteration is a few products of
-G with a matrix. The k largest entries of a column are found by bisection on their bits: a
-vectorised count in place of a partial sort.
+These are the iterations of `jaxcoreset.solvers.thresholding.hard` for the set of at most k rows,
+with the iterates for all k as the columns of one matrix. With G = ΦᵀΦ and b = Φᵀy, every inner
+product of an iteration is one of G w with a vector of length n, so that an iteration consists of a
+few products of G with a matrix. The k largest entries of a column are found by bisection on their
+bits: a vectorised count in place of a partial sort.
 
-Rounding differs from that of one solve at a time, so that in float32 a near tie may be decided
-otherwise.
+Rounding differs from that of single solves, so that in float32 a near tie may have another result.
 """
 
 import dataclasses
@@ -18,13 +17,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxcoreset.solvers.nnls import any_lane, product
-from jaxcoreset.solvers.problem import CoresetProblem, unit_of
+from jaxcoreset.solvers.numerics import any_in_batch, divide, product, unit_of
+from jaxcoreset.solvers.problem import CoresetProblem
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What sets one hard-thresholding solver apart from another.
+    """The settings in which hard-thresholding solvers differ.
 
     Attributes:
         step: a fixed length of the step along g; by line search if None.
@@ -32,7 +31,7 @@ class Rule:
         momentum_fraction: the momentum as a fraction of the exact minimiser.
         debiases: whether a second step is made on the support of each iterate.
         tol: stop when ‖w_t − w_{t−1}‖ ≤ tol · ‖w_t‖.
-        max_iters: stop after so many iterations.
+        max_iters: the maximum number of iterations.
     """
 
     step: float | None
@@ -43,7 +42,7 @@ class Rule:
     max_iters: int
 
 
-class _State(eqx.Module):
+class _DenseState(eqx.Module):
     weights: Float[Array, "n m"]
     previous: Float[Array, "n m"]
     image: Float[Array, "n m"]  # G w
@@ -59,14 +58,14 @@ def dense_path(
     """Iterate from w = 0 for each of `ks`.
 
     Returns:
-        The weights, the iterations done, and whether they ended by the stopping rule.
+        The weights, the numbers of iterations, and whether they ended by the stopping rule.
     """
     n, m, dtype = problem.num_data, ks.shape[0], problem.target.dtype
     gram = product(problem.atoms, problem.atoms.T)
     correlations = problem.correlate(problem.target)[:, None]
     usable = (problem.squared_norms() > 0)[:, None]
     nothing = jnp.zeros((n, m), dtype)
-    state = _State(
+    state = _DenseState(
         weights=nothing,
         previous=nothing,
         image=nothing,
@@ -76,8 +75,8 @@ def dense_path(
         stopped=jnp.zeros(m, bool),
     )
 
-    def going(state: _State) -> Array:
-        return any_lane(jnp.any(~state.stopped & (state.num_iters < rule.max_iters)))
+    def going(state: _DenseState) -> Array:
+        return any_in_batch(jnp.any(~state.stopped & (state.num_iters < rule.max_iters)))
 
     state = jax.lax.while_loop(
         going, lambda s: _iterate(gram, correlations, usable, ks, rule, s), state
@@ -91,8 +90,8 @@ def _iterate(
     usable: Bool[Array, "n 1"],
     ks: Int[Array, " m"],
     rule: Rule,
-    state: _State,
-) -> _State:
+    state: _DenseState,
+) -> _DenseState:
     """One pass of Algorithm 2's loop (lines 3 to 9), with the de-bias step of Algorithm 3."""
     momentum = state.momentum
     z = state.weights + momentum * (state.weights - state.previous)
@@ -115,12 +114,12 @@ def _iterate(
     slope = jnp.sum(change * (correlations - image), axis=0)
     going = ~state.stopped & (state.num_iters < rule.max_iters)
     squared, size = jnp.sum(change**2, axis=0), jnp.sum(new**2, axis=0)
-    after = _State(
+    after = _DenseState(
         weights=new,
         previous=state.weights,
         image=image,
         previous_image=state.image,
-        momentum=rule.momentum_fraction * _ratio(slope, jnp.sum(change * image_change, axis=0)),
+        momentum=rule.momentum_fraction * divide(slope, jnp.sum(change * image_change, axis=0)),
         num_iters=state.num_iters + 1,
         stopped=jnp.sqrt(squared) <= rule.tol * jnp.sqrt(size),
     )
@@ -130,25 +129,19 @@ def _iterate(
 def _step(
     gram: Float[Array, "n n"], gradient: Float[Array, "n m"], rule: Rule
 ) -> Float[Array, " m"]:
-    """The length of the step along each column, a fraction of the exact minimiser."""
+    """The length of the step along each column: a fraction of the exact minimiser."""
     gradient = unit_of(gradient) * gradient
     image = product(gram, gradient)
     curvature = jnp.sum(gradient * image, axis=0)
-    return rule.step_fraction * _ratio(jnp.sum(gradient**2, axis=0), curvature)
-
-
-def _ratio(numerator: Array, denominator: Array) -> Array:
-    """A quotient that is 0 where the denominator is not positive."""
-    safe = jnp.where(denominator > 0, denominator, 1)
-    return jnp.where(denominator > 0, numerator / safe, 0)
+    return rule.step_fraction * divide(jnp.sum(gradient**2, axis=0), curvature)
 
 
 def largest_positive(values: Float[Array, "n m"], ks: Int[Array, " m"]) -> Bool[Array, "n m"]:
-    """Which entries are among the k largest positive ones of their column, k by column.
+    """Select the k largest positive entries of each column, with one k per column.
 
-    Of equal entries those of the lower index go first. Positive floats are ordered as their bits
-    are, so that the k-th largest is found bit by bit, and so is the index up to which entries equal
-    to it are taken.
+    Of equal entries those with the lower index are taken. Positive floats have the order of their
+    bits, so that the k-th largest entry is found bit by bit, and so is the index up to which
+    entries equal to it are taken.
     """
     n = values.shape[0]
     of_bits = {4: jnp.int32, 8: jnp.int64}[values.dtype.itemsize]
@@ -158,7 +151,7 @@ def largest_positive(values: Float[Array, "n m"], ks: Int[Array, " m"]) -> Bool[
         return jnp.sum(flags, axis=0, dtype=jnp.int32)
 
     def find(num_bits: int, dtype: type, holds: Callable[[Array], Array]) -> Array:
-        """The largest number of so many bits for which a condition holds that larger ones fail."""
+        """The largest number of `num_bits` bits for which a monotone condition holds."""
 
         def set_bit(i: Array, number: Array) -> Array:
             larger = number | (jnp.ones((), dtype) << (num_bits - 1 - i).astype(dtype))

@@ -1,8 +1,7 @@
-"""The loop of the stochastic solvers: epochs of batches, the best iterate kept, when to stop."""
+"""The loop of the stochastic solvers: epochs of batches, the best iterate, the stopping rule."""
 
 import abc
 import dataclasses
-import operator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -12,14 +11,15 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.numerics import as_integer
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution, make_solution
 from jaxcoreset.solvers.thresholding.batches import Batch, draw_batch
 from jaxcoreset.solvers.thresholding.hard import Iterate, zero_iterate
 
 
-class Limits(NamedTuple):
-    """When a run ends at the latest, what fall of the objective counts, what is recorded."""
+class StochasticLimits(NamedTuple):
+    """The maximum number of batches, the tolerance, and whether to record a history."""
 
     max_iters: int
     tol: float
@@ -39,20 +39,21 @@ class _Progress(eqx.Module):
 
 
 class Stochastic(Solver):
-    """The loop that the stochastic solvers share: epochs of batches, and the best iterate kept.
+    """The loop that the stochastic solvers share: epochs of batches; it returns the best iterate.
 
-    The objective of every iterate is known exactly, from the at most k rows of its support, so
-    what is returned is the best iterate seen. The run ends after `max_iters` batches, or when the
-    best objective has fallen by no more than `tol` times itself in each of `patience` epochs in a
-    row. Needs a key; the batches do not depend on k or its static bound.
+    The objective of every iterate is known exactly, from the rows of its support, so that the best
+    iterate can be returned. The run ends after `max_iters` batches, or when the best objective has
+    decreased by at most `tol` times itself in each of `patience` epochs in a row. A key is needed;
+    the batches do not depend on k or its static bound.
 
     Args:
         batch_size: a fraction of the rows in (0, 1], or a number of rows as an integer. With
-            `reshuffle` the batches of an epoch are as equal as can be and none is larger.
+            `reshuffle` this is the maximum size, and the batches of an epoch have nearly equal
+            sizes.
         reshuffle: whether the batches of an epoch are the parts of one random order, so that an
-            epoch reads every row once. Otherwise each batch is drawn on its own, without
-            replacement, at the price of n random numbers per batch.
-        patience: so many epochs in a row without a fall end the run.
+            epoch reads every row once. Otherwise each batch is drawn independently, without
+            replacement, which costs n random numbers per batch.
+        patience: the number of epochs in a row without a decrease after which the run ends.
 
     Raises:
         TypeError: if `batch_size` is not a number.
@@ -68,18 +69,17 @@ class Stochastic(Solver):
         size = self.batch_size
         if isinstance(size, bool) or not isinstance(size, int | float | np.integer | np.floating):
             raise TypeError(
-                f"batch_size is {size!r}; wanted a fraction of the rows or a whole number of rows."
+                f"batch_size is {size!r}; expected a fraction of the rows, or an integer."
             )
         if isinstance(size, int | np.integer):
             if size < 1:
-                raise ValueError(f"batch_size is {size}; wanted at least one row.")
+                raise ValueError(f"batch_size is {size}; expected at least one row.")
         elif not 0 < size <= 1:
             raise ValueError(
-                f"batch_size is {size}; wanted a fraction in (0, 1], or an integer for a number of "
-                "rows."
+                f"batch_size is {size}; expected a fraction in (0, 1], or an integer for a number "
+                "of rows."
             )
-        if self.patience < 1:
-            raise ValueError(f"patience is {self.patience}; wanted at least 1 epoch.")
+        as_integer("patience", self.patience, 1)
 
     @property
     def needs_key(self) -> bool:
@@ -88,30 +88,30 @@ class Stochastic(Solver):
 
     @property
     @abc.abstractmethod
-    def limits(self) -> Limits:
-        """The limit on batches, the tolerance, and whether a history is wanted."""
+    def limits(self) -> StochasticLimits:
+        """The maximum number of batches, the tolerance, and whether to record a history."""
 
     def check(self, problem: CoresetProblem) -> None:
         """Raise a ValueError if a batch is larger than n; see `Solver.check`."""
         n = problem.num_data
         if not isinstance(self.batch_size, float | np.floating) and self.batch_size > n:
             raise ValueError(
-                f"batch_size is {self.batch_size}, but the problem has n = {n} atoms; wanted at "
+                f"batch_size is {self.batch_size}, but the problem has n = {n} atoms; expected at "
                 f"most n, or a fraction such as 0.2."
             )
 
     def num_rows(self, n: int) -> int:
-        """The most rows in a batch of a problem with n atoms."""
+        """The maximum number of rows in a batch of a problem with n atoms."""
         if isinstance(self.batch_size, float | np.floating):
             return max(1, round(float(self.batch_size) * n))
-        return operator.index(self.batch_size)
+        return int(self.batch_size)
 
     def num_batches(self, n: int) -> int:
         """The number of batches in an epoch."""
         return -(-n // self.num_rows(n))
 
     def shuffle(self, key: PRNGKeyArray, n: int) -> Int[Array, " n"]:
-        """The order of the rows in an epoch; without meaning where batches are independent."""
+        """The order of the rows in an epoch; not used if batches are independent."""
         if self.reshuffle:
             return jax.random.permutation(key, n).astype(jnp.int32)
         return jnp.arange(n, dtype=jnp.int32)
@@ -120,9 +120,9 @@ class Stochastic(Solver):
         """One batch of an epoch.
 
         Args:
-            key: of this batch, for independent batches.
-            order: of the epoch, from `shuffle`.
-            position: which batch of the epoch, from 0 to `num_batches` − 1.
+            key: the batch's key, for independent batches.
+            order: the epoch's order, from `shuffle`.
+            position: the number of the batch in the epoch, from 0 to `num_batches` − 1.
         """
         n = order.shape[0]
         if not self.reshuffle:
@@ -138,7 +138,7 @@ class Stochastic(Solver):
         """The method's state at w = 0."""
 
     def _begin_epoch(self, problem: CoresetProblem, state: Any) -> Any:
-        """The method's state as an epoch begins."""
+        """The method's state at the beginning of an epoch."""
         return state
 
     @abc.abstractmethod
@@ -160,7 +160,7 @@ class Stochastic(Solver):
         max_k: int,
         key: PRNGKeyArray | None = None,
     ) -> Solution:
-        """Go from batch to batch, from w = 0; see `Solver.run`.
+        """Iterate over batches, from w = 0; see `Solver.run`.
 
         Raises:
             ValueError: if `key` is missing, or the solver does not fit the problem.

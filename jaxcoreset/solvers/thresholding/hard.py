@@ -4,14 +4,13 @@ The three solvers of Zhang, Khanna, Kyrillidis and Koyejo, "Bayesian coresets: r
 nonconvex optimization perspective" (AISTATS 2021): Algorithm 1 (`IHT`), Algorithm 2 (`AIHT`: exact
 line search and momentum) and Algorithm 3 of its appendix A (`AIHT2`: with a de-bias step).
 
-In their notation f(w) = ‖y − Φw‖² and ∇f(w) = −2Φᵀr with r = y − Φw. The code works with the
-correlations g = Φᵀr, so that a step of size μ along −∇f is a step of size 2μ along g, and the exact
-minimiser along g restricted to S is ‖g_S‖² / ‖Φg_S‖², which is twice the paper's printed μ for ∇f.
+In their notation f(w) = ‖y − Φw‖² and ∇f(w) = −2Φᵀr with r = y − Φw. The code uses the correlations
+g = Φᵀr, so that a step of size μ along −∇f is a step of size 2μ along g, and the exact minimiser
+along g restricted to S is ‖g_S‖² / ‖Φg_S‖², which is twice the paper's printed μ for ∇f.
 
-An iterate is kept as its at most k entries and its image Φw, never as a vector of length n.
-
-Iterates are projected onto a constraint set (`jaxcoreset.constraints`), the de-bias step onto its
-points with the iterate's support, so that whatever the momentum, a solution is a point of the set.
+An iterate is stored as up to k entries and its image Φw, not as a vector of length n. It is
+projected onto a constraint set (`jaxcoreset.constraints`). The de-bias step is projected onto the
+points of the set with the iterate's support, so that every solution is a point of the set.
 """
 
 import functools
@@ -25,15 +24,15 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints import Constraint, Sparse, TopK
-from jaxcoreset.solvers.nnls import product
-from jaxcoreset.solvers.problem import CoresetProblem, unit_of
+from jaxcoreset.solvers.numerics import as_integer, divide, product, unit_of
+from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution, make_solution
 from jaxcoreset.solvers.thresholding.dense import Rule, dense_path
 
-# Halvings of a step in the backtracking line search. One that is a millionth of the exact minimiser
-# is still too long only where all that is left is rounding.
+# Halvings of a step in the backtracking line search. A step of a millionth of the exact minimiser
+# is still too long only if nothing but rounding is left.
 _MAX_HALVINGS = 20
-# A sweep over so many k or more, on at most so many rows, is done with whole vectors.
+# The smallest number of k, and the largest number of rows, for which a sweep uses dense vectors.
 _SOME, _FEW_ROWS = 8, 2000
 
 
@@ -64,7 +63,7 @@ class Accelerated(eqx.Module):
         return z, current.image + momentum * (current.image - previous.image)
 
 
-class _State(eqx.Module):
+class _ThresholdingState(eqx.Module):
     iterates: Accelerated
     num_iters: Int[Array, ""]
     stopped: Bool[Array, ""]
@@ -73,17 +72,11 @@ class _State(eqx.Module):
 
 def zero_iterate(problem: CoresetProblem, max_k: int) -> Iterate:
     """The iterate w = 0."""
-    # Distinct indices, as everywhere: the slots of an empty iterate hold the first rows.
+    # Indices must be distinct, so the slots of an empty iterate hold the first rows.
     zeros = jnp.zeros(max_k, problem.target.dtype)
     return Iterate(
         Sparse(jnp.arange(max_k, dtype=jnp.int32), zeros), jnp.zeros_like(problem.target)
     )
-
-
-def _ratio(numerator: Array, denominator: Array) -> Array:
-    """A quotient that is 0 where the denominator is 0: no step where there is no curvature."""
-    safe = jnp.where(denominator > 0, denominator, 1)
-    return jnp.where(denominator > 0, numerator / safe, 0)
 
 
 class HardThresholding(Solver):
@@ -93,16 +86,15 @@ class HardThresholding(Solver):
         constraint: the set that iterates are projected onto.
         step_fraction: the step along the gradient as a fraction of the exact minimiser.
         tol: stop when ‖w_t − w_{t−1}‖ ≤ tol · ‖w_t‖.
-        max_iters: stop after so many iterations.
-        record_history: whether the solution carries the objective after every iteration.
-        line_search: "exact" or "backtracking". The exact minimiser along the gradient does not know
-            of the projection that follows, which can raise the objective. With "backtracking" the
-            step is halved until ‖Φd‖² ≤ ‖d‖² / step, where d is the change that the projected step
-            makes (the test of Blumensath and Davies 2010, "Normalized iterative hard
-            thresholding"); without momentum the objective then never rises. Each try costs a
-            projection.
-        warm_starts: whether a sweep solves for one k after the other, each from the solution of the
-            next smaller one, in place of all side by side from w = 0.
+        max_iters: the maximum number of iterations.
+        record_history: whether the solution holds the objective after every iteration.
+        line_search: "exact" or "backtracking". The exact minimiser along the gradient ignores the
+            projection that follows, which can raise the objective. With "backtracking" the step is
+            halved until ‖Φd‖² ≤ ‖d‖² / step, where d is the change made by the projected step (the
+            test of Blumensath and Davies 2010, "Normalized iterative hard thresholding"); without
+            momentum the objective then never increases. Each try costs a projection.
+        warm_starts: whether a sweep solves for one k after another, each from the solution for the
+            next smaller k, instead of for all k at once from w = 0.
     """
 
     constraint: Constraint = TopK()
@@ -116,14 +108,13 @@ class HardThresholding(Solver):
     def __check_init__(self) -> None:
         if self.line_search not in ("exact", "backtracking"):
             raise ValueError(
-                f'line_search is {self.line_search!r}; wanted "exact" or "backtracking".'
+                f'line_search is {self.line_search!r}; expected "exact" or "backtracking".'
             )
-        if self.max_iters < 1:
-            raise ValueError(f"max_iters is {self.max_iters}; wanted at least 1.")
+        as_integer("max_iters", self.max_iters, 1)
         if not self.tol >= 0:
-            raise ValueError(f"tol is {self.tol}; wanted a number that is not negative.")
+            raise ValueError(f"tol is {self.tol}; expected a number that is not negative.")
         if not self.step_fraction > 0:
-            raise ValueError(f"step_fraction is {self.step_fraction}; wanted a positive number.")
+            raise ValueError(f"step_fraction is {self.step_fraction}; expected a positive number.")
 
     def check(self, problem: CoresetProblem) -> None:
         """Raise a ValueError if the constraint does not fit the problem; see `Solver.check`."""
@@ -142,10 +133,10 @@ class HardThresholding(Solver):
             problem: the problem.
             indices: the expanded support.
             gradient: the entries there.
-            residual: r = y − Φz where `gradient` is not Φᵀr but an estimate d of it. The exact
-                minimiser is then ⟨Φd, r⟩/‖Φd‖², or no step if that is uphill.
+            residual: r = y − Φz if `gradient` is not Φᵀr but an estimate d of it. The exact
+                minimiser is then ⟨Φd, r⟩/‖Φd‖², or zero if that is negative.
         """
-        # ‖Φg‖² goes with the sixth power of the atoms' units.
+        # ‖Φg‖² is proportional to the sixth power of the atoms' units, so g is scaled first.
         unit = unit_of(gradient)
         gradient = unit * gradient
         image = problem.combine(indices, gradient)
@@ -153,14 +144,14 @@ class HardThresholding(Solver):
             slope = jnp.vdot(gradient, gradient)
         else:
             slope = unit * jnp.maximum(jnp.vdot(image, residual), 0)
-        return self.step_fraction * _ratio(slope, jnp.vdot(image, image))
+        return self.step_fraction * divide(slope, jnp.vdot(image, image))
 
     def debias(self, problem: CoresetProblem, iterate: Iterate) -> Iterate:
-        """A further step on the support of the projected iterate; none here."""
+        """Make a further step on the support of the projected iterate; by default none."""
         return iterate
 
     def momentum_size(self, problem: CoresetProblem, new: Iterate, old: Iterate) -> Array:
-        """Length of the momentum step along w_{t+1} − w_t; none here."""
+        """Length of the momentum step along w_{t+1} − w_t; by default 0."""
         return jnp.zeros((), problem.target.dtype)
 
     def run(
@@ -170,7 +161,7 @@ class HardThresholding(Solver):
         max_k: int,
         key: PRNGKeyArray | None = None,
     ) -> Solution:
-        """Iterate from w = 0 until the stopping rule or the limit; see `Solver.run`."""
+        """Iterate from w = 0 to the stopping rule or the limit; see `Solver.run`."""
         return self._run_from(None, problem, k, max_k)[0]
 
     def run_path(
@@ -182,8 +173,8 @@ class HardThresholding(Solver):
     ) -> Solution:
         """Solve for each of `ks`; see `Solver.run_path`.
 
-        With `warm_starts` one after the other, from the smallest. Else side by side; where there
-        are few rows by the Gram matrix, see `jaxcoreset.solvers.thresholding.dense`.
+        With `warm_starts` this is done one after another, from the smallest k. Otherwise all k are
+        solved at once; with few rows by the Gram matrix, see `thresholding.dense`.
         """
         if self.warm_starts:
             order = jnp.argsort(ks)
@@ -206,23 +197,23 @@ class HardThresholding(Solver):
         return jax.vmap(make)(indices, values, jnp.sum(residuals**2, axis=1), num_iters, stopped)
 
     def _dense_rule(self) -> Rule | None:
-        """How the iteration goes on whole vectors; None where it cannot."""
+        """The settings of the same iteration on dense vectors; None if there is none."""
         return None
 
     def _run_from(
         self, start: Iterate | None, problem: CoresetProblem, k: Int[Array, ""], max_k: int
     ) -> tuple[Solution, Iterate]:
-        """The solution that the iteration finds from an iterate, w = 0 if None, and its iterate."""
+        """Iterate from `start`, or from w = 0 if None; return the solution and its iterate."""
         dtype = problem.target.dtype
         history_length = self.max_iters if self.record_history else 0
         start = zero_iterate(problem, max_k) if start is None else start
-        state = _State(
+        state = _ThresholdingState(
             iterates=Accelerated(start, start, jnp.zeros((), dtype)),
             num_iters=jnp.zeros((), jnp.int32),
             stopped=jnp.zeros((), bool),
             history=jnp.zeros(history_length, dtype),
         )
-        # A sum constraint would give weight to an atom of norm zero, for want of a better one.
+        # A constraint on the sum could give weight to an atom of norm zero.
         usable = problem.squared_norms() > 0
         state = jax.lax.while_loop(
             lambda s: ~s.stopped & (s.num_iters < self.max_iters),
@@ -253,8 +244,8 @@ class HardThresholding(Solver):
         usable: Bool[Array, " n"],
         k: Int[Array, ""],
         max_k: int,
-        state: _State,
-    ) -> _State:
+        state: _ThresholdingState,
+    ) -> _ThresholdingState:
         """One pass of Algorithm 2's loop (lines 3 to 9), with the de-bias step of Algorithm 3."""
         n, current = problem.num_data, state.iterates.current
         _, z_image = state.iterates.extrapolate(n)
@@ -264,7 +255,7 @@ class HardThresholding(Solver):
         history = state.history
         if self.record_history:
             history = history.at[state.num_iters].set(new.objective(problem))
-        return _State(
+        return _ThresholdingState(
             iterates=Accelerated(new, current, self.momentum_size(problem, new, current)),
             num_iters=state.num_iters + 1,
             stopped=moved <= self.tol * jnp.linalg.norm(new.weights.values),
@@ -287,18 +278,18 @@ class HardThresholding(Solver):
         Args:
             problem: the problem.
             usable: the rows that may have a weight.
-            k: the number of rows allowed.
+            k: the maximum number of rows.
             max_k: its static bound.
-            iterates: the iterates before.
-            gradient: Φᵀr at z, zero on rows that are no part of the step.
-            is_estimate: whether it is an estimate of that.
+            iterates: the last two iterates.
+            gradient: Φᵀr at z, zero on rows that do not take part in the step.
+            is_estimate: whether `gradient` is an estimate of Φᵀr.
         """
         n = problem.num_data
         current, previous = iterates.current.weights, iterates.previous.weights
         z, z_image = iterates.extrapolate(n)
         support = z != 0
         grown = self.constraint.expand(jnp.abs(gradient), support, k, max_k)
-        # The expanded support as indices, each row once: a row of w_{t-1} may also be one of w_t.
+        # The expanded support as indices, each row once: a row of w_{t-1} may also be in w_t.
         indices = jnp.concatenate([current.indices, previous.indices, grown.indices])
         w = current.dense(n)
         in_support = jnp.concatenate(
@@ -326,11 +317,11 @@ class HardThresholding(Solver):
     def _backtrack(
         self, move: Callable[[Array], Iterate], z: Array, z_image: Array, step: Array
     ) -> Iterate:
-        """Where `move` leads with the first of step, step/2, step/4, … that is not too long.
+        """The result of `move` with the first of step, step/2, step/4, … that is not too long.
 
         f(z + d) = f(z) − 2⟨g, d⟩ + ‖Φd‖², and the projection minimises the same expression with
-        ‖d‖²/step in place of ‖Φd‖². So where that is no less, f falls by what the expression does,
-        which is no less than nothing if z is in the set.
+        ‖d‖²/step in place of ‖Φd‖². So if ‖d‖²/step ≥ ‖Φd‖², f decreases at least by the decrease
+        of that expression, which is not negative if z is in the set.
         """
 
         def too_long(carry: tuple[Array, Array, Iterate]) -> Array:
@@ -338,7 +329,7 @@ class HardThresholding(Solver):
             change = new.weights.dense(z.shape[0]) - z
             image = new.image - z_image
             squared = jnp.vdot(change, change)
-            # A change that ends the iteration is too small for the test to bear rounding.
+            # For a change that is small enough to end the run, rounding would decide the test.
             matters = squared > self.tol**2 * jnp.vdot(z, z)
             longer = step * jnp.vdot(image, image) > squared
             return longer & matters & (tries < _MAX_HALVINGS)
@@ -354,16 +345,16 @@ class HardThresholding(Solver):
 class IHT(HardThresholding):
     """Iterative hard thresholding: w ← Π(w − μ∇f(w)).
 
-    Algorithm 1 of Zhang et al. (2021). Its step size is an input; where none is given it is the
-    exact line search of their section 3.2 on the support expanded by k entries of the gradient.
+    Algorithm 1 of Zhang et al. (2021). Its step size is an input. By default it is the exact line
+    search of their section 3.2 on the support expanded by k entries of the gradient.
 
     Args:
         constraint: the set that iterates are projected onto.
         step_fraction: the step as a fraction of the exact minimiser: 1.0 is the paper's μ, 0.5 that
             of the authors' code. Not used with a fixed `step`.
         tol: stop when ‖w_t − w_{t−1}‖ ≤ tol · ‖w_t‖; the paper's 1e-5.
-        max_iters: at most so many iterations; the paper's 300.
-        record_history: whether the solution carries the objective after every iteration.
+        max_iters: the maximum number of iterations; the paper's 300.
+        record_history: whether the solution holds the objective after every iteration.
         line_search: "exact" or "backtracking", which halves a step that the projection makes too
             long; see `HardThresholding`.
         warm_starts: whether a sweep starts from the solution for the next smaller k.
@@ -374,7 +365,7 @@ class IHT(HardThresholding):
     step: float | None = None
 
     def _dense_rule(self) -> Rule | None:
-        """See `HardThresholding._dense_rule`; a subclass may have changed a part of the step."""
+        """See `HardThresholding._dense_rule`; not for subclasses, which may change the step."""
         if type(self) is not IHT:
             return None
         return Rule(self.step, self.step_fraction, 0.0, False, self.tol, self.max_iters)
@@ -397,18 +388,18 @@ class AIHT(HardThresholding):
 
     Algorithm 2 of Zhang et al. (2021). With r = y − Φw and d = w_{t+1} − w_t, the exact minimisers
     are ‖g_S‖²/‖Φg_S‖² for the step along g = Φᵀr and ⟨r, Φd⟩/‖Φd‖² for the momentum. The printed
-    algorithm takes the first whole and half of the second (``momentum_fraction=0.5``); the authors'
-    code takes half of the first (``step_fraction=0.5``) and the second whole. The default is both
-    whole.
+    algorithm takes the full step and half of the momentum (``momentum_fraction=0.5``); the authors'
+    code takes half of the step (``step_fraction=0.5``) and the full momentum. The default is to
+    take both in full.
 
     Args:
         constraint: the set that iterates are projected onto.
         step_fraction: the step as a fraction of the exact minimiser.
         tol: stop when ‖w_t − w_{t−1}‖ ≤ tol · ‖w_t‖; the paper's 1e-5.
-        max_iters: at most so many iterations; the paper's 300.
-        record_history: whether the solution carries the objective after every iteration.
+        max_iters: the maximum number of iterations; the paper's 300.
+        record_history: whether the solution holds the objective after every iteration.
         line_search: "exact" or "backtracking" for the step, which section 3.2 names as the
-            alternative; see `HardThresholding`. The momentum's is exact.
+            alternative; see `HardThresholding`. The momentum's line search is always exact.
         warm_starts: whether a sweep starts from the solution for the next smaller k.
         momentum_fraction: the momentum as a fraction of the exact minimiser.
     """
@@ -416,7 +407,7 @@ class AIHT(HardThresholding):
     momentum_fraction: float = 1.0
 
     def _dense_rule(self) -> Rule | None:
-        """See `HardThresholding._dense_rule`; a subclass may have changed a part of the step."""
+        """See `HardThresholding._dense_rule`; not for subclasses, which may change the step."""
         if type(self) not in (AIHT, AIHT2):
             return None
         return Rule(
@@ -431,7 +422,7 @@ class AIHT(HardThresholding):
     def momentum_size(self, problem: CoresetProblem, new: Iterate, old: Iterate) -> Array:
         """See `HardThresholding.momentum_size`; line 8 of Algorithm 2."""
         change = new.image - old.image
-        exact = _ratio(jnp.vdot(problem.target - new.image, change), jnp.vdot(change, change))
+        exact = divide(jnp.vdot(problem.target - new.image, change), jnp.vdot(change, change))
         return self.momentum_fraction * exact
 
 
@@ -439,7 +430,7 @@ class AIHT2(AIHT):
     """A-IHT II: `AIHT` with a second, exact gradient step on the support of each iterate.
 
     Algorithm 3 of Zhang et al. (2021), appendix A; lines 8 to 10 are the de-bias step. Arguments
-    and step conventions as in `AIHT`; ``step_fraction`` holds for both gradient steps, as it does
+    and step conventions are those of `AIHT`; ``step_fraction`` applies to both gradient steps, as
     in the paper and in the authors' code. The line search of the de-bias step is always exact.
     """
 

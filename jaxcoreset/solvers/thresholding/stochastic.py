@@ -1,13 +1,14 @@
-"""Hard thresholding whose iterations read a batch of the atoms, not all of them.
+"""Stochastic hard thresholding: each iteration reads a batch of the atoms instead of all of them.
 
 Appendix G of Zhang, Khanna, Kyrillidis and Koyejo, "Bayesian coresets: revisiting the nonconvex
 optimization perspective" (AISTATS 2021), replaces ∇f(w) = 2Φᵀ(Φw − y) by the unbiased estimate
-g̃(w) = 2 Γ₁ᵀΦᵀ(ΦΓ₂w − y), where Γ keeps B of n rows, scaled by n/B, and asks for a better one. The
-target y is a sum over all rows and known exactly. Here the rows of a batch are gathered, so that an
-iteration costs what they cost: at most B + 2k rows, where k is the bound on the support.
+g̃(w) = 2 Γ₁ᵀΦᵀ(ΦΓ₂w − y), where Γ keeps B of n rows, scaled by n/B, and leaves better estimates to
+future work. The target y is a sum over all rows and known exactly. Here an iteration gathers the
+rows of a batch, so that its cost is proportional to them: at most B + 2k rows, where k is the bound
+on the support.
 
-Three solvers share a loop (`stochastic_loop`) and their batches (`batches`, where a table compares
-the estimators): `StochasticAIHT`, `SVRGIHT` and `ProjectedOptax`.
+Three solvers share a loop (`thresholding.epochs`) and their batches (`thresholding.batches`, where
+a table compares the estimators): `StochasticAIHT`, `SVRGIHT` and `ProjectedOptax`.
 """
 
 import dataclasses
@@ -27,6 +28,7 @@ from jaxcoreset.solvers.constraints import (
     StratifiedTopK,
     TopK,
 )
+from jaxcoreset.solvers.numerics import as_integer
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.solvers.thresholding.batches import (
@@ -37,36 +39,37 @@ from jaxcoreset.solvers.thresholding.batches import (
     read_rows,
     second_batch,
 )
-from jaxcoreset.solvers.thresholding.epochs import Limits, Stochastic
+from jaxcoreset.solvers.thresholding.epochs import Stochastic, StochasticLimits
 from jaxcoreset.solvers.thresholding.hard import AIHT2, Accelerated, HardThresholding, Iterate
 
 
 class StochasticAIHT(Stochastic):
-    """IHT, A-IHT or A-IHT II with a batch of the rows in place of all of them.
+    """IHT, A-IHT or A-IHT II on a batch of the rows in each iteration.
 
-    Appendix G of Zhang et al. (2021) with rows that are really gathered; see the module for the
-    estimators. Nothing of length n is touched in an iteration but, at most, the random numbers: the
-    step is zero outside the batch and the support of z = w_t + τ(w_t − w_{t−1}), so the projection
-    looks at those rows alone. The step along the estimate is the exact minimiser of f along it on
-    the expanded support, which for the whole gradient is ‖g‖²/‖Φg‖² again.
+    Appendix G of Zhang et al. (2021), with rows that are gathered; see `thresholding.batches` for
+    the estimators. An iteration uses nothing of length n except, at most, random numbers: the step
+    is zero outside the batch and the support of z = w_t + τ(w_t − w_{t−1}), so that the projection
+    uses those rows only. The step along the estimate is the exact minimiser of f along it on the
+    expanded support; for the full gradient this is ‖g‖²/‖Φg‖².
 
     With ``batch_size=1.0`` nothing is random and the run is that of `base`, whose last iterate it
     returns. For the same number of rows read, batches reached a lower objective than all rows on
-    all four problems measured (``benchmarks/stochastic.py``), and smaller ones with `normalise` the
-    lowest, until 2k is what an iteration reads. ‖y − Φw‖/‖y‖ after 60 n rows at n = 5000, k = 100:
-    0.44 for `AIHT2`, 0.25 with ``batch_size=0.2``, 0.022 with ``batch_size=0.02, normalise=True``.
+    all four problems measured (``benchmarks/stochastic.py``). Smaller batches with `normalise`
+    reached the lowest, as long as an iteration reads more than 2k rows. ‖y − Φw‖/‖y‖ after 60 n
+    rows at n = 5000, k = 100: 0.44 for `AIHT2`, 0.25 with ``batch_size=0.2``, 0.022 with
+    ``batch_size=0.02, normalise=True``.
 
     Args:
         base: `IHT`, `AIHT` or `AIHT2` with their hyperparameters. Its `max_iters` counts batches,
-            its `tol` is the least relative fall of the best objective within `patience` epochs, and
-            its history holds the best objective so far.
-        estimator: "pool", "support", "batch" or "double"; see the module.
+            its `tol` is the smallest relative decrease of the best objective within `patience`
+            epochs that continues the run, and its history holds the best objective so far.
+        estimator: "pool", "support", "batch" or "double"; see `thresholding.batches`.
         normalise: whether to take the steps and compare the entries in units in which every atom
             has norm one: a diagonal preconditioner, and a threshold that keeps the largest w_i‖φ_i‖
             and not the largest w_i. Not with a constraint on the sum of the weights.
-        steps_per_batch: so many iterations of `base` are made on each batch. One reads the rows,
-            all use them, so more pay where reading is slow. They count as one iteration. Only with
-            the estimator "pool".
+        steps_per_batch: the number of iterations of `base` on each batch. The rows are read once
+            for all of them, so that more iterations pay if reading is slow. Together they count as
+            one iteration. Only with the estimator "pool".
         batch_size: see `Stochastic`.
         reshuffle: see `Stochastic`.
         patience: see `Stochastic`.
@@ -84,29 +87,28 @@ class StochasticAIHT(Stochastic):
     def __check_init__(self) -> None:
         _check_base(self.base)
         check_estimator(self.estimator, get_args(Estimator))
-        if self.steps_per_batch < 1:
-            raise ValueError(f"steps_per_batch is {self.steps_per_batch}; wanted at least 1.")
+        as_integer("steps_per_batch", self.steps_per_batch, 1)
         if self.steps_per_batch > 1 and self.estimator != "pool":
             raise ValueError(
                 f'steps_per_batch is {self.steps_per_batch} with estimator "{self.estimator}"; '
-                'wanted 1, or the estimator "pool": one batch\'s noise would add up.'
+                'expected 1, or the estimator "pool": the noise of one batch would add up.'
             )
         if not isinstance(self.base.constraint, TopK | SimplexTopK | GroupTopK | StratifiedTopK):
             raise TypeError(
-                f"base.constraint is a {type(self.base.constraint).__name__}, of which it is not "
-                "known how to restrict it to the rows of a batch; wanted one of jaxcoreset's own. "
-                "SVRGIHT and ProjectedOptax take any."
+                f"base.constraint is a {type(self.base.constraint).__name__}, which cannot be "
+                "restricted to the rows of a batch; expected one of jaxcoreset's constraints. "
+                "SVRGIHT and ProjectedOptax accept any constraint."
             )
         if self.normalise and isinstance(self.base.constraint, SimplexTopK):
             raise ValueError(
-                "normalise is True with a SimplexTopK constraint, whose projection is only right "
-                "in the weights' own units; wanted normalise=False."
+                "normalise is True with a SimplexTopK constraint, whose projection is only correct "
+                "in the weights' own units; expected normalise=False."
             )
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> StochasticLimits:
         """Those of `base`."""
-        return Limits(self.base.max_iters, self.base.tol, self.base.record_history)
+        return StochasticLimits(self.base.max_iters, self.base.tol, self.base.record_history)
 
     def check(self, problem: CoresetProblem) -> None:
         """Raise a ValueError if the batch or the constraint does not fit; see `Solver.check`."""
@@ -144,7 +146,7 @@ class StochasticAIHT(Stochastic):
         pool = read_rows(problem, batch, state.current.weights, state.previous.weights)
         norms = jnp.sqrt(pool.problem.squared_norms())
         usable = norms > 0
-        # The pool as a problem in its own units: its atoms over `unit`, its weights times `unit`.
+        # The pool as a problem in its own units: atoms are divided by `unit`, weights multiplied.
         unit = jnp.where(usable & self.normalise, norms, 1)
         local = eqx.tree_at(lambda p: p.atoms, pool.problem, pool.problem.atoms / unit[:, None])
         base = eqx.tree_at(lambda b: b.constraint, self.base, self.base.constraint.take(pool.rows))
@@ -172,7 +174,7 @@ class StochasticAIHT(Stochastic):
                 self.estimator,
                 in_image_batch,
             )
-            # Rows of w_{t-1} that are neither in the batch nor in z are no part of the step.
+            # Rows of w_{t-1} that are neither in the batch nor in z do not take part in the step.
             taking_part = usable & (pool.in_batch | (z != 0))
             if self.steps_per_batch > 1:
                 taking_part = usable
@@ -198,25 +200,26 @@ class _Reduced(eqx.Module):
 
 
 class SVRGIHT(Stochastic):
-    """Variance-reduced hard thresholding: the full gradient once per epoch, then control variates.
+    """Variance-reduced hard thresholding: the full gradient once per epoch and control variates.
 
     SVRG-HT of Li, Zhao, Arora, Liu and Haupt, "Stochastic variance reduced optimization for
     nonconvex sparse learning" (ICML 2016), which adds a control variate to the stochastic iterative
     hard thresholding of Nguyen, Needell and Woolf, "Linear convergence of stochastic iterative
     greedy algorithms with sparse constraints" (arXiv 1407.0088, 2014). Both sample observations,
-    which here are draws; as in appendix G of Zhang et al. (2021) a batch here is of coordinates of
-    the gradient, which are atoms. With w̃ the snapshot's weights,
+    which here are draws; as in appendix G of Zhang et al. (2021) a batch here consists of
+    coordinates of the gradient, which are atoms. With w̃ the snapshot's weights,
 
         v = ∇f(w̃) + Γ₁ᵀ(∇f(w) − ∇f(w̃)) = ∇f(w̃) + 2Γ₁ᵀΦᵀΦ(w − w̃),
 
-    unbiased where Γ₁ is, and exact at the snapshot. It is not sparse, so an iteration ranks n
-    numbers and may let in any row; it reads B + 2k rows for v and up to 2k new ones for the step,
-    and an epoch reads n rows more. Steps, momentum and de-bias step are those of `base`, with the
-    exact minimiser along v.
+    which is unbiased if Γ₁ is, and exact at the snapshot. It is not sparse, so that an iteration
+    ranks n numbers and may select any row. It reads B + 2k rows for v and up to 2k new rows for the
+    step, and an epoch reads n more rows. Steps, momentum and de-bias step are those of `base`, with
+    the exact minimiser along v.
 
     Args:
         base: see `StochasticAIHT`.
-        estimator: "support" (the default), "batch" or "pool", for Γ₁ as in the module's table.
+        estimator: "support" (the default), "batch" or "pool", for Γ₁ as in the table of
+            `thresholding.batches`.
         batch_size: see `Stochastic`.
         reshuffle: see `Stochastic`.
         patience: see `Stochastic`.
@@ -234,9 +237,9 @@ class SVRGIHT(Stochastic):
         check_estimator(self.estimator, ("batch", "support", "pool"))
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> StochasticLimits:
         """Those of `base`."""
-        return Limits(self.base.max_iters, self.base.tol, self.base.record_history)
+        return StochasticLimits(self.base.max_iters, self.base.tol, self.base.record_history)
 
     def check(self, problem: CoresetProblem) -> None:
         """Raise a ValueError if the batch or the constraint does not fit; see `Solver.check`."""
@@ -299,19 +302,19 @@ class _Projected(eqx.Module):
 class ProjectedOptax(Stochastic):
     """Any `optax` step along the estimated gradient, then the projection: w ← Π(w + update).
 
-    The optimizer sees the estimate of ∇f(w) = −2Φᵀr as a vector of length n, zero outside the batch
-    and the support, and keeps what state it likes. Its learning rate is not tuned here. For plain
-    gradient descent it must be below 1/‖Φ‖²; a rate for Adam is about the change of a weight
-    per iteration, and weights are about n/k. The threshold takes back what did not make it into the
-    k largest, so that steps too small to overtake a weight leave the support as it is.
+    The optimizer receives the estimate of ∇f(w) = −2Φᵀr as a vector of length n, zero outside the
+    batch and the support, and may keep any state. Its learning rate is not tuned here. For plain
+    gradient descent it must be below 1/‖Φ‖². For Adam it is about the change of a weight per
+    iteration, and weights are about n/k. The threshold removes all but the k largest entries, so
+    that steps too small to overtake a weight do not change the support.
 
     Args:
         optimizer: an `optax.GradientTransformation`, for instance ``optax.adam(1.0)``.
-        estimator: "pool" (the default), "support", "batch" or "double"; see the module.
+        estimator: "pool" (the default), "support", "batch" or "double"; see `thresholding.batches`.
         constraint: the set that iterates are projected onto.
-        tol: the least relative fall of the best objective that counts; see `Stochastic`.
-        max_iters: at most so many batches.
-        record_history: whether the solution carries the best objective after every batch.
+        tol: the smallest relative decrease of the best objective that counts; see `Stochastic`.
+        max_iters: the maximum number of batches.
+        record_history: whether the solution holds the best objective after every batch.
         batch_size: see `Stochastic`.
         reshuffle: see `Stochastic`.
         patience: see `Stochastic`.
@@ -331,19 +334,18 @@ class ProjectedOptax(Stochastic):
     def __check_init__(self) -> None:
         if not isinstance(self.optimizer, optax.GradientTransformation):
             raise TypeError(
-                f"optimizer is {self.optimizer!r}; wanted an optax.GradientTransformation, for "
-                "instance optax.adam(1.0)."
+                f"optimizer is {self.optimizer!r}; expected an optax.GradientTransformation, "
+                "for instance optax.adam(1.0)."
             )
         check_estimator(self.estimator, get_args(Estimator))
-        if self.max_iters < 1:
-            raise ValueError(f"max_iters is {self.max_iters}; wanted at least 1.")
+        as_integer("max_iters", self.max_iters, 1)
         if not self.tol >= 0:
-            raise ValueError(f"tol is {self.tol}; wanted a number that is not negative.")
+            raise ValueError(f"tol is {self.tol}; expected a number that is not negative.")
 
     @property
-    def limits(self) -> Limits:
-        """Its own."""
-        return Limits(self.max_iters, self.tol, self.record_history)
+    def limits(self) -> StochasticLimits:
+        """Those of this solver."""
+        return StochasticLimits(self.max_iters, self.tol, self.record_history)
 
     def check(self, problem: CoresetProblem) -> None:
         """Raise a ValueError if the batch or the constraint does not fit; see `Solver.check`."""
@@ -397,8 +399,8 @@ def _move(
 ) -> Accelerated:
     """An iteration of `base` with an estimate of the gradient; see `HardThresholding.advance`."""
     new = base.advance(problem, usable, k, max_k, iterates, gradient, is_estimate=True)
-    # A batch that brings nothing leaves the iterate as it is; the images then differ by rounding
-    # alone, and there is no momentum along that.
+    # A batch may leave the iterate unchanged. The images then differ only by rounding, and there
+    # must be no momentum along that difference.
     change = new.image - iterates.current.image
     rounding = 100 * jnp.finfo(change.dtype).eps
     moved = jnp.vdot(change, change) > rounding**2 * jnp.vdot(new.image, new.image)
@@ -409,4 +411,4 @@ def _move(
 def _check_base(base: Any) -> None:
     if not isinstance(base, HardThresholding):
         hint = f"{base.__name__}()" if isinstance(base, type) else "AIHT2()"
-        raise TypeError(f"base is {base!r}; wanted IHT, AIHT or AIHT2, for instance {hint}.")
+        raise TypeError(f"base is {base!r}; expected IHT, AIHT or AIHT2, for instance {hint}.")
