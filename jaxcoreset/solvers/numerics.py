@@ -116,10 +116,9 @@ def as_integer(name: str, value: Any, least: int | None = None, most: int | None
         TypeError: if it is not an integer.
         ValueError: if it is out of range.
     """
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {value!r}; expected an integer.") from None
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is {value!r}; expected an integer.")
+    value = operator.index(value)
     if least is not None and (value < least or (most is not None and value > most)):
         expected = f"at least {least}" if most is None else f"{least} ≤ {name} ≤ {most}"
         raise ValueError(f"{name} is {value}; expected {expected}.")

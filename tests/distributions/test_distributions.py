@@ -300,7 +300,7 @@ def test_compression_keeps_new_expectations_better_than_random_distributions():
                 jd.SquaredDistance(p), 2, jd.DistributionGreedy(), start=p
             ),
             ValueError,
-            "of no use",
+            "DistributionGreedy has no start",
         ),
         (lambda p: jd.compress_distribution(2 * p, 2, p[None]), ValueError, "sums to 2"),
         (lambda p: jd.sparse_projection(p, 9), ValueError, "k is 9"),

@@ -399,7 +399,7 @@ def test_solutions_with_groups_are_allowed_and_beat_random_rows_that_are(name, s
         (lambda: StratifiedTopK(GROUPS, -1), ValueError, "k_per_group is -1"),
         (lambda: StratifiedTopK(GROUPS, [1, 2]), ValueError, "each of the 3 groups"),
         (lambda: StratifiedTopK(GROUPS, 0), ValueError, "0 for every group"),
-        (lambda: StratifiedTopK(GROUPS, 1.5), TypeError, "whole numbers"),
+        (lambda: StratifiedTopK(GROUPS, 1.5), TypeError, "integers"),
         (lambda: StratifiedTopK(GROUPS, 2, reserved=-2), ValueError, "reserved is -2"),
         (lambda: StratifiedTopK(GROUPS, [1, 1, 0], 1), ValueError, "reserved is 1 for group 2"),
         (lambda: SimplexTopK(0), ValueError, "total is 0.0; expected a positive number"),

@@ -229,7 +229,7 @@ def test_bad_problem_is_refused(atoms, target, message):
     [
         (lambda p: jc.solve(p, 0), ValueError, "k is 0; expected 1 ≤ k ≤ n = 120"),
         (lambda p: jc.solve(p, 121), ValueError, "k is 121"),
-        (lambda p: jc.solve(p, 2.5), TypeError, "whole number"),
+        (lambda p: jc.solve(p, 2.5), TypeError, "expected an integer"),
         (lambda p: jc.solve(p, 5, max_k=4), ValueError, "max_k is 4"),
         (lambda p: jc.solve(p.atoms, 5), TypeError, "CoresetProblem"),
         (lambda p: jc.solve(p, 5, jc.AIHT2), TypeError, r"AIHT2\(\)"),
