@@ -116,10 +116,13 @@ def as_integer(name: str, value: Any, least: int | None = None, most: int | None
         TypeError: if it is not an integer.
         ValueError: if it is out of range.
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    try:
+        integer = operator.index(value)
+    except TypeError:
+        integer = None
+    if integer is None or isinstance(value, bool):
         raise TypeError(f"{name} is {value!r}; expected an integer.")
-    value = operator.index(value)
-    if least is not None and (value < least or (most is not None and value > most)):
+    if least is not None and (integer < least or (most is not None and integer > most)):
         expected = f"at least {least}" if most is None else f"{least} ≤ {name} ≤ {most}"
-        raise ValueError(f"{name} is {value}; expected {expected}.")
-    return value
+        raise ValueError(f"{name} is {integer}; expected {expected}.")
+    return integer
