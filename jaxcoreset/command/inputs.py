@@ -1,7 +1,7 @@
 """From a table to a model and its arguments, for the command ``jaxcoreset build``.
 
-Either a regression by name, whose numeric columns are standardised, or a NumPyro model of the user,
-whose arguments are filled from columns of the same names.
+The model is either a named regression, whose numeric columns are standardised, or the user's own
+NumPyro model, whose arguments are filled from the columns of the same names.
 """
 
 import importlib
@@ -20,27 +20,27 @@ from jaxcoreset.data.messages import did_you_mean, listed
 
 _MATRIX_NAMES = ("x", "X")
 _RESPONSE_NAME = "y"
-_MOST_LEVELS = 200
+_MAX_LEVELS = 200
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """A model and what it is called with.
+    """A model and the arguments that it is called with.
 
     Attributes:
         model: the NumPyro model.
-        title: what it is, for people.
+        title: the model's name in a sentence.
         arguments: its arguments by name.
-        data_axes: as of `model_likelihood`.
-        likelihood: the name of the regression, if it is one.
+        data_axes: the argument of `model_likelihood`.
+        likelihood: the name of the regression, if it is a named one.
         response: the column of the response, if one was named.
-        columns: the columns that the model is given, without the response.
-        levels: for each column that was taken as categories their names, in order.
-        kinds: of the columns with levels, and of a response with classes, as `Table.kind` has it.
-        classes: of a categorical response.
-        scaling: for each standardised column its mean and standard deviation.
-        coefficients: what each column of the regression's matrix is.
-        notes: what else was done with the table, sentences.
+        columns: the columns that the model uses, without the response.
+        levels: the names of the categories, in order, for each column of categories.
+        kinds: the `Table.kind` of each column with levels, and of a response with classes.
+        classes: the classes of a categorical response.
+        scaling: the mean and standard deviation of each standardised column.
+        coefficients: the names of the columns of the regression's matrix.
+        notes: sentences on what else was done with the table.
     """
 
     model: Callable
@@ -58,12 +58,12 @@ class Inputs:
     notes: list[str] = field(default_factory=list)
 
     def parameter_name(self, name: str) -> str:
-        """An unconstrained parameter's name for people: ``age`` for ``beta[2]``."""
+        """The readable name of an unconstrained parameter: ``age`` for ``beta[2]``."""
         site, _, index = name.rstrip("]").partition("[")
         if self.likelihood is None:
             return name
         if site not in ("beta", "intercept"):
-            return f"log {name}"  # scales and shapes, all positive
+            return f"log {name}"  # scales and shapes, which are positive
         places = [int(place) for place in index.split(",") if place]
         plain = self.coefficients[places.pop(0)] if site == "beta" else site
         return f"{plain} → {self.classes[places[0] + 1]}" if places else plain
@@ -79,22 +79,22 @@ def regression_inputs(
     scale_columns: bool = True,
     prior_scale: float = PRIOR_SCALE,
 ) -> Inputs:
-    """A regression by name, and its matrix and response from a table.
+    """A named regression, with its matrix and response from a table.
 
     Args:
         table: the table.
         likelihood: a name in `REGRESSIONS`.
-        response: the column to be explained.
-        columns: the columns that explain it; all others that have a name if left out, but for those
-            with one value only.
-        categorical: those of them that are categories; each gets a column of 0 and 1 for every
-            category but the first.
-        scale_columns: whether columns of numbers are standardised, and the response of `normal` and
+        response: the column to explain.
+        columns: the explanatory columns; by default all other columns that have a name and more
+            than one value.
+        categorical: the explanatory columns that hold categories; each becomes a column of 0 and 1
+            for every category but the first.
+        scale_columns: whether to standardise the numeric columns, and the response of `normal` and
             `student_t`.
-        prior_scale: the prior's standard deviation of a coefficient.
+        prior_scale: the prior standard deviation of the coefficients.
 
     Raises:
-        TableError: if the table does not have what is wanted.
+        TableError: if a column is missing or does not fit.
     """
     regression = REGRESSIONS[likelihood]
     y, more = regression.read_response(table, response)
@@ -112,14 +112,14 @@ def regression_inputs(
             continue
         values = table.numbers(
             name,
-            f"If {name!r} is a category, say --categorical {name}; to leave it out, name the "
-            "columns that you want with --columns.",
+            f"If {name!r} is a category, use --categorical {name}; to leave it out, name the "
+            "other columns with --columns.",
         )
         if values.min() == values.max() and (scale_columns or not named):
             if named:
                 raise TableError(
                     f"{table.path}, column {name!r} has the same value in every row, so it "
-                    "explains nothing; wanted two values or more. Leave it out of --columns."
+                    "explains nothing; expected at least two values. Leave it out of --columns."
                 )
             notes.append(f"Column {name!r} is left out: it has the same value in every row.")
             continue
@@ -131,8 +131,8 @@ def regression_inputs(
         raise TableError(f"{table.path} has no column left to explain {response!r} by.")
     if repeated := [name for name in coefficients if coefficients.count(name) > 1]:
         raise TableError(
-            f"{table.path}: two columns of the regression would be called {repeated[0]!r}, a "
-            "category's and another; wanted a different name for each. Rename a column."
+            f"{table.path}: two columns of the regression would be called {repeated[0]!r}, one "
+            "of them for a category; expected different names. Rename a column."
         )
     if scale_columns and regression.scales_response:
         if y.min() == y.max():
@@ -162,23 +162,23 @@ def model_inputs(
     columns: Sequence[str] | None = None,
     categorical: Sequence[str] = (),
 ) -> Inputs:
-    """A user's model, and its arguments from a table.
+    """A user's model, with its arguments from a table.
 
-    An argument is filled with the column of its name; with the matrix of the columns ``name[0]``,
-    ``name[1]``, ...; if it is called ``y``, with the response; and if it is called ``x`` or ``X``,
-    with the matrix of `columns`. What is left must have a default.
+    An argument takes the column of its name, or the matrix of the columns ``name[0]``, ``name[1]``,
+    ...; an argument ``y`` takes the response, and an argument ``x`` or ``X`` the matrix of
+    `columns`. Any other argument must have a default.
 
     Args:
         table: the table.
         spec: ``module:function``, or ``file.py:function``.
         response: the column for an argument called ``y``.
-        columns: the columns for an argument called ``x`` or ``X``; if left out, all those that no
+        columns: the columns for an argument called ``x`` or ``X``; by default all those that no
             other argument takes.
-        categorical: columns of categories; the model is given whole numbers from 0, in the order of
-            the sorted categories.
+        categorical: columns of categories; the model takes integers from 0, in the order of the
+            sorted categories.
 
     Raises:
-        TableError: if there is no such model, or the table does not have what it takes.
+        TableError: if there is no such model, or the table lacks one of its arguments.
     """
     model = import_model(spec)
     sources = _sources(
@@ -192,8 +192,8 @@ def model_inputs(
             return codes
         return table.numbers(
             name,
-            f"If {name!r} is a category, say --categorical {name}; to leave it out of a matrix, "
-            "name those wanted with --columns.",
+            f"If {name!r} is a category, use --categorical {name}; to leave it out of a matrix, "
+            "name the other columns with --columns.",
         )
 
     arguments = {
@@ -221,7 +221,7 @@ def _sources(
     columns: Sequence[str] | None,
     categorical: Sequence[str],
 ) -> dict[str, str | list[str]]:
-    """For each argument of a model the column, or the columns of the matrix, that it is given."""
+    """For each argument of a model its column, or the columns of its matrix."""
     for name in (*categorical, *([response] if response is not None else [])):
         table.check(name)
     sources: dict[str, str | list[str]] = {}
@@ -240,19 +240,19 @@ def _sources(
         if name in _MATRIX_NAMES:
             sources[name] = [column for column in rest if column not in categorical]
             if not sources[name]:
-                raise TableError(f"{table.path} has no columns left for the matrix {name!r}.")
+                raise TableError(f"{table.path} has no column left for the matrix {name!r}.")
         elif parameter.default is parameter.empty:
             response_hint = " or name it with --response" if name == _RESPONSE_NAME else ""
             raise TableError(
-                f"{spec} has an argument {name!r}, and {table.path} no column of that name"
-                f"{did_you_mean(name, table.columns)} Wanted: a column {name!r}{response_hint}, "
+                f"{spec} has an argument {name!r}, but {table.path} has no column of that name"
+                f"{did_you_mean(name, table.columns)} Expected: a column {name!r}{response_hint}, "
                 f"columns {name}[0], {name}[1], ... for a matrix, or a default in the model. The "
                 f"columns are {listed(table.columns)}."
             )
     if not sources:
         raise TableError(
             f"no argument of {spec} is a column of {table.path}: its arguments are "
-            f"{listed(list(parameters)) or 'none'}, the columns {listed(table.columns)}."
+            f"{listed(list(parameters)) or 'none'}, and the columns are {listed(table.columns)}."
         )
     used = {name for source in sources.values() for name in _as_list(source)}
     for option, names in (
@@ -263,8 +263,8 @@ def _sources(
         if idle := [name for name in names if name not in used]:
             raise TableError(
                 f"{option} names {idle[0]!r}, which no argument of {spec} takes: its arguments are "
-                f"{listed(list(parameters))}. An argument takes the column of its own name, y the "
-                "response, and x or X the matrix of the columns of numbers."
+                f"{listed(list(parameters))}. An argument takes the column of its name, y takes "
+                "the response, and x or X takes the matrix of numeric columns."
             )
     return sources
 
@@ -272,7 +272,7 @@ def _sources(
 def import_model(spec: str) -> Callable:
     """The function that ``module:function`` or ``file.py:function`` names.
 
-    The current directory is looked in first, as ``python -m`` does.
+    The current directory is searched first, as by ``python -m``.
 
     Raises:
         TableError: if it cannot be imported.
@@ -280,14 +280,14 @@ def import_model(spec: str) -> Callable:
     module_name, _, name = spec.rpartition(":")
     if not module_name or not name:
         raise TableError(
-            f"--model is {spec!r}; wanted module:function, such as models:late_arrival for the "
+            f"--model is {spec!r}; expected module:function, such as models:late_arrival for the "
             "function late_arrival in models.py."
         )
     folder = Path.cwd()
     if module_name.endswith(".py"):
         path = Path(module_name)
         if not path.is_file():
-            raise TableError(f"--model is {spec!r}, and there is no file {path}.")
+            raise TableError(f"--model is {spec!r}, but there is no file {path}.")
         folder, module_name = path.resolve().parent, path.stem
     sys.path.insert(0, str(folder))
     try:
@@ -295,15 +295,15 @@ def import_model(spec: str) -> Callable:
     except ModuleNotFoundError as error:
         if error.name is not None and module_name.split(".")[0] == error.name:
             raise TableError(
-                f"--model is {spec!r}, and there is no module {error.name!r} in {folder} or among "
+                f"--model is {spec!r}, but there is no module {error.name!r} in {folder} or among "
                 "the installed packages."
             ) from error
         raise TableError(
-            f"--model is {spec!r}, and {module_name} cannot be imported: {error}."
+            f"--model is {spec!r}, but {module_name} cannot be imported: {error}."
         ) from error
-    except Exception as error:  # whatever the user's file does
+    except Exception as error:  # the user's file may raise anything
         raise TableError(
-            f"--model is {spec!r}, and {module_name} cannot be imported: "
+            f"--model is {spec!r}, but {module_name} cannot be imported: "
             f"{type(error).__name__}: {error}."
         ) from error
     finally:
@@ -312,7 +312,7 @@ def import_model(spec: str) -> Callable:
     if not callable(model):
         functions = [other for other, value in vars(module).items() if inspect.isfunction(value)]
         raise TableError(
-            f"--model is {spec!r}, and {module_name} has no function {name!r}"
+            f"--model is {spec!r}, but {module_name} has no function {name!r}"
             f"{did_you_mean(name, functions)}"
         )
     return model
@@ -321,7 +321,7 @@ def import_model(spec: str) -> Callable:
 def _columns(
     table: Table, columns: Sequence[str] | None, taken: Sequence[str], categorical: Sequence[str]
 ) -> list[str]:
-    """The columns to use: those named, or all that have a name and are not taken."""
+    """The named columns, or all columns that have a name and are not taken."""
     for name in (*(columns or ()), *categorical):
         table.check(name)
     if columns is None:
@@ -330,12 +330,14 @@ def _columns(
         ]
     repeated = [name for name in columns if list(columns).count(name) > 1]
     if repeated:
-        raise TableError(f"--columns names {repeated[0]!r} more than once; wanted each once.")
+        raise TableError(
+            f"--columns names {repeated[0]!r} more than once; expected each column once."
+        )
     both = [name for name in columns if name in taken]
     if both:
         raise TableError(
-            f"--columns names {both[0]!r}, which the model is given already, as the response or by "
-            "its own name; wanted other columns."
+            f"--columns names {both[0]!r}, which the model already takes, as the response or by "
+            "its own name; expected other columns."
         )
     return list(columns)
 
@@ -346,14 +348,14 @@ def _refuse_idle_categories(
     idle = [name for name in categorical if name not in columns]
     if response in idle:
         raise TableError(
-            f"--categorical names {response!r}, which is the response; wanted columns that explain "
-            "it. For a response of categories take --likelihood categorical, or logistic for 0 and "
-            "1."
+            f"--categorical names {response!r}, which is the response; expected explanatory "
+            "columns. For a response of categories use --likelihood categorical, or logistic for 0 "
+            "and 1."
         )
     if idle:
         raise TableError(
-            f"--categorical names {idle[0]!r}, which is not among the columns that explain "
-            f"{response!r}: these are {listed(columns)}. Name it in --columns too, or leave it out."
+            f"--categorical names {idle[0]!r}, which is not an explanatory column of {response!r}: "
+            f"these are {listed(columns)}. Name it in --columns too, or leave it out."
         )
 
 
@@ -362,17 +364,17 @@ def _standardised(table: Table, name: str, values: np.ndarray) -> tuple[np.ndarr
         return standardise(values)
     except ValueError as error:
         raise TableError(
-            f"{table.path}, column {name!r}: the values differ by no more than rounding; wanted "
-            "values to tell apart. Subtract what they have in common, or leave the column out."
+            f"{table.path}, column {name!r}: the values differ only by rounding; expected distinct "
+            "values. Subtract a constant from them first, or leave the column out."
         ) from error
 
 
 def _categories(table: Table, name: str) -> tuple[np.ndarray, list[str]]:
     codes, levels = table.labels(name)
-    if not 2 <= len(levels) <= _MOST_LEVELS:
+    if not 2 <= len(levels) <= _MAX_LEVELS:
         raise TableError(
-            f"{table.path}, column {name!r} has {len(levels):,} different values; as categories "
-            f"from 2 to {_MOST_LEVELS} are wanted. Leave it out, or join rare ones."
+            f"{table.path}, column {name!r} has {len(levels):,} different values; expected "
+            f"from 2 to {_MAX_LEVELS} categories. Leave it out, or merge rare categories."
         )
     return codes, levels
 

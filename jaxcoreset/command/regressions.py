@@ -1,8 +1,8 @@
-"""Regressions by name, for tables: the NumPyro models and what their responses must be.
+"""Named regressions for tables: the NumPyro models, and checks of their responses.
 
-All have a linear predictor η = intercept + x β, with priors β ~ Normal(0, s) and intercept ~
-Normal(0, 4 s), where s is `prior_scale`. They suit standardised columns: there 2.5, the default of
-rstanarm too, is a wide prior.
+All of them have a linear predictor η = intercept + x β with the priors β ~ Normal(0, s) and
+intercept ~ Normal(0, 4 s), where s is `prior_scale`. The default of 2.5, which rstanarm uses too,
+is a wide prior for standardised columns.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from jaxtyping import Array, Float, Int, Num
 from jaxcoreset.command.tables import Table, TableError
 
 PRIOR_SCALE = 2.5
-_MOST_CLASSES = 50
-_MOST_COUNTED = 2**31 - 1  # an int32, which JAX makes of them
+_MAX_CLASSES = 50
+_MAX_COUNT = 2**31 - 1  # JAX converts counts to int32
 
 
 def logistic(
@@ -88,7 +88,7 @@ def categorical(
     num_classes: int = 2,
     prior_scale: float = PRIOR_SCALE,
 ) -> None:
-    """Classes: y ~ Categorical(softmax(η)), with a column of η a class, 0 for the first."""
+    """Classes: y ~ Categorical(softmax(η)), with a column of η for each class, 0 for the first."""
     x = jnp.asarray(x)
     others = num_classes - 1
     intercept = numpyro.sample(
@@ -110,13 +110,14 @@ def _linear_predictor(x: ArrayLike, prior_scale: float) -> Float[Array, " n"]:
 
 @dataclass(frozen=True)
 class Regression:
-    """A regression that can be asked for by name.
+    """A regression that the command knows by name.
 
     Attributes:
         title: its name in a sentence.
         model: the NumPyro model.
-        scales_response: whether standardising means the response too.
-        read_response: from a table and a column to the response and further keyword arguments.
+        scales_response: whether to standardise the response as well as the columns.
+        read_response: function from a table and a column name to the response and further keyword
+            arguments of the model.
     """
 
     title: str
@@ -126,23 +127,23 @@ class Regression:
 
 
 def _binary(table: Table, name: str) -> tuple[np.ndarray, dict[str, Any]]:
-    wanted = "Wanted for --likelihood logistic: 0 and 1, or true and false"
-    values = table.numbers(name, f"{wanted}; recode the column.")
+    expected = "Expected for --likelihood logistic: 0 and 1, or true and false; recode the column."
+    values = table.numbers(name, expected)
     bad = (values != 0) & (values != 1)
-    table.refuse(name, bad, f"found {_first(values, bad)}", f"{wanted}; recode it.")
+    table.refuse(name, bad, f"found {_first(values, bad)}", expected)
     return values.astype(np.int64), {}
 
 
 def _counts(title: str) -> Callable[[Table, str], tuple[np.ndarray, dict[str, Any]]]:
     def read(table: Table, name: str) -> tuple[np.ndarray, dict[str, Any]]:
-        wanted = f"Wanted for --likelihood {title}: counts, so whole numbers from 0 up"
-        values = table.numbers(name, f"{wanted}.")
+        expected = f"Expected for --likelihood {title}: counts"
+        values = table.numbers(name, f"{expected}, 0 or larger.")
         bad = (values < 0) | (values != np.floor(values))
-        table.refuse(name, bad, f"found {_first(values, bad)}", f"{wanted}.")
-        bad = values > _MOST_COUNTED
-        wanted = f"Wanted for --likelihood {title}: counts up to {_MOST_COUNTED:,}"
-        advice = "Count in a larger unit, or take --likelihood normal."
-        table.refuse(name, bad, f"found {_first(values, bad)}", f"{wanted}. {advice}")
+        table.refuse(name, bad, f"found {_first(values, bad)}", f"{expected}, 0 or larger.")
+        bad = values > _MAX_COUNT
+        limit = f"{expected} up to {_MAX_COUNT:,}."
+        advice = "Count in a larger unit, or use --likelihood normal."
+        table.refuse(name, bad, f"found {_first(values, bad)}", f"{limit} {advice}")
         return values.astype(np.int64), {}
 
     return read
@@ -154,10 +155,10 @@ def _real(table: Table, name: str) -> tuple[np.ndarray, dict[str, Any]]:
 
 def _classes(table: Table, name: str) -> tuple[np.ndarray, dict[str, Any]]:
     codes, levels = table.labels(name)
-    if not 2 <= len(levels) <= _MOST_CLASSES:
+    if not 2 <= len(levels) <= _MAX_CLASSES:
         raise TableError(
             f"{table.path}, column {name!r} has {len(levels):,} different values; --likelihood "
-            f"categorical wants from 2 to {_MOST_CLASSES} classes. Is it a number? Then take "
+            f"categorical expects from 2 to {_MAX_CLASSES} classes. If it is a number, use "
             "--likelihood normal or poisson."
         )
     return codes, {"num_classes": len(levels)}

@@ -1,8 +1,8 @@
-"""Tables that people keep in files: CSV, Parquet and NPZ, read and checked by column and row.
+"""Tables in files (CSV, Parquet and NPZ), read and checked by column and row.
 
-What is wrong with a value is said as a person finds it: the file, the line (or row) and the column.
-In a CSV file lines are counted as an editor counts them, the header being line 1; in Parquet and
-NPZ files, which have no lines, the first row is row 1.
+An error names the file, the line or row, and the column of a bad value. Lines of a CSV file are
+counted as an editor counts them: the header is line 1. Parquet and NPZ files have no lines; their
+first row is row 1.
 """
 
 import codecs
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 MIDNIGHT = " 00:00:00"
 SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
-_MOST_INT64 = 2**63 - 1
+_MAX_INT64 = 2**63 - 1
 
 
 class TableError(ValueError):
-    """A table cannot be used; the message says where, what was found, and what to do."""
+    """A table or an option cannot be used; the message says where, what was found, what to do."""
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table and the file that it came from.
+    """A table and the file that it comes from.
 
     Attributes:
         path: the file.
-        frame: its columns, as a data frame whose index is 0, 1, ....
-        separator: what separates the values of a line in a text file; empty for other files.
+        frame: its columns, as a data frame with the index 0, 1, ....
+        separator: the character between the values of a text file; empty for other files.
     """
 
     path: Path
@@ -57,21 +57,23 @@ class Table:
         return list(self.frame.columns)
 
     def column(self, name: str) -> "pd.Series":
-        """One column without missing values, as it stands in the file.
+        """One column without missing values, as in the file.
 
         Raises:
-            TableError: if there is no such column, or values are missing in it.
+            TableError: if there is no such column, or it has missing values.
         """
         self.check(name)
         values: Any = self.frame[name]
-        self.refuse(name, values.isna().to_numpy(), "a value is missing", "Fill it in or drop it.")
+        self.refuse(
+            name, values.isna().to_numpy(), "a value is missing", "Fill it in or drop the row."
+        )
         return values
 
     def check(self, name: str) -> None:
-        """See that there is a column of a name.
+        """Check that there is a column of this name.
 
         Raises:
-            TableError: if there is none; the message has the nearest names.
+            TableError: if there is none; the message suggests the nearest names.
         """
         if name not in self.columns:
             raise TableError(
@@ -84,10 +86,10 @@ class Table:
 
         Args:
             name: the column.
-            hint: what else could be done, for the error's end.
+            hint: advice for the end of an error message.
 
         Raises:
-            TableError: if there is no such column, or a value is missing, infinite or no number.
+            TableError: if there is no such column, or a value is missing, infinite or not a number.
         """
         import pandas as pd
 
@@ -96,8 +98,8 @@ class Table:
             values
         ):
             raise TableError(
-                f"{self.path}, column {name!r} holds dates or times; numbers are wanted: turn them "
-                f"into a number of days or seconds first. {hint}".rstrip()
+                f"{self.path}, column {name!r} holds dates or times; expected numbers. Convert "
+                f"them to a number of days or seconds first. {hint}".rstrip()
             )
         if not (pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values)):
             values = values.astype(object)
@@ -107,21 +109,22 @@ class Table:
                 found = str(values[text].iloc[0])
                 comma = re.fullmatch(r"\s*[-+]?\d+,\d+\s*", found)
                 advice = "Write decimals with a point, not a comma." if comma else hint
-                self.refuse(name, text, f"{_short(found)} is text", f"A number is wanted. {advice}")
+                self.refuse(name, text, f"{_short(found)} is text", f"Expected a number. {advice}")
             values = numbers
         if pd.api.types.is_complex_dtype(values):
-            raise TableError(f"{self.path}, column {name!r} holds complex numbers; wanted real.")
+            raise TableError(f"{self.path}, column {name!r} holds complex numbers; expected real.")
         real = pd.api.types.is_float_dtype(values)
-        if pd.api.types.is_unsigned_integer_dtype(values) and values.max() > _MOST_INT64:
+        if pd.api.types.is_unsigned_integer_dtype(values) and values.max() > _MAX_INT64:
             real = True  # as int64 it would be negative
         array = values.to_numpy(dtype=np.float64 if real else np.int64)
-        self.refuse(name, ~np.isfinite(array), "the value is infinite", "A number is wanted.")
+        self.refuse(name, ~np.isfinite(array), "the value is infinite", "Expected a number.")
         return array
 
     def labels(self, name: str) -> tuple[Int[np.ndarray, " n"], list[str]]:
-        """One column as categories: a whole number for each row, and the categories sorted.
+        """One column as categories: an integer for each row, and the names of the categories.
 
-        A category's name is what stands in the file of the coreset; a date at midnight has no time.
+        Categories are sorted. Their names are as in the file of the coreset; a date at midnight
+        has no time.
 
         Raises:
             TableError: if there is no such column, or a value is missing.
@@ -129,15 +132,15 @@ class Table:
         import pandas as pd
 
         values: Any = self.column(name)
-        if self.kind(name) == "text":  # may be text and numbers in one column, which have no order
+        if self.kind(name) == "text":  # a column of both text and numbers cannot be sorted
             values = values.astype(str)
         codes, levels = pd.factorize(values, sort=True)
-        if self.kind(name) == "date":  # how pandas writes one as text depends on the others
+        if self.kind(name) == "date":  # how pandas writes a date depends on the other dates
             return codes.astype(np.int64), [str(level).removesuffix(MIDNIGHT) for level in levels]
         return codes.astype(np.int64), pd.Series(levels).astype(str).tolist()
 
     def kind(self, name: str) -> str:
-        """What the values of a column are: "date", "truth", "whole number", "number" or "text".
+        """The kind of a column's values: "date", "truth", "whole number", "number" or "text".
 
         Raises:
             TableError: if there is no such column.
@@ -157,19 +160,19 @@ class Table:
         return next((kind for kind, fits in kinds.items() if fits(values)), "text")
 
     def matrix_columns(self, name: str) -> list[str]:
-        """The columns ``name[0]``, ``name[1]``, ... that make up a matrix; maybe none."""
+        """The columns ``name[0]``, ``name[1]``, ... of a matrix; empty if there are none."""
         have = set(self.columns)
         found = itertools.takewhile(have.__contains__, (f"{name}[{i}]" for i in itertools.count()))
         return list(found)
 
-    def refuse(self, name: str, bad: np.ndarray, found: str, wanted: str) -> None:
-        """Tell the rows of a column whose values cannot be used.
+    def refuse(self, name: str, bad: np.ndarray, found: str, expected: str) -> None:
+        """Raise an error that lists the rows of a column whose values cannot be used.
 
         Args:
             name: the column.
             bad: booleans of shape (n,), true in these rows.
-            found: what stands in the first of them.
-            wanted: what was wanted and what to do, a sentence.
+            found: what the first of them holds.
+            expected: a sentence that says what is expected and what to do.
 
         Raises:
             TableError: if there is such a row.
@@ -185,18 +188,18 @@ class Table:
             plural = "s" if len(others) > 1 else ""
             more = f" (the same in {word}{plural} {', '.join(map(str, others))}{rest})"
         raise TableError(
-            f"{self.path}, {word} {first}, column {name!r}: {found}{more}. {wanted}".rstrip()
+            f"{self.path}, {word} {first}, column {name!r}: {found}{more}. {expected}".rstrip()
         )
 
     def places(self, rows: Sequence[int]) -> list[int]:
-        """Where rows stand in the file: line numbers of a text file, else counted from 1.
+        """The line numbers of rows in a text file; row numbers from 1 for other files.
 
         Args:
-            rows: positions in `frame`, increasing.
+            rows: row numbers in `frame`, increasing.
         """
         if not self.separator:
             return [row + 1 for row in rows]
-        # A quoted value may span lines, and empty lines are no rows, so lines must be counted.
+        # A quoted value may span lines, and an empty line is not a row, so count the lines.
         records = _records(self.path, self.separator)
         lines = [line for line, _ in itertools.islice(records, rows[-1] + 2)]
         return [lines[row + 1] for row in rows]
@@ -207,11 +210,11 @@ def read_table(path: str | os.PathLike) -> Table:
 
     Args:
         path: a file that ends in ``.csv`` or ``.tsv`` (text in UTF-8 with a header, separated by
-            commas, semicolons or tabs), ``.parquet``, or ``.npz``, whose arrays are columns: one of
-            shape (n,) by its own name, one of shape (n, d) as ``name[0]`` to ``name[d-1]``.
+            commas, semicolons or tabs), ``.parquet``, or ``.npz``. In the last, an array of shape
+            (n,) is a column, and one of shape (n, d) the columns ``name[0]`` to ``name[d-1]``.
 
     Raises:
-        TableError: if there is no such file, or it is no such table, or has no rows.
+        TableError: if there is no such file, or it is not such a table, or it has no rows.
         ModuleNotFoundError: if pandas, or for Parquet pyarrow, is not installed.
     """
     path = Path(path)
@@ -221,11 +224,11 @@ def read_table(path: str | os.PathLike) -> Table:
         names = [file.name for file in folder.iterdir()] if folder.is_dir() else []
         raise TableError(f"there is no file {path}{did_you_mean(path.name, names)}")
     if path.is_dir():
-        raise TableError(f"{path} is a directory; wanted a file of one table.")
+        raise TableError(f"{path} is a directory; expected a file that holds one table.")
     if suffix not in SUFFIXES:
         raise TableError(
-            f"{path} ends in {suffix or 'nothing'!r}; wanted one of {', '.join(SUFFIXES)}. Save a "
-            "spreadsheet as CSV first."
+            f"{path} ends in {suffix or 'nothing'!r}; expected one of {', '.join(SUFFIXES)}. Save "
+            "a spreadsheet as CSV first."
         )
     require("pandas")
     if suffix == ".npz":
@@ -236,7 +239,7 @@ def read_table(path: str | os.PathLike) -> Table:
         separator = _separator(path)
         table = Table(path, _read_text(path, separator), separator)
     if not len(table):
-        raise TableError(f"{path} has a header and no rows; wanted at least one row of data.")
+        raise TableError(f"{path} has a header and no rows; expected at least one row of data.")
     return table
 
 
@@ -245,7 +248,7 @@ def _short(text: str) -> str:
 
 
 def _records(path: Path, separator: str) -> Iterable[tuple[int, list[str]]]:
-    """The records of a text file, header first, each with the line that it begins in."""
+    """The records of a text file, header first, each with the number of its first line."""
     with open(path, encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=separator)
         line = 1
@@ -256,14 +259,16 @@ def _records(path: Path, separator: str) -> Iterable[tuple[int, list[str]]]:
 
 
 def _separator(path: Path) -> str:
-    """What the header has most of outside of quotes: commas, semicolons or tabs."""
+    """The most frequent of comma, semicolon and tab in the header, outside quotes."""
     try:
         with open(path, encoding="utf-8-sig") as file:
             header = next((line for line in file if line.strip()), "")
     except UnicodeDecodeError as error:
         raise _not_utf8(path) from error
     if not header:
-        raise TableError(f"{path} is empty; wanted a header with the columns' names, and rows.")
+        raise TableError(
+            f"{path} is empty; expected a header with the names of the columns, and rows."
+        )
     header = re.sub('"[^"]*"?', "", header)
     return max(",;\t", key=lambda mark: (header.count(mark), mark == ","))
 
@@ -273,11 +278,11 @@ def _not_utf8(path: Path) -> TableError:
         mark = file.read(2)
     if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         return TableError(
-            f"{path} is text in UTF-16; wanted UTF-8. Save it as 'CSV UTF-8' in the spreadsheet, "
-            "or convert it: iconv -f utf-16 -t utf-8."
+            f"{path} is text in UTF-16; expected UTF-8. Save it as 'CSV UTF-8' in the "
+            "spreadsheet, or convert it: iconv -f utf-16 -t utf-8."
         )
     return TableError(
-        f"{path} is no text in UTF-8; wanted that. Save it as 'CSV UTF-8' in the spreadsheet, or "
+        f"{path} is not text in UTF-8. Save it as 'CSV UTF-8' in the spreadsheet, or "
         "convert it: iconv -f latin1 -t utf-8."
     )
 
@@ -290,11 +295,11 @@ def _read_text(path: Path, separator: str) -> "pd.DataFrame":
         repeated = sorted({name for name in header if header.count(name) > 1})
         if repeated:
             raise TableError(
-                f"{path}, line 1: the column name {repeated[0]!r} stands there more than once; "
-                "wanted a different name for each column."
+                f"{path}, line 1: the column name {repeated[0]!r} occurs more than once; "
+                "expected a different name for each column."
             )
         with warnings.catch_warnings():
-            # Lines that are longer than the header would lose their ends with no more than this.
+            # Otherwise pandas only warns when it cuts off lines that are longer than the header.
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(
                 path, sep=separator, index_col=False, low_memory=False, encoding="utf-8-sig"
@@ -312,14 +317,14 @@ def _read_text(path: Path, separator: str) -> "pd.DataFrame":
 
 
 def _first_bad_line(path: Path, separator: str) -> str:
-    """Which line first has more values than the header, as a sentence."""
+    """A sentence on the first line that has more values than the header; empty without one."""
     records = iter(_records(path, separator))
     _, header = next(records)
     for line, record in records:
         if len(record) > len(header):
             return (
                 f"line {line} has {len(record)} values, and the header has {len(header)} names. "
-                "Put quotes around a value that holds the separator."
+                "Put quotes around a value that contains the separator."
             )
     return ""
 
@@ -343,27 +348,27 @@ def _read_npz(path: Path) -> "pd.DataFrame":
 
     if not zipfile.is_zipfile(path):
         raise TableError(
-            f"{path} is no NPZ file, whatever its name; wanted one that numpy.savez wrote."
+            f"{path} is not an NPZ file, despite its name; expected one that numpy.savez wrote."
         )
     try:
         with np.load(path, allow_pickle=False) as contents:
             arrays = {name: contents[name] for name in contents.files}
-    except Exception as error:  # zip, struct and pickle all have errors of their own
+    except Exception as error:  # zip, struct and pickle each raise their own errors
         found = str(error).rstrip(".")
         raise TableError(
-            f"{path} cannot be read: {found}. Wanted a file that numpy.savez wrote, with arrays of "
-            "numbers or text, not of Python objects."
+            f"{path} cannot be read: {found}. Expected a file that numpy.savez wrote, with arrays "
+            "of numbers or text, not of Python objects."
         ) from error
     bad = [name for name, array in arrays.items() if array.ndim not in (1, 2)]
     if bad or not arrays:
         found = f"array {bad[0]!r} has the shape {arrays[bad[0]].shape}" if bad else "it is empty"
-        raise TableError(f"{path}: {found}; wanted arrays of shape (rows,) or (rows, columns).")
+        raise TableError(f"{path}: {found}; expected arrays of shape (rows,) or (rows, columns).")
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{name!r} {length:,}" for name, length in lengths.items())
         raise TableError(
-            f"{path}: the arrays have different numbers of rows: {found}; wanted as many in each. "
-            "Save those of the table alone."
+            f"{path}: the arrays have different numbers of rows: {found}; expected the same number "
+            "in each. Save only the arrays of the table."
         )
     columns: dict[str, Any] = {}
     for name, array in arrays.items():
@@ -376,14 +381,14 @@ def _read_npz(path: Path) -> "pd.DataFrame":
 
 
 def standardise(values: Num[np.ndarray, " n"]) -> tuple[Float[np.ndarray, " n"], float, float]:
-    """Values minus their mean, over their standard deviation (of the n values, not n - 1).
+    """Subtract the mean and divide by the standard deviation (over n, not n - 1).
 
     Returns:
         The scaled values, the mean and the standard deviation.
 
     Raises:
-        ValueError: if all are the same, or as good as: they differ by less than 1e-12 of the
-            largest absolute value, which is rounding.
+        ValueError: if all are equal up to rounding: the standard deviation is at most 1e-12 of the
+            largest absolute value.
     """
     mean, sd = float(np.mean(values, dtype=np.float64)), float(np.std(values, dtype=np.float64))
     if not sd > 1e-12 * float(np.max(np.abs(values))):

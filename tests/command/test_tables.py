@@ -86,7 +86,7 @@ def test_text_in_a_numeric_column_is_named_with_the_other_places(tmp_path):
         read_table(path).numbers("age", "Do this.")
     assert "line 3, column 'age': 'x' is text" in str(error.value)
     assert "lines 5, 7, 8 and 1 more" in str(error.value)
-    assert str(error.value).endswith("A number is wanted. Do this.")
+    assert str(error.value).endswith("Expected a number. Do this.")
 
 
 def test_decimal_comma_is_recognised(tmp_path):
@@ -127,10 +127,10 @@ def test_missing_column_and_file_suggest_the_nearest(tmp_path):
     [
         ("a.csv", b"", "is empty"),
         ("a.csv", b"x,y\n", "no rows"),
-        ("a.csv", b"x,x\n1,2\n", "line 1: the column name 'x' stands there more than once"),
+        ("a.csv", b"x,x\n1,2\n", "line 1: the column name 'x' occurs more than once"),
         ("a.csv", b"x,y\n1,2\n1,2,3\n", "line 3 has 3 values, and the header has 2 names"),
         ("a.csv", b"x,y\n1,2,3\n1,2,3\n", "line 2 has 3 values, and the header has 2 names"),
-        ("a.csv", "x\nBodø\n".encode("latin1"), "no text in UTF-8"),
+        ("a.csv", "x\nBodø\n".encode("latin1"), "not text in UTF-8"),
         ("a.xlsx", b"PK", "Save a spreadsheet as CSV"),
         ("a.parquet", b"hello", "cannot be read as Parquet"),
         ("a.npz", b"hello", "numpy.savez"),
@@ -228,7 +228,7 @@ def test_columns_that_cannot_explain_are_refused_or_left_out():
         regression_inputs(table, "logistic", "y")
     with pytest.raises(TableError, match="'one' has the same value in every row"):
         regression_inputs(table, "logistic", "y", ["x", "one"])
-    with pytest.raises(TableError, match="'y', which the model is given already"):
+    with pytest.raises(TableError, match="'y', which the model already takes"):
         regression_inputs(table, "logistic", "y", ["x", "y"])
     with pytest.raises(TableError, match="'x' more than once"):
         regression_inputs(table, "logistic", "y", ["x", "x"])
@@ -344,7 +344,7 @@ def test_numbers_beyond_int64_stay_positive():
 def test_categories_that_no_column_has_are_refused():
     table = table_of(FRAME)
     for columns in (["age"], []):
-        with pytest.raises(TableError, match="'town', which is not among the columns that explain"):
+        with pytest.raises(TableError, match="'town', which is not an explanatory column"):
             regression_inputs(table, "poisson", "visits", columns, ["town"])
     with pytest.raises(TableError, match="'visits', which is the response"):
         regression_inputs(table, "poisson", "visits", categorical=["town", "visits"])
@@ -361,7 +361,7 @@ def test_small_numbers_are_standardised_and_rounding_is_not():
     small = np.random.default_rng(0).normal(3e-13, 1e-13, 50)
     np.testing.assert_allclose(standardise(small)[0].std(), 1)
     table = table_of({"x": 1e6 + np.array([0, 1e-9, 0, 1e-9]), "y": [0, 1, 1, 0]})
-    with pytest.raises(TableError, match=r"people.parquet, column 'x': .*no more than rounding"):
+    with pytest.raises(TableError, match=r"people.parquet, column 'x': .*differ only by rounding"):
         regression_inputs(table, "logistic", "y")
 
 
@@ -398,6 +398,6 @@ def test_what_is_no_npz_file_is_not_told_to_load_it_unsafely(tmp_path):
     path = tmp_path / "a.npz"
     for content in (b"hello", b"\x93NUMPY\x01\x00"):
         path.write_bytes(content)
-        with pytest.raises(TableError, match=r"no NPZ file, .*numpy\.savez") as error:
+        with pytest.raises(TableError, match=r"not an NPZ file, .*numpy\.savez") as error:
             read_table(path)
         assert "pickle" not in str(error.value)
