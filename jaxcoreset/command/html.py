@@ -37,9 +37,9 @@ class Comparison:
     """The Laplace approximations of the posterior of all rows and of the coreset posterior.
 
     Attributes:
-        full: that of all rows.
-        small: that of the weighted rows.
-        names: the D parameters' names, for people.
+        full: the approximation for all rows.
+        small: the approximation for the weighted rows.
+        names: readable names of the D parameters.
     """
 
     full: LaplaceApproximation
@@ -48,12 +48,12 @@ class Comparison:
 
     @property
     def shifts(self) -> np.ndarray:
-        """Differences of the means, in posterior standard deviations, shape (D,)."""
+        """The differences of the means, in posterior standard deviations, shape (D,)."""
         return (self.small.mode - self.full.mode) / self.full.sd
 
     @property
     def ratios(self) -> np.ndarray:
-        """Ratios of the standard deviations, coreset over all rows, shape (D,)."""
+        """The standard deviations of the coreset divided by those of all rows, shape (D,)."""
         return self.small.sd / self.full.sd
 
     @property
@@ -79,12 +79,11 @@ def compare_laplace(
 
     Args:
         coreset: a coreset that was just built.
-        name: from a parameter's name, such as ``beta[2]``, to what people call it.
-        data_axes: as of `model_likelihood`.
+        name: function from a parameter's name, such as ``beta[2]``, to a readable one.
+        data_axes: the argument of `model_likelihood`.
 
     Returns:
-        The comparison; None where the coreset has no approximation of the posterior of all rows,
-        or its own has none.
+        The comparison; None if one of the two posteriors has no Laplace approximation.
     """
     full = coreset.approximation
     if full is None:
@@ -96,7 +95,7 @@ def compare_laplace(
             weighted.model, coreset.args, coreset.kwargs, data_axes=data_axes
         )
         small = laplace_approximation(likelihood, weights=coreset.weights, start=full.params())
-    except ValueError:  # too few rows for a mode: the numbers of the report say so themselves
+    except ValueError:  # too few rows for a mode, which the report's numbers show
         return None
     return Comparison(full, small, [name(parameter) for parameter in full.names])
 
@@ -166,28 +165,29 @@ def html_report(
 
 
 def verdict(report: Report) -> str:
-    """How good the coreset is, in a sentence or three for people who do not know KL divergences."""
+    """How good the coreset is, in a few sentences for people who do not know KL divergences."""
     rows = f"{report.num_used:,} weighted rows stand for {report.num_data:,}."
     if report.num_used == report.num_data:
-        return f"All {report.num_data:,} rows are kept, with weight 1: there is no error."
+        return f"The coreset has all {report.num_data:,} rows with weight 1: there is no error."
     if math.isinf(report.kl):
         return (
-            f"{rows} How well is not known, as the draws that it is judged by are worth too few "
-            "since rows were added. Do not use this coreset for conclusions; build it anew from "
-            "all rows."
+            f"{rows} The error is not known: rows were added that changed the posterior too much "
+            "for the old draws to measure it. Do not draw conclusions from this coreset; build a "
+            "new one from all rows."
         )
     upper = report.kl + 2 * report.kl_standard_error
     if upper > _LOWER_BOUND_NATS:
         return (
-            f"{rows} They are too few: the estimated symmetrised KL divergence is at least "
-            f"{report.kl:.2g} nats, where the estimate is no longer more than a lower bound. Do "
-            "not use this coreset for conclusions; build one with more rows."
+            f"{rows} These are too few: the estimated symmetrised KL divergence is "
+            f"{report.kl:.2g} ± {report.kl_standard_error:.1g} nats, and an estimate above "
+            f"{_LOWER_BOUND_NATS} nats is only a lower bound. Do not draw conclusions from this "
+            "coreset; build one with more rows."
         )
     return (
-        f"{rows} The estimated symmetrised KL divergence between their posterior and that of all "
-        f"rows is {report.kl:.2g} ± {report.kl_standard_error:.1g} nats. If both are nearly "
-        f"normal, no posterior mean is then off by more than about {np.sqrt(upper):.2g} of its "
-        "standard deviation."
+        f"{rows} The estimated symmetrised KL divergence between their posterior and the posterior "
+        f"of all rows is {report.kl:.2g} ± {report.kl_standard_error:.1g} nats. If both are nearly "
+        f"normal, no posterior mean is off by more than about {np.sqrt(upper):.2g} of its standard "
+        "deviation."
     )
 
 

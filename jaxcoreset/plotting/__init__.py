@@ -1,7 +1,7 @@
-"""Pictures of a coreset, by matplotlib. Each function draws into axes and returns them.
+"""Figures of a coreset with matplotlib. Each function draws into axes and returns them.
 
-Colours are Okabe and Ito's, which survive colour blindness; lines differ in dashes too, which
-survives printing.
+The colours are those of Okabe and Ito, which colour-blind readers can tell apart; lines differ in
+their dashes as well, for printing in black and white.
 """
 
 from jaxcoreset.plotting.errors import plot_convergence as plot_convergence

@@ -1,4 +1,4 @@
-"""How good: the error against the number of rows, and a solver's way to its solution."""
+"""Figures of the error by number of rows, and of a solver's convergence."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -24,16 +24,16 @@ from jaxcoreset.solvers.solution import Solution
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Where the estimate of the divergence is only a lower bound; see `Report.kl`.
+# Above this the estimate of the divergence is only a lower bound; see `Report.kl`.
 _LOWER_BOUND_NATS = 0.3
 
 
 def plot_error(report: Report, ax: "Axes | None" = None) -> "Axes":
-    """The error against the number of rows: on the solver's draws, and on draws it did not see.
+    """Plot the error by number of rows, on the solver's draws and on held-out draws.
 
     Args:
-        report: of a coreset built with a solver that holds a whole path.
-        ax: axes to draw into; new ones if left out.
+        report: the report of a coreset whose solver returns a whole path.
+        ax: axes to draw into; by default new ones.
 
     Returns:
         The axes.
@@ -41,9 +41,9 @@ def plot_error(report: Report, ax: "Axes | None" = None) -> "Axes":
     ax = new_axes(ax)
     curve = _positive(report, "held_out_error")
     rows, held_out = curve["num_used"], curve["held_out_error"]
-    ax.plot(rows, curve["relative_error"], ls=DASHES[1], color=FULL, label="draws the solver saw")
+    ax.plot(rows, curve["relative_error"], ls=DASHES[1], color=FULL, label="the solver's draws")
     ax.plot(rows, held_out, "o-", ms=3.5, color=CORESET, label="held-out draws")
-    # The error is the root of the divergence: two standard errors of one are one of the other.
+    # The error is the root of the divergence, so its relative standard error is half as large.
     spread = held_out * curve["kl_standard_error"] / np.maximum(curve["kl"], 1e-300)
     ax.fill_between(
         rows,
@@ -61,15 +61,15 @@ def plot_error(report: Report, ax: "Axes | None" = None) -> "Axes":
 
 
 def plot_kl(report: Report, ax: "Axes | None" = None, tol: float | None = None) -> "Axes":
-    """The estimate of the symmetrised KL divergence, in nats, against the number of rows.
+    """Plot the estimated symmetrised KL divergence, in nats, by number of rows.
 
-    Above 0.3 nats, shaded grey, the estimate is only a lower bound. Where the coreset's own error
-    is not known, it is not marked: the curve is then one at draws from before its last update.
+    Above 0.3 nats, shaded grey, the estimate is only a lower bound. If the coreset's own error is
+    not known, it is not marked: the curve then uses draws from before the last update.
 
     Args:
-        report: of a coreset built with a solver that holds a whole path.
-        ax: axes to draw into; new ones if left out.
-        tol: a tolerance in nats to mark, such as that of the builder.
+        report: the report of a coreset whose solver returns a whole path.
+        ax: axes to draw into; by default new ones.
+        tol: a tolerance to mark, in nats, such as that of the builder.
 
     Returns:
         The axes.
@@ -120,27 +120,27 @@ def plot_convergence(
     solutions: Mapping[str, Solution | ArrayLike] | Sequence[Solution],
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """The objective ‖y − Φw‖² after each iteration, of one solver or several.
+    """Plot the objective ‖y − Φw‖² after each iteration, for one or more solvers.
 
-    As in Zhang et al. (2021), Figure 5: a solver without a history, such as `GIGA`, is a level line
-    at its final objective.
+    As in Figure 5 of Zhang et al. (2021), a solver without a history, such as `GIGA`, is a
+    horizontal line at its final objective.
 
     Args:
         solutions: single solutions by label, or a sequence of them, which are labelled by their
-            solvers. `IHT`, `AIHT` and `AIHT2` keep a history with ``record_history=True``. In a
-            dictionary there may be plain histories too, arrays of shape (iterations,).
-        ax: axes to draw into; new ones if left out.
+            solvers. `IHT`, `AIHT` and `AIHT2` record a history with ``record_history=True``. A
+            dictionary may also hold plain histories, arrays of shape (iterations,).
+        ax: axes to draw into; by default new ones.
 
     Returns:
         The axes.
 
     Raises:
-        ValueError: if there is none, or one is a batch of solutions.
+        ValueError: if there is no solution, or one of them is a batch.
     """
     if not isinstance(solutions, Mapping):
         solutions = {solution.solver: solution for solution in solutions}
     if not solutions:
-        raise ValueError("solutions is empty; wanted at least one Solution.")
+        raise ValueError("solutions is empty; expected at least one Solution.")
     ax = new_axes(ax, (6.6, 3.8))
     histories = {label: _history(label, solution) for label, solution in solutions.items()}
     longest = max(values.size for values in histories.values())
@@ -160,13 +160,13 @@ def plot_convergence(
 
 
 def _history(label: str, solution: Solution | ArrayLike) -> np.ndarray:
-    """The objective by iteration, without the repeats after the stop; one value if none is kept."""
+    """The objective by iteration up to the stop; only the final one if there is no history."""
     if not isinstance(solution, Solution):
         values = np.atleast_1d(np.asarray(solution, np.float64))
     elif np.ndim(solution.objective):
         raise ValueError(
-            f"solution {label!r} is a batch of shape {np.shape(solution.objective)}; wanted a "
-            "single one: pick it with jax.tree.map(lambda leaf: leaf[i], solution)."
+            f"solution {label!r} is a batch of shape {np.shape(solution.objective)}; expected a "
+            "single one: select it with jax.tree.map(lambda leaf: leaf[i], solution)."
         )
     elif solution.history is None:
         values = np.asarray(solution.objective, np.float64)[None]
@@ -175,17 +175,17 @@ def _history(label: str, solution: Solution | ArrayLike) -> np.ndarray:
         values = np.asarray(solution.history, np.float64)[:stop]
     if values.ndim != 1 or not values.size:
         raise ValueError(
-            f"history {label!r} has the shape {values.shape}; wanted (iterations,), one or more."
+            f"history {label!r} has the shape {values.shape}; expected (iterations,), at least one."
         )
     return values
 
 
 def _positive(report: Report, name: str) -> dict[str, np.ndarray]:
-    """The curve where logarithms can be drawn."""
+    """The part of the curve with positive values, which a logarithmic axis can show."""
     keep = np.asarray(report.curve[name]) > 0
     if not keep.any():
         raise ValueError(
             f"report.curve[{name!r}] has no positive value: a coreset of all rows has no error to "
-            "draw. Build one with fewer rows."
+            "plot. Build one with fewer rows."
         )
     return {key: np.asarray(values)[keep] for key, values in report.curve.items()}

@@ -1,4 +1,4 @@
-"""Two posteriors on top of each other: marginals, and contours of pairs."""
+"""Figures that lay two posteriors over each other: marginals, and contours of pairs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,12 @@ from jaxcoreset.weighting.laplace import LaplaceApproximation, parameter_names
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Draws of shape (draws, D), or by site with that leading axis; or a Gaussian.
+# Draws of shape (draws, D); or by site, with a leading axis of draws; or a Gaussian.
 Posterior = Mapping[str, ArrayLike] | ArrayLike | LaplaceApproximation | tuple[ArrayLike, ArrayLike]
 
-_MOST_DRAWS = 4000  # in a density estimate of a pair
+_MAX_DRAWS = 4000  # in a density estimate
 _GRID = 80
-_SMOOTHING = 1.2  # of Scott's bandwidth, whose contours of far-out draws are frayed
+_SMOOTHING = 1.2  # times Scott's bandwidth, with which outer contours are ragged
 
 
 def plot_marginals(
@@ -29,23 +29,23 @@ def plot_marginals(
     *,
     labels: tuple[str, str] = ("coreset", "all rows"),
 ) -> np.ndarray:
-    """Marginals of the coreset posterior and of the full posterior, one panel a parameter.
+    """Plot the marginals of the coreset posterior and the full posterior, a panel per parameter.
 
     Args:
-        coreset: the coreset posterior: draws of shape (draws, D); a dictionary of sites, as
+        coreset: the coreset posterior: draws of shape (draws, D); a dictionary of sites, as from
             ``mcmc.get_samples()``; a `LaplaceApproximation`; or (mean, covariance).
-        full: the full posterior, likewise; or its D means, with `sd`.
-        sd: the full posterior's D standard deviations, where `full` is its means.
-        names: D titles; those of the sites if left out.
-        axes: D axes; a grid of new ones if left out.
-        labels: what the two are called in the legend. A new grid has one; for axes of your own take
-            ``axes[0].get_legend_handles_labels()``.
+        full: the full posterior in one of these forms; or its D means, with `sd`.
+        sd: the D standard deviations of the full posterior, if `full` is its means.
+        names: D titles; by default the names of the sites.
+        axes: D axes; by default a grid of new ones.
+        labels: the names of the two posteriors in the legend. A new grid has a legend; for your own
+            axes, make one from ``axes[0].get_legend_handles_labels()``.
 
     Returns:
         The D axes, an object array.
 
     Raises:
-        ValueError: if the two differ in their number of parameters, or the names do.
+        ValueError: if the numbers of parameters or of names differ.
     """
     first = _Marginals(coreset)
     if sd is not None:
@@ -80,29 +80,33 @@ def plot_contours(
     labels: tuple[str, str] = ("coreset", "all rows"),
     legend: bool = True,
 ) -> "Axes":
-    """Contours of two parameters, of the coreset posterior over the full posterior.
+    """Plot contours of two parameters for the coreset posterior over those of the full posterior.
 
-    Each line holds that share of its posterior's mass with the highest density: an ellipse for a
-    Gaussian (mass 0.865 is the 2σ ellipse of Zhang et al. 2021, Figure 6), a line of a kernel
+    Each contour encloses the region of highest density with a given mass: an ellipse for a Gaussian
+    (mass 0.865 is the 2σ ellipse of Zhang et al. 2021, Figure 6), and a level line of a kernel
     density estimate for draws.
 
     Args:
         coreset: the coreset posterior; see `plot_marginals`.
         full: the full posterior.
-        ax: axes to draw into; new ones if left out.
-        parameters: which two.
-        masses: the shares, each between 0 and 1.
+        ax: axes to draw into; by default new ones.
+        parameters: the positions of the two parameters.
+        masses: the posterior masses inside the contours, each between 0 and 1.
         names: D names, two of which label the axes.
-        labels: what the two are called in the legend.
-        legend: whether to draw one.
+        labels: the names of the two posteriors in the legend.
+        legend: whether to draw a legend.
 
     Returns:
         The axes.
+
+    Raises:
+        ValueError: if the numbers of parameters or of names differ, or a mass is not between 0
+            and 1.
     """
     first, second = _Marginals(coreset), _Marginals(full)
     names = _names(names, first, second)
     if not masses or not all(0 < mass < 1 for mass in masses):
-        raise ValueError(f"masses is {masses!r}; wanted shares between 0 and 1.")
+        raise ValueError(f"masses is {masses!r}; expected numbers between 0 and 1.")
     ax = new_axes(ax, (4.6, 4.2))
     i, j = parameters
     second.draw_pair(ax, i, j, sorted(masses), FULL, "-", 2.2)
@@ -131,18 +135,21 @@ def plot_pairs(
     masses: Sequence[float] = (0.5, 0.95),
     labels: tuple[str, str] = ("coreset", "all rows"),
 ) -> np.ndarray:
-    """Marginals on the diagonal, and under it the contours of all pairs of parameters.
+    """Plot marginals on the diagonal, and contours of all pairs of parameters below it.
 
     Args:
         coreset: the coreset posterior; see `plot_marginals`.
         full: the full posterior.
-        names: D names; those of the sites if left out.
-        parameters: which of them to show; the first five if left out.
+        names: D names; by default the names of the sites.
+        parameters: the positions of the p parameters to show; by default the first five.
         masses: see `plot_contours`.
-        labels: what the two are called in the legend.
+        labels: the names of the two posteriors in the legend.
 
     Returns:
         The p × p axes, an object array; those above the diagonal are not visible.
+
+    Raises:
+        ValueError: see `plot_contours`.
     """
     import matplotlib.pyplot as plt
 
@@ -177,7 +184,7 @@ def plot_pairs(
                 ax.set_ylabel(names[i], fontsize=9)
             elif column:
                 ax.tick_params(labelleft=False)
-    for column in range(p):  # one scale for a parameter wherever it is drawn
+    for column in range(p):  # the same limits wherever a parameter is drawn
         low, high = _limits(shown[column], first, second)
         for row in range(column, p):
             axes[row, column].set_xlim(low, high)
@@ -195,7 +202,7 @@ def plot_pairs(
 
 
 class _Marginals:
-    """A posterior that is looked at one or two parameters at a time: draws, or a Gaussian."""
+    """The marginals of a posterior for one or two parameters, from draws or a Gaussian."""
 
     def __init__(self, posterior: Posterior):
         self.names: list[str] | None = None
@@ -213,14 +220,14 @@ class _Marginals:
         if self.mean.ndim != 1 or self.covariance.shape != (d, d):
             raise ValueError(
                 f"a Gaussian has a mean of shape {self.mean.shape} and a covariance of shape "
-                f"{self.covariance.shape}; wanted (D,) and (D, D)."
+                f"{self.covariance.shape}; expected (D,) and (D, D)."
             )
 
     def sd(self, i: int) -> float:
         return float(np.sqrt(self.covariance[i, i]))
 
     def density(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """Places and the marginal density there."""
+        """A grid, and the marginal density on it."""
         mean, sd = self.mean[i], self.sd(i)
         grid = mean + sd * np.linspace(-4, 4, 201)
         if self.draws is None:
@@ -286,15 +293,15 @@ class _Marginals:
 
 
 def _flat_draws(posterior: Any) -> tuple[np.ndarray, list[str] | None]:
-    """Draws as a matrix (draws, D), and the parameters' names where they are known."""
+    """Draws as a matrix (draws, D), and the names of the parameters if they are known."""
     if isinstance(posterior, Mapping):
         sites = {name: np.asarray(values) for name, values in posterior.items()}
         lengths = {len(values) for values in sites.values() if values.ndim}
         if len(lengths) != 1 or any(values.ndim == 0 for values in sites.values()):
             raise ValueError(
                 "the sites of a posterior differ in their number of draws: "
-                f"{ {name: values.shape for name, values in sites.items()} }; wanted one leading "
-                "axis of draws for all."
+                f"{ {name: values.shape for name, values in sites.items()} }; expected the same "
+                "leading axis of draws for all."
             )
         names = parameter_names({name: values[0] for name, values in sites.items()})
         columns = [sites[name].reshape(len(sites[name]), -1) for name in sorted(sites)]
@@ -302,7 +309,7 @@ def _flat_draws(posterior: Any) -> tuple[np.ndarray, list[str] | None]:
     draws = np.asarray(posterior, np.float64)
     if draws.ndim != 2 or len(draws) < 2:
         raise ValueError(
-            f"draws have the shape {draws.shape}; wanted (draws, D), at least two draws, a "
+            f"draws have the shape {draws.shape}; expected (draws, D) with at least two draws, a "
             "dictionary of sites, a LaplaceApproximation, or (mean, covariance)."
         )
     return draws, None
@@ -313,12 +320,12 @@ def _names(names: Sequence[str] | None, first: _Marginals, second: _Marginals) -
     if second.mean.size != d:
         raise ValueError(
             f"the coreset posterior has {d} parameters and the full posterior {second.mean.size}; "
-            "wanted the same ones."
+            "expected the same parameters."
         )
     if names is None:
         names = first.names or second.names or [f"parameter {i}" for i in range(d)]
     if len(names) != d:
-        raise ValueError(f"names has {len(names)} entries; wanted {d}, one a parameter.")
+        raise ValueError(f"names has {len(names)} entries; expected {d}, one for each parameter.")
     return names
 
 
@@ -332,8 +339,8 @@ def _limits(i: int, *posteriors: _Marginals) -> tuple[float, float]:
 
 
 def _thin(draws: np.ndarray) -> np.ndarray:
-    """At most so many draws, evenly spaced."""
-    return draws[:: -(-len(draws) // _MOST_DRAWS)]
+    """Evenly spaced draws, a maximum of `_MAX_DRAWS`."""
+    return draws[:: -(-len(draws) // _MAX_DRAWS)]
 
 
 def _grid_axes(count: int) -> np.ndarray:

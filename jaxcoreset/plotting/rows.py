@@ -1,4 +1,4 @@
-"""What was kept: the chosen rows over the data, and their weights."""
+"""Figures of the coreset's rows over the data, and of their weights."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 Rows = Coreset | Solution | tuple[ArrayLike, ArrayLike]
 
-_MOST_POINTS = 20_000
-_LEAST_RADIUS = 1.0  # in points
+_MAX_POINTS = 20_000
+_MIN_RADIUS = 1.0  # in points
 
 
 def plot_rows(
@@ -39,56 +39,57 @@ def plot_rows(
     color: str = "black",
     legend: bool = True,
 ) -> "Axes":
-    """The chosen rows over all the data, with a radius in proportion to the weight.
+    """Plot the coreset's rows over all rows, with radii proportional to their weights.
 
-    As in Zhang et al. (2021), Figures 2, 6 and 7. Draw `plot_contours` or `plot_surface` into the
-    same axes first, and the points lie over the posterior.
+    As in Figures 2, 6 and 7 of Zhang et al. (2021). To show the rows over the posterior, first draw
+    `plot_contours` or `plot_surface` into the same axes.
 
     Args:
-        points: shape (n, d), where each of the data is drawn. With d > 2 they are projected on
-            their two leading principal directions.
+        points: the positions of all n rows, shape (n, d). If d > 2, they are projected on their two
+            leading principal directions.
         coreset: a `Coreset`, a single `Solution`, or (indices, weights).
-        ax: axes to draw into; new ones if left out.
-        names: two labels of the axes.
-        max_radius: of the largest weight, in printer's points. No radius is below one point, so
-            that each row can be seen.
-        color: of the chosen rows.
-        legend: whether to say what the sizes mean.
+        ax: axes to draw into; by default new ones.
+        names: the labels of the two axes.
+        max_radius: the radius of the largest weight, in printer's points. Every radius is at least
+            one point, so that each row is visible.
+        color: the colour of the coreset's rows.
+        legend: whether to add a legend for the radii.
 
     Returns:
-        The axes, with two collections: all the data (at most 20,000 of them), and the chosen rows.
+        The axes, with two collections: all rows (a sample of 20,000 if there are more), and the
+        coreset's rows.
 
     Raises:
-        ValueError: if the points are no matrix of two or more columns, or the coreset has rows that
-            are not among them.
+        ValueError: if `points` is not a matrix of at least two columns, or lacks rows of the
+            coreset.
     """
     points = np.asarray(points, np.float64)
     if points.ndim != 2 or points.shape[1] < 2:
         raise ValueError(
-            f"points has the shape {points.shape}; wanted (n, 2), or more columns to project."
+            f"points has the shape {points.shape}; expected (n, 2), or more columns to project."
         )
     indices, weights = _rows(coreset)
     if indices.size and not 0 <= indices.min() <= indices.max() < len(points):
         raise ValueError(
-            f"the coreset has rows from {indices.min()} to {indices.max()}, and points has "
-            f"{len(points)}; wanted the points of all the data that it was built from."
+            f"the coreset has rows from {indices.min()} to {indices.max()}, but points has "
+            f"{len(points)}; expected the points of all rows that it was built from."
         )
     if points.shape[1] > 2:
         points = _project(points)
         names = names or ["principal direction 1", "principal direction 2"]
     ax = new_axes(ax, (5.2, 4.6))
     shown = points
-    if len(points) > _MOST_POINTS:
-        shown = points[np.random.default_rng(0).choice(len(points), _MOST_POINTS, replace=False)]
+    if len(points) > _MAX_POINTS:
+        shown = points[np.random.default_rng(0).choice(len(points), _MAX_POINTS, replace=False)]
     dense = len(shown) > 2000
     ax.scatter(*shown.T, s=3 if dense else 9, color="0.6", alpha=0.35 if dense else 0.6, lw=0)
     largest = float(weights.max(initial=0.0)) or 1.0
 
     def area(weight: Any) -> Any:
-        radius = np.maximum(max_radius * weight / largest, _LEAST_RADIUS)
+        radius = np.maximum(max_radius * weight / largest, _MIN_RADIUS)
         return (2 * radius) ** 2
 
-    order = np.argsort(-weights, kind="stable")  # small ones on top
+    order = np.argsort(-weights, kind="stable")  # draw small ones last, on top
     style = {"facecolor": color, "edgecolor": "white", "alpha": 0.8, "linewidth": 0.6}
     ax.scatter(*points[indices[order]].T, s=area(weights[order]), zorder=2.5, **style)
     if names is not None:
@@ -96,7 +97,7 @@ def plot_rows(
     if legend and indices.size:
         marks = sorted({_round(largest * part) for part in (0.25, 0.5, 1.0)})
         handles = [ax.scatter([], [], s=area(mark), **style) for mark in marks]
-        for handle in handles:  # the samples of the legend are not data
+        for handle in handles:  # the legend's samples are not data
             handle.remove()
         ax.legend(
             handles,
@@ -121,18 +122,17 @@ def plot_surface(
     label: str | None = None,
     limits: tuple[float, float] | None = None,
 ) -> "Axes":
-    """A function over the plane as filled contours, such as a regression's posterior mean.
+    """Plot a function of two variables, such as a regression's posterior mean, as filled contours.
 
-    As under the points of Zhang et al. (2021), Figures 2 and 7.
+    As below the points in Figures 2 and 7 of Zhang et al. (2021).
 
     Args:
-        x: p places along the first axis.
-        y: q places along the second.
-        values: the function there, shape (q, p).
-        ax: axes to draw into; new ones if left out.
-        label: of the colour bar, with the unit; without it there is no bar.
-        limits: the values at the two ends of the colours. Give the same to panels that are
-            compared.
+        x: p coordinates along the first axis.
+        y: q coordinates along the second axis.
+        values: the function at these coordinates, shape (q, p).
+        ax: axes to draw into; by default new ones.
+        label: the label of the colour bar, with the unit; by default there is no colour bar.
+        limits: the values at the two ends of the colour map; use the same for panels to compare.
 
     Returns:
         The axes.
@@ -161,20 +161,20 @@ def plot_surface(
 
 
 def plot_weights(coreset: Rows, ax: "Axes | None" = None, *, num_data: int | None = None) -> "Axes":
-    """The weights, largest first, and what they sum to against the number of data.
+    """Plot the weights, largest first, and compare their sum with the number of rows.
 
     Args:
         coreset: a `Coreset`, a single `Solution`, or (indices, weights).
-        ax: axes to draw into; new ones if left out.
-        num_data: n, for the comparison; a coreset's own if left out.
+        ax: axes to draw into; by default new ones.
+        num_data: n, the number of rows; by default that of a `Coreset`.
 
     Returns:
-        The axes. Their first line has the sorted weights, the second, where n is known, the level
-        n/m that m equal weights would have.
+        The axes. Their first line has the sorted weights; the second, if n is known, has the height
+        n/m of m equal weights.
     """
     _, weights = _rows(coreset)
     if not weights.size:
-        raise ValueError("the coreset has no rows with a positive weight, so nothing to draw.")
+        raise ValueError("the coreset has no row with a positive weight, so nothing to plot.")
     if num_data is None and isinstance(coreset, Coreset):
         num_data = coreset.report.num_data
     ax = new_axes(ax)
@@ -203,7 +203,7 @@ def plot_weights(coreset: Rows, ax: "Axes | None" = None, *, num_data: int | Non
             label=f"n / m = {num_data / weights.size:,.4g}, equal weights",
         )
         total += f", n = {num_data:,} ({weights.sum() / num_data:.1%})"
-    ax.set(xlabel="row, largest weight first", ylabel="weight (data that the row stands for)")
+    ax.set(xlabel="row, largest weight first", ylabel="weight (number of rows that it stands for)")
     ax.set_yscale("log")
     plain_log_axis(ax.yaxis, *ax.get_ylim())
     ax.set_title(total, fontsize=10, color=GREY, loc="left")
@@ -221,8 +221,8 @@ def _rows(coreset: Rows) -> tuple[np.ndarray, np.ndarray]:
     indices, weights = np.asarray(indices), np.asarray(weights, np.float64)
     if indices.ndim != 1 or indices.shape != weights.shape:
         raise ValueError(
-            f"indices and weights have the shapes {indices.shape} and {weights.shape}; wanted (m,) "
-            "for both: pick one solution of a batch."
+            f"indices and weights have the shapes {indices.shape} and {weights.shape}; expected "
+            "(m,) for both: select one solution of a batch."
         )
     used = weights > 0
     return indices[used], weights[used]
@@ -232,11 +232,11 @@ def _project(points: np.ndarray) -> np.ndarray:
     centred = points - points.mean(axis=0)
     _, directions = np.linalg.eigh(centred.T @ centred)
     leading = directions[:, ::-1][:, :2]
-    # A sign for each direction, so that the picture does not depend on the eigensolver.
+    # Fix the sign of each direction, which the eigensolver leaves open.
     signs = np.sign(leading[np.abs(leading).argmax(axis=0), [0, 1]])
     return centred @ (leading * signs)
 
 
 def _round(value: float) -> float:
-    """A number with one or two digits."""
+    """Round to two significant digits."""
     return float(f"{value:.2g}")

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, dashes, axes, and ticks that people read without thinking."""
+"""Colours, dashes, axes, ticks and legends that all figures share."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ _INCHES = (5.2, 3.8)
 
 
 def new_axes(ax: Any, size: tuple[float, float] = _INCHES) -> "Axes":
-    """The axes given, or those of a new figure."""
+    """Return the given axes, or those of a new figure."""
     if ax is not None:
         return ax
     import matplotlib.pyplot as plt
@@ -25,14 +25,14 @@ def new_axes(ax: Any, size: tuple[float, float] = _INCHES) -> "Axes":
 
 
 def tidy(ax: "Axes") -> None:
-    """A light grid behind the data, and no box around them."""
+    """Draw a light grid behind the data, and no box around them."""
     ax.grid(True, which="major", color="0.88", lw=0.7)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
 
 
 def plain_log_axis(axis: Any, low: float, high: float) -> None:
-    """Ticks of a logarithmic axis at 1, 2, 5, 10, ..., written out; sparser on a long one."""
+    """Label a logarithmic axis at 1, 2, 5, 10, ...; at fewer ticks if it is long."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     decades = np.log10(high / low)
@@ -45,13 +45,13 @@ def plain_log_axis(axis: Any, low: float, high: float) -> None:
 
 
 def count_axis(ax: "Axes") -> None:
-    """A logarithmic x axis of whole numbers."""
+    """Make the x axis logarithmic, with ticks at integers."""
     ax.set_xscale("log")
     plain_log_axis(ax.xaxis, *ax.get_xlim())
 
 
 def clear_legend(ax: "Axes", *args: Any, **kwargs: Any) -> None:
-    """A legend whose words stay legible over a line."""
+    """Add a legend that stays legible over a line."""
     ax.legend(*args, frameon=True, framealpha=0.9, edgecolor="none", fontsize=9, **kwargs)
 
 

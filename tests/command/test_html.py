@@ -123,7 +123,7 @@ def test_verdict_does_not_pretend(coreset):
 
     assert "more than about 0.11 of its standard deviation" in kl_of(0.01, 0.001)
     for kl, error in ((0.5, 0.01), (0.25, 0.1)):
-        assert "Do not use" in kl_of(kl, error)
+        assert "Do not draw conclusions" in kl_of(kl, error)
         assert "lower bound" in kl_of(kl, error)
     poor = dataclasses.replace(coreset.report, kl=2.0, kl_standard_error=0.1)
     text = Page(html_report(_with_report(coreset, poor))).text

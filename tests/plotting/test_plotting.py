@@ -1,4 +1,4 @@
-"""The pictures: what they show is what they were given."""
+"""The figures: they show what they were given."""
 
 import jax.numpy as jnp
 import matplotlib as mpl
@@ -162,9 +162,9 @@ def test_pairs_show_marginals_contours_and_nothing_above():
 def test_posteriors_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="3 parameters and the full posterior 2"):
         plotting.plot_contours(GAUSSIAN, (np.zeros(2), np.eye(2)))
-    with pytest.raises(ValueError, match="names has 1 entries; wanted 3"):
+    with pytest.raises(ValueError, match="names has 1 entries; expected 3"):
         plotting.plot_pairs(GAUSSIAN, GAUSSIAN, ["a"])
-    with pytest.raises(ValueError, match=r"wanted \(D,\) and \(D, D\)"):
+    with pytest.raises(ValueError, match=r"expected \(D,\) and \(D, D\)"):
         plotting.plot_marginals((np.zeros(3), np.ones(3)), GAUSSIAN)
     with pytest.raises(ValueError, match="differ in their number of draws"):
         plotting.plot_marginals({"a": np.zeros(5), "b": np.zeros(6)}, GAUSSIAN)
@@ -213,9 +213,9 @@ def test_points_of_more_columns_are_projected_on_their_principal_directions():
 
 
 def test_rows_that_are_not_among_the_points_are_refused():
-    with pytest.raises(ValueError, match="rows from 1 to 60, and points has 50"):
+    with pytest.raises(ValueError, match="rows from 1 to 60, but points has 50"):
         plotting.plot_rows(POINTS, (np.array([1, 60]), np.ones(2)))
-    with pytest.raises(ValueError, match=r"wanted \(n, 2\)"):
+    with pytest.raises(ValueError, match=r"expected \(n, 2\)"):
         plotting.plot_rows(POINTS[:, :1], (np.array([1]), np.ones(1)))
 
 
