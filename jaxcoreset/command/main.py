@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, MemoryError):
-        return "there is not enough memory for this table."
+        return "there is not enough memory for these rows."
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot read or write {error.filename}: {error.strerror}"
     return str(error)
