@@ -17,22 +17,21 @@ from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.builders.settings import Candidates, Checkpoint, Execution, Tolerance
-from jaxcoreset.coreset.coreset import Coreset, coreset_of_rows, whole_coreset
+from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection, whole_coreset
 from jaxcoreset.coreset.report import Report
-from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.data.checkpoint import MODEL_VALUES, CheckpointFile, build_settings, settings_of_all
 from jaxcoreset.data.messages import did_you_mean, listed
 from jaxcoreset.data.processes import SINGLE_PROCESS, DistributedProcesses
 from jaxcoreset.data.rows import PassContext
-from jaxcoreset.data.utils import Clock, check_int, peak_memory
+from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
-from jaxcoreset.likelihood.precision import rounding_of
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.estimate import KLEstimate
 from jaxcoreset.selection.plan import Plan, plan_build
 from jaxcoreset.selection.rounds import MOST_ROUNDS, Checker, Round
-from jaxcoreset.selection.tolerance import Choice, Estimate
+from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
 from jaxcoreset.weighting import DrawSource, Laplace, Weighting
@@ -302,25 +301,25 @@ class CoresetBuilder:
             if looks and self.rounds == "auto" and number == 1:
                 with clock.stage("agreement"):
                     worth, looks = checker.is_worth_a_look(pool)
-            choice = construction.build(
+            selection = construction.build(
                 pool,
                 jax.random.fold_in(solver_key, number),
                 is_final=not looks or number == most,
             )
-            if choice is None:
+            if selection is None:
                 return [*found, whole_coreset(self.model, likelihood, likelihood.num_data, clock)]
             with clock.stage("model"):
-                pool.check_alone(_chosen(choice)[0])
+                pool.check_alone(selection.positions)
             own_pool = None
-            outcome = Round.of(name, choice, worth)
+            outcome = Round.of(name, selection, worth)
             if looks:
                 with clock.stage("agreement"):
                     own_pool, outcome = checker.look(
-                        pool, choice, outcome, jax.random.fold_in(draws_key, number)
+                        pool, selection, outcome, jax.random.fold_in(draws_key, number)
                     )
             history.append(outcome)
-            found.append(self._finish(construction, source, pool, choice, history))
-            if own_pool is None or number == most or (checker.is_done and choice.is_within):
+            found.append(self._finish(construction, source, pool, selection, history))
+            if own_pool is None or number == most or (checker.is_done and selection.is_within):
                 break
             pool, name = own_pool, "coreset posterior"
         self._check_tolerance(found[-1].report, pool)
@@ -363,52 +362,38 @@ class CoresetBuilder:
         construction: Construction,
         source: DrawSource,
         pool: DrawPool,
-        choice: Choice,
+        selection: Selection,
         history: list[Round],
     ) -> Coreset:
-        """The coreset of the chosen solution of the path."""
-        likelihood, clock = construction.likelihood, construction.clock
-        chosen, weights = _chosen(choice)
-        indices = chosen if pool.rows is None else pool.rows[chosen]
-        if not weights.size:
-            raise ValueError(
-                "the solver chose no rows: no candidate's log-likelihood correlates with the sum "
-                "over all rows. Give more candidates (candidates=) or other draws (weighting=)."
-            )
-        estimate = _reported(choice.estimate, history[-1])
-        some_draw = jax.tree.map(lambda x: x[0], pool.parts("solver")[0].draws)
-        kept = tuple(leaf[chosen] for leaf in pool.candidate_data)
+        """The coreset of the last round."""
+        estimate = _reported(selection.estimate, history[-1])
         is_within = None
         if self.tol is not None:
-            is_within = choice.is_within and estimate.lower <= self.tol.kl
-        report = Report(
+            is_within = selection.is_within and estimate.lower <= self.tol.kl
+        likelihood = construction.likelihood
+        return coreset_of_selection(
+            self.model,
+            pool,
+            selection,
+            construction.clock,
+            approximation=source.approximation,
+            keep_likelihood=True,
+            keep_summary=True,
+            estimate=estimate,
             num_data=likelihood.num_data,
-            size=int(choice.sizes[choice.at]),
-            **choice.facts(pool, estimate),
+            size=int(selection.sizes[selection.at]),
             weighting=type(self.weighting).__name__,
-            seconds=dict(clock.seconds),
-            peak_memory=peak_memory(),
             tol=construction.tol,
             is_within_tol=is_within,
             rounds=[one.to_dict() for one in history],
             passes=dict(likelihood.rows.passes),
             pricing=list(construction.priced),
-            rounding=rounding_of(likelihood, some_draw, kept, weights),
-        )
-        return coreset_of_rows(
-            self.model,
-            likelihood,
-            indices,
-            weights,
-            report,
-            source.approximation,
-            DataSummary.of_pool(pool, chosen),
         )
 
 
 def _labels(likelihood: ModelLikelihood, name: str) -> np.ndarray:
     """The argument of the model that a constraint names, one label for each row."""
-    given = likelihood._arguments
+    given = likelihood.arguments
     if name not in given.names:
         raise ValueError(
             f"the constraint names {name!r}{did_you_mean(name, given.names)} Expected one of the "
@@ -423,17 +408,10 @@ def _labels(likelihood: ModelLikelihood, name: str) -> np.ndarray:
     return values
 
 
-def _chosen(choice: Choice) -> tuple[np.ndarray, np.ndarray]:
-    """The positions of the chosen rows among the candidates, and their weights."""
-    weights = np.asarray(choice.path.weights[choice.at])
-    positions = np.asarray(choice.path.indices[choice.at], np.int64)
-    return positions[weights > 0], weights[weights > 0]
-
-
-def _reported(estimate: Estimate, last: Round) -> Estimate:
+def _reported(estimate: KLEstimate, last: Round) -> KLEstimate:
     """The estimate under π̂, or the larger one under the coreset's posterior if the two differ."""
     if last.agrees is not False or last.own_kl is None or last.own_kl_standard_error is None:
         return estimate
     if last.own_kl <= estimate.kl:
         return estimate
-    return Estimate(last.own_kl, last.own_kl_standard_error, estimate.error)
+    return KLEstimate(last.own_kl, last.own_kl_standard_error, estimate.relative_error)

@@ -34,6 +34,7 @@ from jaxcoreset.likelihood.embedding import centre, log_likelihood_matrix, log_l
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.verification import check_alone, check_program
+from jaxcoreset.selection.estimate import kl_of_residuals
 from jaxcoreset.weighting import Laplace, Weighting
 
 # Up to this n the sums over the data are exact; beyond, this many rows are drawn for each sum.
@@ -259,15 +260,13 @@ class SparseVI:
         atoms = centre(values)
         target = np.asarray(centre(log_likelihood_sum(evaluate, draws, likelihood.data)))
         residuals = target - path.weights @ np.asarray(atoms)
-        # Entries are over √S: times S, their squares are draws of the squared difference.
-        squares = target.size * residuals.astype(np.float64) ** 2
-        kl = squares.mean(1)
+        kl, standard_error = kl_of_residuals(residuals.astype(np.float64))
         curve = {
             "size": np.arange(1, self.size + 1),
             "num_used": np.count_nonzero(path.weights, axis=1),
             "held_out_error": np.sqrt(kl) / np.linalg.norm(target),
             "kl": kl,
-            "kl_standard_error": squares.std(1) / np.sqrt(target.size),
+            "kl_standard_error": standard_error,
             "relative_error": path.relative_error,
             "usable_draws": path.usable_draws,
         }
@@ -304,7 +303,14 @@ class SparseVI:
             seconds=clock.seconds,
             peak_memory=peak_memory(),
         )
-        return coreset_of_rows(self.model, likelihood, indices, path.weights[at, slots], report)
+        return coreset_of_rows(
+            self.model,
+            likelihood,
+            indices,
+            path.weights[at, slots],
+            likelihood.take(indices),
+            report,
+        )
 
 
 @dataclass(frozen=True)

@@ -307,7 +307,7 @@ def _report(
         facts=facts,
         notes=notes,
         tol=tol,
-        comparison=compare_laplace(coreset, inputs.parameter_name, inputs.data_axes),
+        comparison=compare_laplace(coreset, inputs.parameter_name),
         scaling=inputs.scaling,
         programs=examples,
     )

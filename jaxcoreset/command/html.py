@@ -72,15 +72,12 @@ class Comparison:
         return sorted(np.argsort(-np.abs(self.shifts), kind="stable")[:number].tolist())
 
 
-def compare_laplace(
-    coreset: Coreset, name: Callable[[str], str] = str, data_axes: Any = None
-) -> Comparison | None:
+def compare_laplace(coreset: Coreset, name: Callable[[str], str] = str) -> Comparison | None:
     """Compare the two posteriors by their Laplace approximations.
 
     Args:
         coreset: a coreset that was just built.
         name: function from a parameter's name, such as ``beta[2]``, to a readable one.
-        data_axes: the argument of `model_likelihood`.
 
     Returns:
         The comparison; None if one of the two posteriors has no Laplace approximation.
@@ -92,7 +89,7 @@ def compare_laplace(
     assert isinstance(weighted, WeightedModel)
     try:
         likelihood = model_likelihood(
-            weighted.model, coreset.args, coreset.kwargs, data_axes=data_axes
+            weighted.model, coreset.args, coreset.kwargs, data_axes=coreset.arguments.axes
         )
         small = laplace_approximation(likelihood, weights=coreset.weights, start=full.params())
     except ValueError:  # too few rows for a mode, which the report's numbers show

@@ -5,37 +5,39 @@ model's arguments. Nothing in it is executed when it is loaded.
 """
 
 import copy
+import dataclasses
 import functools
 import importlib
 import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int, PRNGKeyArray
 from numpyro.infer import MCMC
 
-from jaxcoreset.coreset.frame import as_frame
+from jaxcoreset.coreset.frame import as_frame, require
 from jaxcoreset.coreset.report import Report
+from jaxcoreset.coreset.summary import DataSummary
+from jaxcoreset.coreset.update import updated
 from jaxcoreset.coreset.warm_start import WarmStart, warm_start
 from jaxcoreset.data.arrays import decode, encode
 from jaxcoreset.data.utils import Clock, peak_memory, write_whole
-from jaxcoreset.likelihood.arguments import flatten
+from jaxcoreset.likelihood.arguments import Arguments, arguments_by_length
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.weighted import weighted_model
+from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.weighting.laplace import LaplaceApproximation
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from jaxcoreset.coreset.summary import DataSummary
 
 _FORMAT = 1
 
@@ -46,32 +48,29 @@ class Coreset:
     ``coreset.model(*coreset.args, **coreset.kwargs)`` is a plain NumPyro model: it works with NUTS,
     SVI, ``Predictive`` and the functions of ``numpyro.infer.util``.
 
-    It can be pickled, as for other processes, where its model can: by pickle a function that can be
-    imported, by cloudpickle, which joblib uses, any. The `likelihood` is left behind; copies within
-    a process keep it.
+    It can be pickled, as for other processes, if its model can: by pickle a function that can be
+    imported, by cloudpickle, which joblib uses, any function. The `likelihood` is left behind;
+    copies within a process keep it.
 
-    The builder, `merge` and `load` make coresets; by hand one needs the attributes below and
+    The builder, `merge` and `load` make coresets.
 
     Args:
-        model: the NumPyro model of all rows; None for one that is to be imported by its name.
-        data_dims: for each of the model's data plates, by its name, which axis it is.
+        model: the NumPyro model of all rows; None to import it by its name when it is needed.
+        indices: see below, as all arguments that are not listed here.
+        data_dims: for each observed site in the data axis its dimension, counted from the right.
         model_name: where the model can be imported from, as ``module:name``.
-        data_names: which arguments hold the data, by name, with their places when (args, kwargs) is
-            flattened.
-        count_places: places of the integers that count the rows.
 
     Attributes:
-        indices: int64 array of shape (m,), the rows in increasing order.
+        indices: int64 array of shape (m,), the row numbers in increasing order.
         weights: array of shape (m,), positive.
-        args: the model's positional arguments with only these rows.
-        kwargs: its keyword arguments with only these rows.
-        report: how it was made and how good it is.
-        approximation: the Laplace approximation of the posterior of all rows, where the builder
-            found one on its way; None otherwise, and for a coreset that was loaded.
+        arguments: the model's arguments with only these rows, and which of them hold rows.
+        report: how the coreset was made, and how good it is.
+        approximation: the Laplace approximation of the posterior of all rows, if the builder found
+            one on its way; None otherwise, and for a coreset that was loaded.
         likelihood: the model's likelihood with all the data, for `certify` and `correct`; it is
-            neither saved nor pickled, and None for a coreset that was loaded. Set it to None to let
-            go of the data.
-        summary: what `update` needs of the rows that it was built from; None where there is none.
+            neither saved nor pickled, and None for a coreset that was loaded. Set it to None to
+            free the data.
+        summary: what `update` needs of the rows that the coreset was built from, or None.
     """
 
     def __init__(
@@ -79,46 +78,47 @@ class Coreset:
         model: Callable | None,
         indices: ArrayLike,
         weights: ArrayLike,
-        args: tuple,
-        kwargs: Mapping[str, Any],
+        arguments: Arguments,
         report: Report,
         *,
         data_dims: Mapping[str, int],
         model_name: str | None = None,
         approximation: LaplaceApproximation | None = None,
         likelihood: ModelLikelihood | None = None,
-        data_names: Mapping[str, int] | None = None,
-        summary: "DataSummary | None" = None,
-        count_places: Sequence[int] | None = None,
+        summary: DataSummary | None = None,
     ):
         self.indices: Int[np.ndarray, " m"] = np.asarray(indices, np.int64)
         self.weights: Float[np.ndarray, " m"] = np.asarray(weights)
-        self.args = tuple(args)
-        self.kwargs = dict(kwargs)
+        self.arguments = arguments
         self.report = report
         self.approximation = approximation
         self.likelihood = likelihood
         self.summary = summary
         self._full_model = model
         self._data_dims = dict(data_dims)
-        # Names of the data among the arguments, and their places when (args, kwargs) is flattened.
-        self._data_names = None if data_names is None else dict(data_names)
-        # Places of the integers that count the rows.
-        self._count_places = None if count_places is None else tuple(count_places)
         self._model_name = model_name or _name_of(model)
         self._model: Callable | None = None
+
+    @property
+    def args(self) -> tuple:
+        """The model's positional arguments with only these rows."""
+        return self.arguments.call[0]
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The model's keyword arguments with only these rows."""
+        return self.arguments.call[1]
 
     @property
     def model(self) -> Callable:
         """The weighted model.
 
         Raises:
-            ValueError: if the coreset was loaded without its model and that cannot be imported
-                under the name that it was saved with.
+            ValueError: if the coreset was loaded without its model, which cannot be imported under
+                the name that it was saved with.
         """
         if self._model is None:
-            model = self._full_model or _import_model(self._model_name)
-            self._model = weighted_model(model, self.weights, self._data_dims)
+            self._model = weighted_model(self.full_model, self.weights, self._data_dims)
         return self._model
 
     @property
@@ -128,54 +128,22 @@ class Coreset:
 
     @property
     def data_names(self) -> dict[str, int]:
-        """Names of the data among the arguments, with places when (args, kwargs) is flattened."""
-        if self._data_names is not None:
-            return dict(self._data_names)
-        # Made by hand, or saved by a version that kept no names.
-        model = self._full_model or (lambda *args, **kwargs: None)
-        names = flatten(model, self.args, self.kwargs).names
-        leaves = jax.tree.leaves((self.args, self.kwargs))
-        return {
-            name: at
-            for at, (name, leaf) in enumerate(zip(names, leaves, strict=True))
-            if np.ndim(leaf) > 0 and len(leaf) == len(self)
-        }
-
-    @property
-    def data_places(self) -> tuple[int, ...]:
-        """The places of the data when (args, kwargs) is flattened."""
-        if self._data_names is None:
-            raise ValueError(
-                "the coreset was made without names for its data, so new rows cannot be matched "
-                "with them; wanted one that CoresetBuilder made."
-            )
-        return tuple(self._data_names.values())
-
-    @property
-    def count_places(self) -> tuple[int, ...]:
-        """The places, when (args, kwargs) is flattened, of integers that count the rows."""
-        if self._count_places is not None:
-            return self._count_places
-        # Made by hand, or saved by a version that did not keep them.
-        return tuple(
-            at
-            for at, leaf in enumerate(jax.tree.leaves((self.args, self.kwargs)))
-            if isinstance(leaf, int) and not isinstance(leaf, bool) and leaf == len(self)
-        )
+        """Names of the data arguments, with their positions when (args, kwargs) is flattened."""
+        return self.arguments.data_names
 
     def update(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> "Coreset":
         """The coreset of the rows before and of new ones, without going back to the rows before.
 
         The log-likelihoods of the new rows are added to the sums over all rows at the draws that
-        the coreset was built with, some of them join the candidates, and the default solver runs,
-        without the constraint that the build had, if any. The sums are exact; the draws are of the
-        posterior before. Its report says what they are still worth, and the error under importance
-        weights towards the new posterior. Where they are worth less than a tenth of what they were,
-        or fewer than 20 draws, the error is not known and may be anything: the `kl` of the report
-        is infinite, `is_within_tol` is False where there is a tolerance, and a build from all rows
-        is due.
+        the coreset was built with, some of the new rows join the candidates, and the default solver
+        runs, without the constraint of the build, if there was one. The sums are exact; the draws
+        are of the posterior before. The report says what they are still worth, and the error under
+        importance weights towards the new posterior. If they are worth less than a tenth of new
+        draws, or fewer than 20 draws, the error is not known and may be of any size: the `kl` of
+        the report is infinite, `is_within_tol` is False if there is a tolerance, and you should
+        build a new coreset from all rows.
 
-        Warns where the error is not known.
+        Warns if the error is not known.
 
         Args:
             key: a JAX random key; the same key gives the same coreset.
@@ -183,17 +151,19 @@ class Coreset:
             **kwargs: its keyword arguments.
 
         Returns:
-            A coreset of the same size, whose row numbers go on from those before.
+            A coreset of the same size, whose row numbers continue those before.
 
         Raises:
-            ValueError: if the coreset has no `summary`, or the arguments are not those before but
-                for the rows.
+            ValueError: if the coreset has no `summary`, or the arguments differ from those before
+                in more than the rows.
             ModelError, RuntimeError: if a row's log-likelihood depends on other rows, or the
                 compiled program is wrong, see `check_program`.
         """
-        from jaxcoreset.coreset.update import updated
-
-        return updated(self, key, args, kwargs)
+        arguments = self.arguments.like(args, kwargs)
+        self.arguments.check_same_constants(arguments)
+        model = self.full_model
+        solved = updated(model, arguments, self.report, self.summary, key)
+        return coreset_of_selection(model, **solved)
 
     @property
     def data_dims(self) -> dict[str, int]:
@@ -267,8 +237,8 @@ class Coreset:
             "report": self.report.to_dict(),
             "data_dims": self._data_dims,
             "model": self._model_name,
-            "data_names": self._data_names,
-            "count_places": self._count_places,
+            "data_names": self.data_names,
+            "count_places": self.arguments.counts_at,
             "summary": None
             if self.summary is None
             else encode(self.summary.to_dict(), arrays, "summary"),
@@ -301,7 +271,8 @@ class Coreset:
             TypeError: if `table` is no data frame.
             ModuleNotFoundError: if pandas is not installed; the extra ``tables`` brings it.
         """
-        return as_frame(self, table, weight, row)
+        data = dict(zip(self.data_names, self.arguments.data, strict=True))
+        return as_frame(self.indices, self.weights, data, self.report.num_data, table, weight, row)
 
     def to_csv(
         self,
@@ -349,13 +320,7 @@ class Coreset:
                 them.
         """
         frame = self.to_frame(table, weight=weight, row=row)
-        try:
-            importlib.import_module("pyarrow")
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "pyarrow is missing; Parquet needs it: pip install 'jaxcoreset[tables]'",
-                name="pyarrow",
-            ) from error
+        require("pyarrow", "Parquet")
         return write_whole(path, lambda file: frame.to_parquet(file, engine="pyarrow", index=False))
 
 
@@ -364,25 +329,70 @@ def coreset_of_rows(
     likelihood: ModelLikelihood,
     indices: Int[np.ndarray, " m"],
     weights: Float[np.ndarray, " m"],
+    data: tuple,
     report: Report,
+    *,
     approximation: LaplaceApproximation | None = None,
-    summary: "DataSummary | None" = None,
+    summary: DataSummary | None = None,
+    keep_likelihood: bool = True,
 ) -> Coreset:
     """The coreset of some rows of a model's data, in increasing order, with positive weights."""
-    args, kwargs = likelihood.assemble(likelihood.take(indices))
     return Coreset(
         model,
         indices,
         weights,
-        args,
-        kwargs,
+        likelihood.arguments.with_data(data),
         report,
         data_dims=likelihood.data_dims,
         approximation=approximation,
-        likelihood=likelihood,
-        data_names=likelihood.data_names,
-        count_places=likelihood.count_places,
+        likelihood=likelihood if keep_likelihood else None,
         summary=summary,
+    )
+
+
+def coreset_of_selection(
+    model: Callable,
+    pool: DrawPool,
+    selection: Selection,
+    clock: Clock,
+    *,
+    approximation: LaplaceApproximation | None = None,
+    keep_likelihood: bool = False,
+    keep_summary: bool = False,
+    **facts: Any,
+) -> Coreset:
+    """The coreset, with its report, of rows that were selected from the candidates of a pool.
+
+    Args:
+        model: the model of all rows.
+        pool: the draws and candidates.
+        selection: what was selected.
+        clock: the time by stage.
+        approximation: see `Coreset`.
+        keep_likelihood: whether the coreset keeps the pool's likelihood.
+        keep_summary: whether the coreset keeps what `update` needs.
+        **facts: what `Report.of_selection` takes.
+
+    Raises:
+        ValueError: if no row was selected.
+    """
+    positions = selection.positions
+    if not positions.size:
+        raise ValueError(
+            "the solver chose no rows, because no candidate's log-likelihood is correlated with "
+            "the sum over all rows. Give more candidates (num_candidates) or other draws "
+            "(weighting)."
+        )
+    return coreset_of_rows(
+        model,
+        pool.likelihood,
+        pool.indices_of(positions),
+        selection.weights,
+        pool.data_of(positions),
+        Report.of_selection(pool, selection, clock, **facts),
+        approximation=approximation,
+        summary=DataSummary.of(pool, positions) if keep_summary else None,
+        keep_likelihood=keep_likelihood,
     )
 
 
@@ -411,21 +421,11 @@ def whole_coreset(model: Callable, likelihood: ModelLikelihood, size: int, clock
         peak_memory=peak_memory(),
     )
     rows = likelihood.rows
+    indices = np.arange(n)
     in_memory = rows.is_local and not rows.is_streamed
-    args, kwargs = likelihood.assemble(rows.data if in_memory else rows.take(np.arange(n)))
+    data = rows.data if in_memory else rows.take(indices)
     weights = np.ones(n, jnp.zeros(()).dtype)
-    return Coreset(
-        model,
-        np.arange(n),
-        weights,
-        args,
-        kwargs,
-        report,
-        data_dims=likelihood.data_dims,
-        data_names=likelihood.data_names,
-        count_places=likelihood.count_places,
-        likelihood=likelihood,
-    )
+    return coreset_of_rows(model, likelihood, indices, weights, data, report)
 
 
 def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:
@@ -457,25 +457,24 @@ def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:
         raise ValueError(
             f"{os.fspath(path)!r} was written by a newer version of jaxcoreset; upgrade to read it."
         )
+    args, kwargs = tuple(decode(header["args"], arrays)), decode(header["kwargs"], arrays)
+    arguments = arguments_by_length(model, args, kwargs, arrays["indices"].size)
+    # Files of the first versions do not say which arguments hold rows, or count them.
+    if header.get("data_names") is not None:
+        arguments = arguments.with_names(header["data_names"])
+    if header.get("count_places") is not None:
+        arguments = dataclasses.replace(arguments, counts_at=tuple(header["count_places"]))
+    summary = header.get("summary")
     return Coreset(
         model,
         arrays["indices"],
         arrays["weights"],
-        tuple(decode(header["args"], arrays)),
-        decode(header["kwargs"], arrays),
+        arguments,
         Report.from_dict(header["report"]),
         data_dims=header["data_dims"],
         model_name=header["model"],
-        data_names=header.get("data_names"),
-        count_places=header.get("count_places"),
-        summary=_summary(header.get("summary"), arrays),
+        summary=None if summary is None else DataSummary.from_dict(decode(summary, arrays)),
     )
-
-
-def _summary(value: Any, arrays: Mapping[str, np.ndarray]) -> "DataSummary | None":
-    from jaxcoreset.coreset.summary import DataSummary
-
-    return None if value is None else DataSummary.from_dict(decode(value, arrays))
 
 
 def _name_of(model: Callable | None) -> str | None:

@@ -1,55 +1,64 @@
 """A coreset as a data frame."""
 
-from typing import TYPE_CHECKING
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from jaxcoreset.coreset.coreset import Coreset
+
+def require(package: str, purpose: str) -> Any:
+    """Import a package of the extra ``tables``, or say how to install it."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{package} is missing; {purpose} needs it: pip install 'jaxcoreset[tables]'",
+            name=package,
+        ) from error
 
 
 def as_frame(
-    coreset: "Coreset", table: "pd.DataFrame | None", weight: str, row: str
+    indices: np.ndarray,
+    weights: np.ndarray,
+    data: Mapping[str, Any],
+    num_data: int,
+    table: "pd.DataFrame | None",
+    weight: str,
+    row: str,
 ) -> "pd.DataFrame":
-    """See `Coreset.to_frame`."""
-    try:
-        import pandas as pd
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "pandas is missing; to_frame needs it: pip install 'jaxcoreset[tables]'",
-            name="pandas",
-        ) from error
+    """The rows and weights of a coreset, beside its data or the rows of a table; see `to_frame`."""
+    pd = require("pandas", "to_frame")
     if table is None:
-        frame = pd.DataFrame(_data_columns(coreset))
+        frame = pd.DataFrame(_columns(data))
     elif not isinstance(table, pd.DataFrame):
-        raise TypeError(f"table is a {type(table).__name__}; wanted a pandas DataFrame.")
-    elif len(table) != coreset.report.num_data:
+        raise TypeError(f"table is a {type(table).__name__}; expected a pandas DataFrame.")
+    elif len(table) != num_data:
         raise ValueError(
-            f"table has {len(table):,} rows; wanted the {coreset.report.num_data:,} that the "
-            "coreset was built from, in the same order."
+            f"table has {len(table):,} rows; expected the {num_data:,} rows that the coreset was "
+            "built from, in the same order."
         )
     else:
-        frame = table.iloc[coreset.indices].copy()
+        frame = table.iloc[indices].copy()
     for option, name in (("row", row), ("weight", weight)):
         if name in frame.columns or row == weight:
             raise ValueError(
-                f"{option} is {name!r}, and there is another column of that name; wanted a new "
-                f"one, for instance {option}='coreset_{name}'."
+                f"{option} is {name!r}, and there is another column of that name; choose a new "
+                f"name, for instance {option}='coreset_{name}'."
             )
-    frame.insert(0, row, coreset.indices)
-    frame.insert(1, weight, coreset.weights)
+    frame.insert(0, row, indices)
+    frame.insert(1, weight, weights)
     return frame
 
 
-def _data_columns(coreset: "Coreset") -> dict[str, np.ndarray]:
-    """The model's data as columns by name."""
-    leaves = jax.tree.leaves((coreset.args, coreset.kwargs))
+def _columns(data: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """One-dimensional columns by name: y, X[0], X[1], ...."""
     columns: dict[str, np.ndarray] = {}
-    for name, at in coreset.data_names.items():
-        values = np.asarray(leaves[at])
+    for name, leaf in data.items():
+        values = np.asarray(leaf)
         for index in np.ndindex(values.shape[1:]):
             suffix = f"[{','.join(map(str, index))}]" if index else ""
             columns[name + suffix] = values[(slice(None), *index)]

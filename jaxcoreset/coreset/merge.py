@@ -5,33 +5,24 @@ the reduction. In a tree over many blocks errors add up along its depth (merge a
 and Saxe 1980; Feldman, Schmidt and Sohler 2020).
 """
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxcoreset.coreset.coreset import Coreset
-from jaxcoreset.coreset.update import (
-    NoMoreDraws,
-    constants_of,
-    coreset_after,
-    data_axes_of,
-    report_after,
-)
+from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection
+from jaxcoreset.coreset.update import ExhaustedSource
 from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.from_model import model_likelihood
-from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import matrix_of_weighted
 from jaxcoreset.likelihood.verification import check_program
-from jaxcoreset.selection.construction import DRAWS_PER_ROW, MIN_DRAWS, curve_sizes
+from jaxcoreset.selection.construction import DRAWS_PER_ROW, MIN_DRAWS
 from jaxcoreset.selection.draws import DrawPool, Part, Use
-from jaxcoreset.selection.tolerance import Estimate, largest_size
+from jaxcoreset.selection.estimate import KLEstimate
+from jaxcoreset.selection.solving import select_size, solve_path
 from jaxcoreset.solvers.base import Solver
-from jaxcoreset.solvers.solve import default_solver, sweep
 from jaxcoreset.weighting.laplace import LaplaceFitter
 
 
@@ -72,96 +63,73 @@ def merge(
     size = check_int("size", size, 1)
     num_held_out = check_int("num_held_out", num_held_out, 8)
     if not coresets:
-        raise ValueError("coresets is empty; wanted at least one.")
+        raise ValueError("coresets is empty; expected at least one.")
     first, clock = coresets[0], Clock()
     for other in coresets[1:]:
         _check_alike(first, other)
-    parts = [_rows_of(one) for one in coresets]
-    leaves = tuple(
-        np.concatenate([np.asarray(x) for x in leaf]) for leaf in zip(*parts, strict=True)
-    )
+    # All the weighted rows, with their numbers among all the data.
+    data = [
+        np.concatenate([np.asarray(leaf) for leaf in leaves])
+        for leaves in zip(*(one.arguments.data for one in coresets), strict=True)
+    ]
     starts = np.cumsum([0, *(one.report.num_data for one in coresets)])
-    numbers = np.concatenate(
+    indices = np.concatenate(
         [one.indices + start for one, start in zip(coresets, starts, strict=False)]
     )
     weights = np.concatenate([np.asarray(one.weights, np.float64) for one in coresets])
+    size = min(size, weights.size)
+    num_draws = None if num_draws is None else check_int("num_draws", num_draws, 2)
+    num_draws = num_draws or max(MIN_DRAWS, DRAWS_PER_ROW * size)
+    # Draws of the posterior of all of them, and the weighted sums there.
     with clock.stage("model"):
-        likelihood = _likelihood_of(first, leaves)
+        arguments = first.arguments.with_data(data)
+        args, kwargs = arguments.call
+        likelihood = model_likelihood(first.full_model, args, kwargs, data_axes=arguments.axes)
     with clock.stage("weighting"):
         approximation = LaplaceFitter(likelihood)(weights=weights)
-    size = min(size, weights.size)
-    wanted = None if num_draws is None else check_int("num_draws", num_draws, 2)
-    wanted = wanted or max(MIN_DRAWS, DRAWS_PER_ROW * size)
-    pool = DrawPool(likelihood, NoMoreDraws(), key)
+    pool = DrawPool(likelihood, ExhaustedSource(), key)
+    pool.set_outside_candidates(indices, likelihood.data)
     with clock.stage("embedding"):
-        draws = approximation.draws(key, wanted + num_held_out)
-        values = matrix_of_weighted(likelihood, draws, leaves, weights.sum())
-        check_program(likelihood, draws, leaves, values)
+        draws = approximation.draws(key, num_draws + num_held_out)
+        values = matrix_of_weighted(likelihood, draws, likelihood.data, weights.sum())
+        check_program(likelihood, draws, likelihood.data, values)
         total = jnp.asarray(weights @ np.asarray(values, np.float64), values.dtype)
-        shares: dict[Use, slice] = {"solver": slice(wanted), "select": slice(wanted, None)}
+        shares: dict[Use, slice] = {
+            "solver": slice(num_draws),
+            "selection": slice(num_draws, None),
+        }
         for use, at in shares.items():
             part = Part(jax.tree.map(lambda x, at=at: x[at], draws), total[at], values[:, at])
             pool.parts(use).append(part)
-    solver = default_solver(weights.size, size) if solver is None else solver
-    sizes = curve_sizes(size) if solver.has_path else np.array([size])
-    with clock.stage("solve"):
-        path = sweep(pool.problem("solver"), sizes, solver, key if solver.needs_key else None)
-        jax.block_until_ready(path)
-    with clock.stage("held-out error"):
-        choice = largest_size(pool, path, sizes)
-    before = [one.report for one in coresets]
-    own = choice.estimate
-    estimate = Estimate(
-        own.kl + sum(report.kl for report in before),
-        float(np.hypot.reduce([own.standard_error, *(one.kl_standard_error for one in before)])),
-        own.error,
-    )
+    path, sizes = solve_path(pool, size, clock, solver=solver, key=key)
+    selection = select_size(pool, path, sizes, clock)
+    pool.check_alone(selection.positions)
+    own, before = selection.estimate, [one.report for one in coresets]
+    kl_of_parts = sum(report.kl for report in before)
+    errors = [own.standard_error, *(report.kl_standard_error for report in before)]
     step = {
         "what": "merge",
         "num_coresets": len(coresets),
-        "kl_of_parts": sum(report.kl for report in before),
+        "kl_of_parts": kl_of_parts,
         "kl": own.kl,
     }
-    report = report_after(
-        before[0],
+    return coreset_of_selection(
+        first.full_model,
         pool,
-        choice,
-        estimate,
+        selection,
         clock,
+        estimate=KLEstimate(
+            own.kl + kl_of_parts, float(np.hypot.reduce(errors)), own.relative_error
+        ),
         num_data=int(starts[-1]),
+        size=size,
+        weighting="Laplace",
         history=[step],
     )
-    report = dataclasses.replace(
-        report, weighting="Laplace", tol=None, is_within_tol=None, size=size
-    )
-    return coreset_after(first, likelihood, leaves, numbers, pool, choice, report, None)
 
 
 def _check_alike(first: Coreset, other: Coreset) -> None:
-    places = [(one.data_places, one.count_places) for one in (first, other)]
+    places = [(one.arguments.data_at, one.arguments.counts_at) for one in (first, other)]
     if first.data_dims != other.data_dims or places[0] != places[1]:
-        raise ValueError("coresets are of different models; wanted one model for all of them.")
-    data_axes_of(first, other.args, other.kwargs)
-    for one, two in zip(constants_of(first), constants_of(other), strict=True):
-        if not np.array_equal(np.asarray(one), np.asarray(two)):
-            raise ValueError(
-                f"coresets differ in an argument that is no data: {one!r} and {two!r}; wanted the "
-                "same in all of them."
-            )
-
-
-def _rows_of(coreset: Coreset) -> list[Any]:
-    leaves = jax.tree.leaves((coreset.args, coreset.kwargs))
-    return [leaves[place] for place in coreset.data_places]
-
-
-def _likelihood_of(coreset: Coreset, leaves: tuple) -> ModelLikelihood:
-    """The model's likelihood of some rows, with the coreset's other arguments."""
-    everything, tree = jax.tree.flatten((coreset.args, coreset.kwargs))
-    for place in coreset.count_places:
-        everything[place] = len(leaves[0])
-    for place, leaf in zip(coreset.data_places, leaves, strict=True):
-        everything[place] = leaf
-    args, kwargs = jax.tree.unflatten(tree, everything)
-    axes = data_axes_of(coreset, args, kwargs)
-    return model_likelihood(coreset.full_model, args, kwargs, data_axes=axes)
+        raise ValueError("coresets are of different models; expected one model for all of them.")
+    first.arguments.check_same_constants(first.arguments.like(other.args, other.kwargs))

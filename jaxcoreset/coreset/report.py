@@ -5,15 +5,22 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
-# Where old draws are worth less than this part of new ones, or fewer of them than that, an update's
-# error is not known. For normal posteriors in closed form, 3,500 random ones within both limits,
-# the divergence was at most 1.3 times the estimate in 19 of 20 and 1.9 times in 99 of 100, and from
-# 0.1 to 0.3 it was 1.4 and 2.2. Outside it was more than six times in one of ten.
-FEWEST_WORTH = 0.1
-FEWEST_WORTH_DRAWS = 20
-TOO_FEW_WORTH = "too few to tell the error, so build anew from all rows"
+from jaxcoreset.data.utils import Clock, peak_memory
+from jaxcoreset.likelihood.precision import rounding_of
+from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.estimate import KLEstimate
+from jaxcoreset.selection.tolerance import Selection
+
+# The limits below which old draws are worth too little after an update, as a fraction of new ones
+# and as their number. For normal posteriors in closed form, 3,500 random ones within both limits,
+# the divergence was at most 1.3 times the estimate in 19 of 20 and 1.9 times in 99 of 100, and with
+# a fraction from 0.1 to 0.3 it was 1.4 and 2.2. Outside it was more than six times in one of ten.
+MIN_RELATIVE_ESS = 0.1
+MIN_ESS = 20
+NEEDS_BUILD = "too few to estimate the error, so build a new coreset from all rows"
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,46 @@ class Report:
     pricing: list[dict[str, float]] = dataclasses.field(default_factory=list)
     history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     rounding: float | None = None
+
+    @classmethod
+    def of_selection(
+        cls,
+        pool: DrawPool,
+        selection: Selection,
+        clock: Clock,
+        estimate: KLEstimate | None = None,
+        **facts: Any,
+    ) -> "Report":
+        """The report of rows that were selected from the candidates of a pool.
+
+        Args:
+            pool: the draws and candidates.
+            selection: what was selected.
+            clock: the time by stage.
+            estimate: the estimate that is reported; that of the selection if left out.
+            **facts: the attributes that are not known of these.
+        """
+        at, path = selection.at, selection.path
+        estimate = selection.estimate if estimate is None else estimate
+        some_draw = jax.tree.map(lambda x: x[0], pool.parts("solver")[0].draws)
+        data = pool.data_of(selection.positions)
+        return cls(
+            num_used=selection.positions.size,
+            num_candidates=pool.num_candidates,
+            num_draws=pool.count("solver"),
+            num_held_out=pool.count("selection") + pool.count("confirmation"),
+            relative_error=float(path.relative_error[at]),
+            held_out_error=selection.estimate.relative_error,
+            kl=estimate.kl,
+            kl_standard_error=estimate.standard_error,
+            solver=path.solver,
+            converged=bool(path.converged[at]),
+            curve=selection.curve,
+            seconds=dict(clock.seconds),
+            peak_memory=peak_memory(),
+            rounding=rounding_of(pool.likelihood, some_draw, data, selection.weights),
+            **facts,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain numbers, strings and lists, as Python's json writes and reads them.
@@ -173,8 +220,8 @@ class Report:
                     f"{step['num_rows']:,} rows came; the old draws are worth "
                     f"{step['efficiency']:.0%} of new ones"
                 )
-                if is_worth_too_few(step):
-                    text += f": {TOO_FEW_WORTH}"
+                if is_unreliable(step):
+                    text += f": {NEEDS_BUILD}"
             rows.append((step["what"], text))
         return rows
 
@@ -194,11 +241,10 @@ class Report:
         return rows
 
 
-def is_worth_too_few(step: dict[str, Any]) -> bool:
-    """Whether the draws were worth too few after an update, a step of a report's history."""
+def is_unreliable(step: dict[str, Any]) -> bool:
+    """Return whether the draws were worth too few after an update, a step of a report's history."""
     # Reports of earlier versions do not have the number.
-    few = step.get("num_worth", FEWEST_WORTH_DRAWS) < FEWEST_WORTH_DRAWS
-    return step["efficiency"] < FEWEST_WORTH or few
+    return step["efficiency"] < MIN_RELATIVE_ESS or step.get("num_worth", MIN_ESS) < MIN_ESS
 
 
 def _kl_text(kl: float, standard_error: float) -> str:

@@ -1,8 +1,7 @@
 """What is kept of rows that are gone: draws, the sums over all rows at each, and candidates."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,8 @@ from jaxcoreset.selection.draws import DrawPool, Use
 
 # Candidates that are kept beside the coreset's own rows.
 _MOST_CANDIDATES = 4_000
+# The names of uses in files of earlier versions.
+_EARLIER_USES: dict[str, Use] = {"select": "selection", "confirm": "confirmation"}
 
 
 @dataclass(frozen=True)
@@ -40,44 +41,36 @@ class DataSummary:
     Attributes:
         parts: the draws.
         candidates: the data of m rows.
-        rows: shape (m,), their numbers.
+        indices: shape (m,), their row numbers.
         inefficiency: how many of the draws are worth an independent one.
     """
 
     parts: list[SummaryPart]
     candidates: tuple[np.ndarray, ...]
-    rows: Int[np.ndarray, " m"]
+    indices: Int[np.ndarray, " m"]
     inefficiency: float
 
     @classmethod
-    def of(
-        cls,
-        parts: list[SummaryPart],
-        leaves: Sequence[Any],
-        rows: Int[np.ndarray, " m"],
-        chosen: Int[np.ndarray, " k"],
-        inefficiency: float,
-    ) -> "DataSummary":
-        """A summary with the chosen candidates, and others as far as there is room for them."""
-        kept = np.arange(rows.size)
-        if rows.size > _MOST_CANDIDATES:
-            even = np.linspace(0, rows.size - 1, _MOST_CANDIDATES).astype(np.int64)
-            kept = np.union1d(even, chosen)
-        return cls(
-            parts, tuple(np.asarray(leaf)[kept] for leaf in leaves), rows[kept], inefficiency
-        )
+    def of(cls, pool: DrawPool, positions: Int[np.ndarray, " k"]) -> "DataSummary":
+        """What is known of all rows after a solve on a pool.
 
-    @classmethod
-    def of_pool(cls, pool: DrawPool, chosen: Int[np.ndarray, " k"]) -> "DataSummary":
-        """What a build has found out, with the places of its rows among the candidates."""
-        uses: tuple[Use, ...] = ("solver", "select", "confirm")
+        Args:
+            pool: the draws and candidates. If there are too many candidates, a part of them is
+                kept.
+            positions: the positions of the coreset's rows among the candidates, which are kept.
+        """
         parts = []
-        for use in uses:
+        for use in get_args(Use):
             for part in pool.parts(use):
                 total = np.asarray(part.total, np.float64)
-                parts.append(SummaryPart(use, part.draws, total, total))
-        rows = np.arange(pool.num_candidates) if pool.rows is None else pool.rows
-        return cls.of(parts, pool.candidate_data, rows, chosen, pool.source.inefficiency)
+                then = total if part.total_then is None else part.total_then
+                parts.append(SummaryPart(use, part.draws, total, then))
+        kept = np.arange(pool.num_candidates)
+        if kept.size > _MOST_CANDIDATES:
+            even = np.linspace(0, kept.size - 1, _MOST_CANDIDATES).astype(np.int64)
+            kept = np.union1d(even, positions)
+        data = tuple(np.asarray(leaf)[kept] for leaf in pool.candidate_data)
+        return cls(parts, data, pool.indices_of(kept), pool.source.inefficiency)
 
     def to_dict(self) -> dict[str, Any]:
         """As lists and dictionaries of arrays and numbers."""
@@ -92,7 +85,7 @@ class DataSummary:
                 for part in self.parts
             ],
             "candidates": list(self.candidates),
-            "rows": self.rows,
+            "rows": self.indices,
             "inefficiency": self.inefficiency,
         }
 
@@ -101,7 +94,7 @@ class DataSummary:
         """The inverse of `to_dict`."""
         parts = [
             SummaryPart(
-                part["use"],
+                _EARLIER_USES.get(part["use"], part["use"]),
                 jax.tree.map(jnp.asarray, part["draws"]),
                 part["total"],
                 part["total_then"],

@@ -57,23 +57,90 @@ class Arguments:
         named = zip(self.names, self.leaves, strict=True)
         return {name: tuple(leaf.shape) for name, leaf in named if is_array(leaf)}
 
-    def fill(self, data: Sequence) -> tuple[tuple, dict]:
-        """The (args, kwargs) with `data` in place of the data leaves."""
+    @property
+    def data_names(self) -> dict[str, int]:
+        """The names of the data leaves, with their positions."""
+        return {self.names[position]: position for position in self.data_at}
+
+    def with_names(self, data_names: Mapping[str, int]) -> "Arguments":
+        """The arguments whose data leaves have these names and positions, see `data_names`."""
+        names = list(self.names)
+        for name, position in data_names.items():
+            names[position] = name
+        return dataclasses.replace(self, names=tuple(names), data_at=tuple(data_names.values()))
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The leaves that neither hold rows nor count them, by name."""
+        skipped = {*self.data_at, *self.counts_at}
+        named = enumerate(zip(self.names, self.leaves, strict=True))
+        return {name: leaf for i, (name, leaf) in named if i not in skipped}
+
+    @property
+    def axes(self) -> tuple:
+        """The `data_axes` that name these data leaves to `model_likelihood`."""
+        axes = [0 if i in self.data_at else None for i in range(len(self.leaves))]
+        by_position, by_keyword = jax.tree.unflatten(self.tree, axes)
+        return (*by_position, by_keyword)
+
+    @property
+    def call(self) -> tuple[tuple, dict]:
+        """The (args, kwargs) themselves."""
+        return jax.tree.unflatten(self.tree, self.leaves)
+
+    def with_data(self, data: Sequence) -> "Arguments":
+        """The arguments with `data` in place of the data leaves, and their length as the count."""
         leaves = list(self.leaves)
         for position, rows in zip(self.data_at, data, strict=True):
             leaves[position] = rows
         for position in self.counts_at:
             leaves[position] = data[0].shape[0]
-        return jax.tree.unflatten(self.tree, leaves)
+        return dataclasses.replace(self, leaves=tuple(leaves))
 
-    def counting_rows(self) -> "Arguments":
-        """The same, where integers equal to n follow the number of rows."""
+    def fill(self, data: Sequence) -> tuple[tuple, dict]:
+        """The (args, kwargs) with `data` in place of the data leaves."""
+        return self.with_data(data).call
+
+    def like(self, args: tuple, kwargs: Mapping[str, Any]) -> "Arguments":
+        """Other arguments of the same structure, with data and counts at the same positions.
+
+        Raises:
+            ModelError: the structure is not the same.
+        """
+        leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+        if tree != self.tree:
+            raise ModelError(
+                f"the arguments are laid out as {tree}, but those of the coreset as {self.tree}; "
+                "pass the same arguments, in which only the rows differ."
+            )
+        return dataclasses.replace(self, leaves=tuple(leaves))
+
+    def check_same_constants(self, other: "Arguments") -> None:
+        """Check that other arguments of the same structure differ in their rows only.
+
+        Raises:
+            ModelError: an argument that holds no data has another value.
+        """
+        for name, before in self.constants.items():
+            if not is_same(before, now := other.constants[name]):
+                raise ModelError(
+                    f"argument {name} holds no data, and is {now!r} in place of {before!r}; pass "
+                    "the value that the coreset was built with, or build a new coreset."
+                )
+
+    def counting_rows(self, num_data: int | None = None) -> "Arguments":
+        """The same, where integers equal to n follow the number of rows.
+
+        Args:
+            num_data: n; that of the data leaves if left out.
+        """
+        num_data = self.num_data if num_data is None else num_data
         counts = (
             i
             for i, leaf in enumerate(self.leaves)
             if isinstance(leaf, int | np.integer)
             and not isinstance(leaf, bool)
-            and leaf == self.num_data
+            and leaf == num_data
         )
         return dataclasses.replace(self, counts_at=tuple(counts))
 
@@ -88,7 +155,17 @@ def is_array(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == np.bool_
 
 
-def flatten(model: Callable, args: tuple, kwargs: dict) -> Arguments:
+def is_same(one: Any, two: Any) -> bool:
+    """Return whether two arguments are the same to a model, which computes in float32."""
+    one, two = np.asarray(one), np.asarray(two)
+    if one.shape != two.shape:
+        return False
+    if any(np.issubdtype(array.dtype, np.inexact) for array in (one, two)):
+        return np.allclose(one, two, rtol=1e-6, atol=0, equal_nan=True)
+    return bool(np.all(one == two))
+
+
+def flatten(model: Callable | None, args: tuple, kwargs: dict) -> Arguments:
     """The arguments of `model(*args, **kwargs)`, with no data leaves named yet.
 
     Raises:
@@ -115,9 +192,20 @@ def flatten(model: Callable, args: tuple, kwargs: dict) -> Arguments:
     return Arguments(tree, leaves, tuple(names), positional)
 
 
-def _positional_names(model: Callable, count: int) -> tuple[str, ...]:
+def arguments_by_length(
+    model: Callable | None, args: tuple, kwargs: dict, num_data: int
+) -> Arguments:
+    """The arguments of a call whose arrays with `num_data` rows are taken as data."""
+    arguments = flatten(model, args, kwargs).counting_rows(num_data)
+    long = (
+        i for i, leaf in enumerate(arguments.leaves) if is_array(leaf) and len(leaf) == num_data
+    )
+    return dataclasses.replace(arguments, data_at=tuple(long))
+
+
+def _positional_names(model: Callable | None, count: int) -> tuple[str, ...]:
     try:
-        parameters = list(inspect.signature(model).parameters.values())
+        parameters = list(inspect.signature(model).parameters.values())  # pyright: ignore
     except (TypeError, ValueError):
         parameters = []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -79,7 +79,7 @@ def model_likelihood(
         rows=Rows(arguments.data, context),
         data_dims=structure.data_dims,
         init_params=draw_uniform(structure.latent_shapes, _START_RADII[0], generator),
-        _arguments=arguments,
+        arguments=arguments,
         two_rows=tuple(leaf[:2] for leaf in arguments.data),
     )
     evaluate = jax.jit(likelihood.by_site)
@@ -124,7 +124,7 @@ def _find_start(
                 per_datum, others = evaluate(params, rows)
                 check_log_prior(sum(float(value) for value in others.values()))
                 total = np.sum([np.asarray(values) for values in per_datum.values()], axis=0)
-                data = dict(zip(likelihood.data_names, rows, strict=True))
+                data = dict(zip(likelihood.arguments.data_names, rows, strict=True))
                 check_log_likelihood(total, first + np.arange(len(total)), data)
         except ModelError as found:
             error = found

@@ -51,6 +51,7 @@ class ModelLikelihood:
         data_dims: for each observed site in the data axis its dimension, counted from the right.
         init_params: unconstrained values of the latent sites at which the log-density of all the
             data is finite; their names and shapes are those of any `params`.
+        arguments: the model's arguments, and which of them hold rows.
         two_rows: two rows of the data, laid out as `data`.
         reference: what later checks use again; None where there is one row.
     """
@@ -59,7 +60,7 @@ class ModelLikelihood:
     rows: Rows
     data_dims: dict[str, int]
     init_params: dict[str, Array]
-    _arguments: Arguments = field(repr=False)
+    arguments: Arguments = field(repr=False)
     two_rows: tuple = field(repr=False)
     reference: Reference | None = field(default=None, repr=False)
 
@@ -76,17 +77,6 @@ class ModelLikelihood:
         """The number of data, n; of all processes together."""
         return self.rows.num_rows
 
-    @property
-    def data_names(self) -> dict[str, int]:
-        """The data's names, as X or batch['x'], and their places among the arguments' leaves."""
-        arguments = self._arguments
-        return {arguments.names[position]: position for position in arguments.data_at}
-
-    @property
-    def count_places(self) -> tuple[int, ...]:
-        """The places, among the arguments' leaves, of integers that count the rows."""
-        return self._arguments.counts_at
-
     def assemble(self, data: Sequence) -> tuple[tuple, dict]:
         """The model's (args, kwargs) with `data` in place of the data leaves.
 
@@ -97,7 +87,7 @@ class ModelLikelihood:
             The arguments; all that is not data is what `model_likelihood` was given, but for an
             integer that counts the rows, which follows `data`.
         """
-        return self._arguments.fill(data)
+        return self.arguments.fill(data)
 
     def take(self, indices: Any) -> tuple:
         """The data leaves at the given rows; NumPy leaves stay NumPy.

@@ -4,7 +4,6 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, PRNGKeyArray
@@ -12,11 +11,11 @@ from jaxtyping import Int, PRNGKeyArray
 from jaxcoreset.data.utils import Clock, host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.draws import DrawPool
-from jaxcoreset.selection.tolerance import Choice, largest_size, smallest_within
+from jaxcoreset.selection.solving import select_size, solve_path
+from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
 from jaxcoreset.solvers.solution import Solution
-from jaxcoreset.solvers.solve import default_solver, sweep
 
 # Up to here every row is a candidate; beyond, a uniform subset of so many, or of so many times the
 # size asked for. The target is a sum over all rows either way.
@@ -27,7 +26,6 @@ _CANDIDATES_PER_GROUP = 64
 # The draws must be several times the rows, or the solver fits the draws and not the posterior.
 MIN_DRAWS = 500
 DRAWS_PER_ROW = 4
-_CURVE_POINTS = 24
 # A pass for further candidates keeps so many rows, or so many times the size, and of them those
 # whose gain is at least this part of the least one that is worth a pass.
 _MIN_PRICED, _PRICED_PER_ROW, _WORTH_ADDING = 1_000, 4, 0.1
@@ -92,19 +90,21 @@ class Construction:
         counts = self.draws_wanted(size)
         with self.clock.stage("embedding"):
             pool.set_candidates(self.candidates(size))
-            pool.want(**counts)
+            pool.ensure_draws(**counts)
 
     def draws_wanted(self, size: int) -> dict[str, int]:
         """How many draws a build of a size needs, by their use."""
         wanted = max(self.num_draws or MIN_DRAWS, DRAWS_PER_ROW * size)
         if self.tol is None and self.num_draws is not None:
             wanted = self.num_draws
-        counts = {"solver": wanted, "select": self.num_held_out}
+        counts = {"solver": wanted, "selection": self.num_held_out}
         if self.tol is not None:
-            counts["confirm"] = self.num_held_out
+            counts["confirmation"] = self.num_held_out
         return counts
 
-    def build(self, pool: DrawPool, key: PRNGKeyArray, *, is_final: bool = True) -> Choice | None:
+    def build(
+        self, pool: DrawPool, key: PRNGKeyArray, *, is_final: bool = True
+    ) -> Selection | None:
         """The coreset under the pool's draws, as a place on a path; draws are added to the pool.
 
         Args:
@@ -118,11 +118,12 @@ class Construction:
         if self.size is not None:
             self.embed(pool)
             path, sizes = self._solve(pool, self.size, key)
-            with self.clock.stage("held-out error"):
-                return largest_size(pool, path, sizes)
+            return select_size(pool, path, sizes, self.clock)
         return self._within_tolerance(pool, key, is_final)
 
-    def _within_tolerance(self, pool: DrawPool, key: PRNGKeyArray, is_final: bool) -> Choice | None:
+    def _within_tolerance(
+        self, pool: DrawPool, key: PRNGKeyArray, is_final: bool
+    ) -> Selection | None:
         """The smallest size on the path that keeps to `tol`, sizes doubling until there is one."""
         assert self.tol is not None
         n = self.likelihood.num_data
@@ -134,20 +135,21 @@ class Construction:
             if enough < size and pool.is_exhausted:
                 size = enough
             path, sizes = self._solve(pool, size, key)
-            with self.clock.stage("held-out error"):
-                choice = smallest_within(pool, path, sizes, self.tol, self.num_held_out)
-            if choice.is_within:
-                return choice
+            selection = select_size(
+                pool, path, sizes, self.clock, tol=self.tol, num_held_out=self.num_held_out
+            )
+            if selection.is_within:
+                return selection
             if size == n:
                 return None
             no_draws_for_more = pool.is_exhausted and size == enough
             if size == self.max_size or no_draws_for_more:
-                return choice
+                return selection
             in_vain = in_vain + 1 if float(path.objective[-1]) < _FITTED * self.tol else 0
             if in_vain == _MOST_IN_VAIN:
-                return choice
+                return selection
             if not is_final and 2 * size > _LARGEST_FIRST_SIZE:
-                return choice
+                return selection
             size = min(2 * size, self.max_size, n)
 
     @property
@@ -178,7 +180,7 @@ class Construction:
         path, sizes = self._solve_once(pool, size, key)
         is_auto = self.extra_passes == "auto"
         for _ in range(MOST_PRICING_PASSES if is_auto else int(self.extra_passes)):
-            if pool.rows is None or pool.num_candidates >= self.likelihood.num_data:
+            if pool.indices is None or pool.num_candidates >= self.likelihood.num_data:
                 break
             if is_auto and not self._lacks_candidates(path, sizes):
                 break
@@ -192,7 +194,7 @@ class Construction:
             if best <= _LEAST_GAIN:
                 break
             useful = priced.indices[priced.gains > _LEAST_GAIN * _WORTH_ADDING]
-            found_rows = pool.rows
+            found_rows = pool.indices
             self.joined.append(useful)
             with self.clock.stage("embedding"):
                 pool.add_candidates(useful)
@@ -200,7 +202,7 @@ class Construction:
             if float(after.objective[-1]) < objective:
                 path = after
             else:  # a solver's search may end elsewhere; what was found is still there
-                places = np.searchsorted(pool.rows, found_rows).astype(np.int32)
+                places = np.searchsorted(pool.indices, found_rows).astype(np.int32)
                 path = dataclasses.replace(path, indices=jnp.asarray(places)[path.indices])
             objective_after = float(path.objective[-1])
             self.priced[-1] |= {
@@ -227,31 +229,11 @@ class Construction:
     def _solve_once(
         self, pool: DrawPool, size: int, key: PRNGKeyArray
     ) -> tuple[Solution, np.ndarray]:
-        rows = pool.rows
-        solver = self.solver or default_solver(pool.num_candidates, size)
-        if rows is not None:
+        solver = self.solver
+        if solver is not None and (rows := pool.indices) is not None:
             solver = replace_constraints(solver, lambda constraint: constraint.take(rows))
-        sizes = self._sizes(size)
-        with self.clock.stage("solve"):
-            path = sweep(pool.problem("solver"), sizes, solver, key if solver.needs_key else None)
-            jax.block_until_ready(path)
-        # Whatever the processes' processors round: one of them says what was found.
-        leaves, tree = jax.tree.flatten(path)
-        named = {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}
-        first = self.likelihood.rows.context.processes.first(named)
-        if first is not named:
-            path = jax.tree.unflatten(
-                tree, [jnp.asarray(first[str(i)]) for i in range(len(leaves))]
-            )
-        return path, sizes
-
-    def _sizes(self, size: int) -> Int[np.ndarray, " m"]:
-        """The sizes to solve for, `size` last; smaller ones where they come with it."""
-        if self.tol is not None and self.has_path:
-            return np.arange(1, size + 1)
-        if self.tol is not None or self.has_path:
-            return curve_sizes(size)
-        return np.array([size])
+        has_tol = self.tol is not None
+        return solve_path(pool, size, self.clock, solver=solver, key=key, has_tol=has_tol)
 
     def candidates(self, size: int | None = None) -> Int[np.ndarray, " m"] | None:
         """The candidate rows of a build of a size in increasing order; None stands for all.
@@ -281,11 +263,6 @@ class Construction:
                 continue
             chosen = np.union1d(chosen, _some_of_each(np.asarray(labels), generator))
         return np.unique(np.concatenate([chosen, *self.joined]))
-
-
-def curve_sizes(size: int) -> Int[np.ndarray, " m"]:
-    """The sizes at which a solver's path is looked at, up to one."""
-    return np.unique(np.geomspace(1, size, _CURVE_POINTS).round().astype(int))
 
 
 def _some_of_each(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:

@@ -1,13 +1,14 @@
-"""Log-likelihoods at a growing number of draws: nothing that was evaluated is evaluated again.
+"""Log-likelihoods at a growing number of draws: nothing is evaluated twice.
 
-The draws have *uses*: "solver" for the draws that the solver sees, "select" for those by which a
-size is chosen, "confirm" for those that neither saw. Draws are added in blocks. A block's rows are
-centred within the block, which costs one degree of freedom per block and lets float32 hold them.
+Each draw has a *use*: "solver" for the draws that the solver sees, "selection" for those by which a
+size is selected, "confirmation" for those that neither of them saw. Draws are added in blocks. Rows
+are centred within each block, which costs one degree of freedom per block and lets float32 hold
+the log-likelihoods.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.weighting import DrawSource
 from jaxcoreset.weighting.base import FEWEST, shares
 
-Use = Literal["solver", "select", "confirm"]
+Use = Literal["solver", "selection", "confirmation"]
 
 
 @dataclass
@@ -34,12 +35,15 @@ class Part:
     Attributes:
         draws: unconstrained parameters, with a leading axis of s draws.
         total: shape (s,), the log-likelihood of all rows, up to a constant of the block.
-        values: shape (m, s), that of the candidates, each up to a constant.
+        values: shape (m, s), the log-likelihoods of the candidates, each row up to a constant.
+        total_then: shape (s,), the total over the rows that there were when the draws were made;
+            None if that is `total` itself.
     """
 
     draws: Params
     total: Float[Array, " s"]
     values: Float[Array, "m s"]
+    total_then: Float[np.ndarray, " s"] | None = None
 
     @property
     def size(self) -> int:
@@ -68,40 +72,51 @@ class DrawPool:
     ):
         self.likelihood = likelihood
         self.source = source
-        self.rows: Int[np.ndarray, " m"] | None = None
+        self.indices: Int[np.ndarray, " m"] | None = None
         self._key, self._batch_size, self._show_progress = key, batch_size, show_progress
         self._taken = 0
         self._candidates: tuple | None = None
-        self._parts: dict[Use, list[Part]] = {"solver": [], "select": [], "confirm": []}
+        self._are_inside = True
+        self._parts: dict[Use, list[Part]] = {use: [] for use in get_args(Use)}
 
     def on(self, source: DrawSource, key: PRNGKeyArray) -> "DrawPool":
         """An empty pool of the same candidates, for the draws of another source."""
         other = DrawPool(self.likelihood, source, key, self._batch_size, self._show_progress)
-        other.rows, other._candidates = self.rows, self._candidates
+        other.indices, other._candidates = self.indices, self._candidates
         return other
 
     @property
     def num_candidates(self) -> int:
-        """How many rows the candidates are."""
-        return self.likelihood.num_data if self.rows is None else self.rows.size
+        """The number of candidates."""
+        return self.likelihood.num_data if self.indices is None else self.indices.size
 
     @property
     def candidate_data(self) -> tuple:
         """The data of the candidates."""
         if self._candidates is None:
             likelihood = self.likelihood
-            self._candidates = likelihood.data if self.rows is None else likelihood.take(self.rows)
+            self._candidates = (
+                likelihood.data if self.indices is None else likelihood.take(self.indices)
+            )
         return self._candidates
+
+    def indices_of(self, positions: Int[np.ndarray, " k"]) -> Int[np.ndarray, " k"]:
+        """The row numbers of some candidates."""
+        return positions if self.indices is None else self.indices[positions]
+
+    def data_of(self, positions: Int[np.ndarray, " k"]) -> tuple:
+        """The data of some candidates."""
+        return tuple(leaf[positions] for leaf in self.candidate_data)
 
     @property
     def remaining(self) -> int | None:
-        """How many draws the source still has; None where there are as many as one wants."""
+        """The number of draws that the source still has; None if there is no limit."""
         limit = self.source.limit
         return None if limit is None else limit - self._taken
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the source has too few draws left to be of use."""
+        """True if the source has too few draws left to be of use."""
         return self.remaining is not None and self.remaining < FEWEST
 
     def parts(self, use: Use) -> list[Part]:
@@ -109,27 +124,36 @@ class DrawPool:
         return self._parts[use]
 
     def count(self, use: Use) -> int:
-        """How many draws a use has."""
+        """The number of draws of one use."""
         return sum(part.size for part in self._parts[use])
 
-    def set_candidates(self, rows: Int[np.ndarray, " m"] | None) -> None:
-        """The rows to choose from, None for all; their log-likelihoods at the draws follow."""
-        if rows is self.rows or np.array_equal(rows, self.rows):  # pyright: ignore
+    def set_candidates(self, indices: Int[np.ndarray, " m"] | None) -> None:
+        """Choose from these rows, None for all, and evaluate them at the draws."""
+        if indices is self.indices or np.array_equal(indices, self.indices):  # pyright: ignore
             return
-        self.rows, self._candidates = rows, None
+        self.indices, self._candidates = indices, None
         for part in self._all_parts():
             part.values = self._evaluate(part.draws)
 
-    def add_candidates(self, rows: Int[np.ndarray, " m"]) -> None:
-        """More rows to choose from, none of which was one; only they are evaluated."""
-        assert self.rows is not None
-        joined = np.concatenate([self.rows, rows])
+    def add_candidates(self, indices: Int[np.ndarray, " m"]) -> None:
+        """Choose from these rows too, all of them new; only their values are evaluated."""
+        assert self.indices is not None
+        joined = np.concatenate([self.indices, indices])
         order = np.argsort(joined)
-        self.rows, self._candidates = joined[order], None
-        data = self.likelihood.take(rows)
+        self.indices, self._candidates = joined[order], None
+        data = self.likelihood.take(indices)
         for part in self._all_parts():
             new = self._matrix(part.draws, data)
             part.values = jnp.concatenate([part.values, new])[order]
+
+    def set_outside_candidates(self, indices: Int[np.ndarray, " m"], data: tuple) -> None:
+        """Choose from rows that need not be among those of the likelihood.
+
+        Args:
+            indices: their row numbers among all rows, in increasing order.
+            data: their data.
+        """
+        self.indices, self._candidates, self._are_inside = indices, data, False
 
     def price(self, indices: Int[Array, " k"], weights: Float[Array, " k"], num: int) -> Priced:
         """The rows, not candidates, that would improve most on a solution of the solver's draws.
@@ -144,7 +168,7 @@ class DrawPool:
         problem = self.problem("solver")
         residual = problem.target - problem.combine(indices, weights)
         chosen = jnp.where(weights[:, None] > 0, problem.gather(indices), 0)
-        assert self.rows is not None
+        assert self.indices is not None
         parts = [part for part in self._parts["solver"] if part.size > 1]
         draws = jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in parts))
         rows = self.likelihood.rows
@@ -156,17 +180,17 @@ class DrawPool:
             chosen,
             tuple(part.size for part in parts),
             num,
-            self.rows,
+            self.indices,
             float(jnp.linalg.norm(problem.target)),
         )
         if not (rows.is_local and rows.has_random_access):
             rows.remember(priced.indices, priced.leaves)
         return priced
 
-    def want(self, **counts: int) -> None:
-        """Add draws, in one pass over the data, until each use named has as many as it wants.
+    def ensure_draws(self, **counts: int) -> None:
+        """Add draws, in one pass over the data, until each use has the number that is given for it.
 
-        A source with too few draws shares out what it has.
+        If the source has too few draws, all uses get proportionally fewer.
 
         Raises:
             ValueError: if the source has fewer than 8 draws, or a log-likelihood is not finite at
@@ -179,7 +203,7 @@ class DrawPool:
             for use in self._parts
             if counts.get(use, 0) > self.count(use)
         }
-        if not missing or (self._taken and self.is_exhausted):
+        if not missing or (self.is_exhausted and any(self._all_parts())):
             return
         wanted = list(missing.values())
         shared = dict(zip(missing, shares(wanted, self.remaining), strict=True))
@@ -188,7 +212,7 @@ class DrawPool:
         processes = self.likelihood.rows.context.processes
         draws = jax.tree.map(jnp.asarray, processes.first(draws))
         self._taken += num
-        if self.rows is None:
+        if self.indices is None:
             values = self._evaluate(draws)
             total = jnp.sum(values, axis=0)
         else:
@@ -202,19 +226,19 @@ class DrawPool:
             self._parts[use].append(part)
             first += count
 
-    def check_alone(self, chosen: Int[np.ndarray, " k"]) -> None:
-        """Hold a coreset's log-likelihoods, where it is alone, to those among all the rows.
+    def check_alone(self, positions: Int[np.ndarray, " k"]) -> None:
+        """Check that the rows of a coreset have the same log-likelihoods without the other rows.
 
         Args:
-            chosen: its places among the candidates.
+            positions: the positions of the coreset's rows among the candidates.
 
         Raises:
             ModelError: if they differ, see `verification.check_alone`.
         """
         part = self._parts["solver"][0]
-        numbers = chosen if self.rows is None else self.rows[chosen]
-        data = tuple(leaf[chosen] for leaf in self.candidate_data)
-        check_alone(self.likelihood, part.draws, data, part.values[chosen], numbers)
+        numbers = self.indices_of(positions) if self._are_inside else None
+        data = self.data_of(positions)
+        check_alone(self.likelihood, part.draws, data, part.values[positions], numbers)
 
     def move(self, use: Use, to: Use) -> None:
         """Give all the draws of one use to another."""

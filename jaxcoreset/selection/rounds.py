@@ -26,7 +26,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.draws import DrawPool, Use
-from jaxcoreset.selection.tolerance import Choice, Estimate, estimate_at
+from jaxcoreset.selection.estimate import KLEstimate, estimate_at
+from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.weighting.laplace import LaplaceApproximation
 from jaxcoreset.weighting.nuts import ChainDraws, CoresetSampler
 
@@ -82,13 +83,13 @@ class Round:
     efficiency: float | None = None
 
     @classmethod
-    def of(cls, weighting: str, choice: Choice, worth: float | None = None) -> "Round":
+    def of(cls, weighting: str, selection: Selection, worth: float | None = None) -> "Round":
         """A build whose own posterior was not looked at."""
         return cls(
             weighting,
-            int(np.count_nonzero(choice.path.weights[choice.at])),
-            choice.estimate.kl,
-            choice.estimate.standard_error,
+            selection.weights.size,
+            selection.estimate.kl,
+            selection.estimate.standard_error,
             efficiency=worth,
         )
 
@@ -123,13 +124,13 @@ class Checker:
         return worth, not self.is_settled
 
     def look(
-        self, pool: DrawPool, choice: Choice, outcome: Round, key: PRNGKeyArray
+        self, pool: DrawPool, selection: Selection, outcome: Round, key: PRNGKeyArray
     ) -> tuple[DrawPool, Round]:
         """Sample a coreset's posterior, and compare the estimate under it with that under π̂.
 
         Args:
             pool: the draws that the coreset was built at.
-            choice: the coreset.
+            selection: the coreset.
             outcome: what is known of the round.
             key: a JAX random key.
 
@@ -141,11 +142,13 @@ class Checker:
                 self.likelihood, num_samples=self.num_draws, max_tree_depth=_MAX_TREE_DEPTH
             )
         keys = jax.random.split(key, 4)
-        source = sample_coreset_posterior(self._sampler, pool, choice, keys[0])
+        source = sample_coreset_posterior(self._sampler, pool, selection, keys[0])
         own_pool = pool.on(source, keys[1])
-        own_pool.want(select=self.num_draws)
-        own = estimate_at(own_pool, choice.path, choice.at, "select")
-        self.is_settled, self._were_alike = agree(choice.estimate, own, self._were_alike, self.tol)
+        own_pool.ensure_draws(selection=self.num_draws)
+        own = estimate_at(own_pool, selection.path, selection.at, "selection")
+        self.is_settled, self._were_alike = agree(
+            selection.estimate, own, self._were_alike, self.tol
+        )
         # Where π̂'s draws are worth little, those at hand are better ones. A tolerance that is kept
         # to asks for no more.
         poor = outcome.efficiency is not None and outcome.efficiency < GOOD_EFFICIENCY
@@ -155,7 +158,12 @@ class Checker:
         if own.kl > _TEMPERED and not self.is_settled:
             temperature = float(np.sqrt(own.kl / _TEMPERED))
             wide = sample_coreset_posterior(
-                self._sampler, own_pool, choice, keys[2], temperature=temperature, use="select"
+                self._sampler,
+                own_pool,
+                selection,
+                keys[2],
+                temperature=temperature,
+                use="selection",
             )
             own_pool = pool.on(wide, keys[3])
         return own_pool, dataclasses.replace(
@@ -170,7 +178,7 @@ class Checker:
 
 
 def agree(
-    under_weighting: Estimate, own: Estimate, before: bool, tol: float | None = None
+    under_weighting: KLEstimate, own: KLEstimate, before: bool, tol: float | None = None
 ) -> tuple[bool, bool]:
     """Whether the estimates under π̂ and under the coreset's own posterior agree.
 
@@ -210,7 +218,11 @@ def efficiency(pool: DrawPool) -> float:
     the Gaussian of their mean and covariance: a stand-in, which can only make a good π̂ look worse.
     0 where there are fewer than five draws per parameter.
     """
-    parts = [*pool.parts("solver")[:1], *pool.parts("select")[:1], *pool.parts("confirm")[:1]]
+    parts = [
+        *pool.parts("solver")[:1],
+        *pool.parts("selection")[:1],
+        *pool.parts("confirmation")[:1],
+    ]
     flat, prior = _flat_and_prior(pool.likelihood, parts)
     total = np.concatenate([np.asarray(part.total, np.float64) for part in parts])
     log_weights = total + prior - _log_density(flat, pool.source.approximation)
@@ -223,7 +235,7 @@ def efficiency(pool: DrawPool) -> float:
 def sample_coreset_posterior(
     sampler: CoresetSampler,
     pool: DrawPool,
-    choice: Choice,
+    selection: Selection,
     key: PRNGKeyArray,
     *,
     temperature: float = 1.0,
@@ -234,22 +246,22 @@ def sample_coreset_posterior(
     Args:
         sampler: the model's sampler; compiled once for coresets of one length.
         pool: the draws, and the candidates' log-likelihoods at them.
-        choice: the coreset.
+        selection: the coreset.
         key: a JAX random key.
         temperature: what the coreset's log-likelihood is divided by.
         use: which of the pool's draws to start from.
     """
-    indices = np.asarray(choice.path.indices[choice.at], np.int64)
-    weights = np.asarray(choice.path.weights[choice.at]) / temperature
+    # All slots, unused ones with weight 0 too, so that coresets of one size have one shape.
+    positions = np.asarray(selection.path.indices[selection.at], np.int64)
+    weights = np.asarray(selection.path.weights[selection.at]) / temperature
     part = pool.parts(use)[0]
     flat, prior = _flat_and_prior(pool.likelihood, [part])
-    density = weights @ np.asarray(part.values[indices]) + prior
+    density = weights @ np.asarray(part.values[positions]) + prior
     density[~np.isfinite(density)] = -np.inf
     best = np.argsort(-density)[: sampler.num_chains]
     starts = flat[np.resize(best, sampler.num_chains)]
-    rows = indices if pool.rows is None else pool.rows[indices]
-    # One shape for all the coresets of a size: the rest are repetitions of a row with weight 0.
-    return sampler.run(key, rows, weights, starts, temperature * _covariance(flat))
+    indices = pool.indices_of(positions)
+    return sampler.run(key, indices, weights, starts, temperature * _covariance(flat))
 
 
 def _flat_and_prior(likelihood: ModelLikelihood, parts: list) -> tuple[np.ndarray, np.ndarray]:

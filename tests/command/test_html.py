@@ -1,6 +1,7 @@
 """The HTML report: one file that needs no other, with the numbers that it was given."""
 
 import base64
+import copy
 import dataclasses
 import re
 from html.parser import HTMLParser
@@ -251,12 +252,6 @@ def test_r_program_reads_categories_as_text_and_checks_them():
 
 
 def _with_report(coreset, report):
-    return jc.Coreset(
-        logistic,
-        coreset.indices,
-        coreset.weights,
-        coreset.args,
-        coreset.kwargs,
-        report,
-        data_dims={"y": -1},
-    )
+    other = copy.copy(coreset)
+    other.report = report
+    return other

@@ -19,6 +19,7 @@ from numpyro.infer.util import log_density
 
 import jaxcoreset as jc
 from jaxcoreset.data.checkpoint import CheckpointFile
+from jaxcoreset.likelihood.arguments import arguments_by_length
 from tests.builders.test_builder import logistic
 
 
@@ -28,6 +29,13 @@ def coreset():
     x, y = rng.normal(size=(300, 2)), rng.integers(0, 2, 300)
     builder = jc.CoresetBuilder(logistic, size=5, num_draws=50, num_held_out=50)
     return builder.run(jax.random.key(0), x, y=jnp.asarray(y))
+
+
+def of_one_row(args, report):
+    arguments = arguments_by_length(logistic, args, {}, 1)
+    return jc.Coreset(
+        logistic, np.zeros(1, int), np.ones(1), arguments, report, data_dims={"y": -1}
+    )
 
 
 def test_loaded_coreset_is_the_saved_one(coreset, tmp_path):
@@ -49,9 +57,7 @@ def test_loaded_coreset_is_the_saved_one(coreset, tmp_path):
 
 def test_nested_arguments_survive(coreset, tmp_path):
     nested = {"a": [1, 2.5, None, "text", True], "b": (np.arange(3), {"c": np.ones((2, 2))})}
-    whole = jc.Coreset(
-        logistic, np.zeros(1, int), np.ones(1), (nested,), {}, coreset.report, data_dims={"y": -1}
-    )
+    whole = of_one_row((nested,), coreset.report)
     (loaded,) = jc.load(whole.save(tmp_path / "nested.npz")).args
     assert loaded["a"] == nested["a"]
     assert isinstance(loaded["b"], tuple)
@@ -62,9 +68,7 @@ def test_nested_arguments_survive(coreset, tmp_path):
 def test_types_that_numpy_cannot_store_survive(coreset, tmp_path, dtype):
     values = np.arange(-3, 3).astype(dtype)
     args = (values, jnp.asarray(values), values[1], values.reshape(2, 3).T)
-    whole = jc.Coreset(
-        logistic, np.zeros(1, int), np.ones(1), args, {}, coreset.report, data_dims={"y": -1}
-    )
+    whole = of_one_row(args, coreset.report)
     loaded = jc.load(whole.save(tmp_path / "types.npz")).args
     assert isinstance(loaded[1], jax.Array)
     for before, after in zip(args, loaded, strict=True):
@@ -86,10 +90,9 @@ def of_model(model, coreset):
         model,
         coreset.indices,
         coreset.weights,
-        coreset.args,
-        coreset.kwargs,
+        coreset.arguments,
         coreset.report,
-        data_dims={"y": -1},
+        data_dims=coreset.data_dims,
     )
 
 
@@ -130,9 +133,7 @@ def test_missing_folder_is_named(coreset, tmp_path):
 
 
 def test_what_cannot_be_saved_is_refused_and_leaves_no_file(coreset, tmp_path):
-    odd = jc.Coreset(
-        logistic, np.zeros(1, int), np.ones(1), ({1, 2},), {}, coreset.report, data_dims={"y": -1}
-    )
+    odd = of_one_row(({1, 2},), coreset.report)
     with pytest.raises(TypeError, match=r"args\.0 holds a set"):
         odd.save(tmp_path / "odd.npz")
     assert os.listdir(tmp_path) == []
@@ -235,32 +236,20 @@ def test_a_wrapped_model_is_not_taken_for_the_one_inside(coreset, tmp_path, wrap
 
 
 def test_loaded_coreset_has_the_same_frame_even_without_its_model(coreset, tmp_path):
-    local = jc.Coreset(
-        lambda X, y: None,
-        coreset.indices,
-        coreset.weights,
-        coreset.args,
-        coreset.kwargs,
-        coreset.report,
-        data_dims={"y": -1},
-        data_names=coreset._data_names,
-    )
+    local = of_model(lambda X, y: None, coreset)
     loaded = jc.load(local.save(tmp_path / "local.npz"))
     pd.testing.assert_frame_equal(loaded.to_frame(), coreset.to_frame())
 
 
-def test_frame_is_there_without_recorded_names(coreset):
-    """As in files of the first version."""
-    old = jc.Coreset(
-        logistic,
-        coreset.indices,
-        coreset.weights,
-        coreset.args,
-        coreset.kwargs,
-        coreset.report,
-        data_dims={"y": -1},
-    )
-    pd.testing.assert_frame_equal(old.to_frame(), coreset.to_frame())
+def test_files_of_the_first_version_without_names_are_read(coreset, tmp_path):
+    path = coreset.save(tmp_path / "rows.npz")
+    with np.load(path) as contents:
+        arrays = dict(contents)
+    header = json.loads(arrays["header"].tobytes())
+    del header["data_names"], header["count_places"]
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez(path, **arrays)
+    pd.testing.assert_frame_equal(jc.load(path, logistic).to_frame(), coreset.to_frame())
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -295,9 +284,9 @@ def test_tables_that_do_not_fit_are_refused(coreset):
     with pytest.raises(ValueError, match="weight is 'weight', and there is another column"):
         coreset.to_frame(table)
     assert "w" in coreset.to_frame(table, weight="w")
-    with pytest.raises(ValueError, match=r"299 rows; wanted the 300"):
+    with pytest.raises(ValueError, match=r"299 rows; expected the 300"):
         coreset.to_frame(pd.DataFrame({"a": np.zeros(299)}))
-    with pytest.raises(TypeError, match="wanted a pandas DataFrame"):
+    with pytest.raises(TypeError, match="expected a pandas DataFrame"):
         coreset.to_frame({"a": np.zeros(300)})
 
 

@@ -318,7 +318,7 @@ def test_shorter_plate_is_the_data_where_the_longest_cannot_be():
 
     likelihood = model_likelihood(model, (np.zeros(100), np.zeros((20, 100))))
     assert (likelihood.num_data, likelihood.data_dims) == (20, {"y": -2})
-    assert list(likelihood.data_names) == ["answers"]
+    assert list(likelihood.arguments.data_names) == ["answers"]
 
 
 def test_taken_for_the_data_is_said_where_an_observed_site_has_several_plates():

@@ -12,8 +12,8 @@ import jaxcoreset as jc
 import jaxcoreset.selection.rounds
 from jaxcoreset.diagnostics.gaussian import gaussian_kl
 from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.estimate import KLEstimate
 from jaxcoreset.selection.rounds import agree, efficiency
-from jaxcoreset.selection.tolerance import Estimate
 from jaxcoreset.weighting.nuts import CoresetSampler
 
 
@@ -183,7 +183,7 @@ def test_efficiency_is_that_of_importance_weights_in_closed_form(data):
     likelihood = jc.model_likelihood(regression, data)
     source = jc.Draws({"beta": draws}).fit(likelihood, jax.random.key(0))
     pool = DrawPool(likelihood, source, jax.random.key(1))
-    pool.want(solver=2000, select=2000)
+    pool.ensure_draws(solver=2000, selection=2000)
     assert efficiency(pool) == pytest.approx(np.exp(-0.36), abs=0.06)
 
 
@@ -220,7 +220,7 @@ def test_sampler_draws_from_the_weighted_posterior(data):
     ],
 )
 def test_when_estimates_agree(under, own, before, tol, stops):
-    estimates = [Estimate(kl, error, 0.1) for kl, error in (under, own)]
+    estimates = [KLEstimate(kl, error, 0.1) for kl, error in (under, own)]
     assert agree(*estimates, before, tol)[0] is stops
 
 

@@ -9,9 +9,12 @@ import pytest
 import scipy.special
 
 import jaxcoreset as jc
+from jaxcoreset.coreset.report import Report
 from jaxcoreset.data.rows import Rows
+from jaxcoreset.data.utils import Clock
 from jaxcoreset.selection.draws import DrawPool
-from jaxcoreset.selection.tolerance import PRECISION, Estimate, smallest_within
+from jaxcoreset.selection.estimate import KLEstimate
+from jaxcoreset.selection.tolerance import PRECISION, smallest_within
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.weighting import DrawSource
 
@@ -73,7 +76,7 @@ def path_of(variances):
 
 def choose(variances, seed, tol=1.0, num_held_out=400, source=None):
     pool = DrawPool(LINEAR, source or Normal(), jax.random.key(seed))
-    pool.want(solver=8, select=num_held_out, confirm=num_held_out)
+    pool.ensure_draws(solver=8, selection=num_held_out, confirmation=num_held_out)
     sizes = np.arange(1, len(variances) + 1)
     return smallest_within(pool, path_of(variances), sizes, tol, num_held_out), pool
 
@@ -114,20 +117,20 @@ def test_draws_are_added_until_the_estimate_is_precise():
     assert choice.at == 1
     assert choice.estimate.standard_error <= PRECISION
     # At 0.7 the standard error with 100 draws is 0.7 √(2/100) = 0.1.
-    assert pool.count("confirm") >= 100
+    assert pool.count("confirmation") >= 100
     tight, pool = choose(np.array([4.0, 0.85]), 0, num_held_out=100)
     assert tight.is_within
     assert tight.at == 1
     assert tight.estimate.upper <= 1
     # Two standard errors fit between 0.85 and 1 from some 260 draws of each use on.
-    assert pool.count("select") + pool.count("confirm") >= 400
+    assert pool.count("selection") + pool.count("confirmation") >= 400
 
 
 @pytest.mark.usefixtures("untyped")
 def test_draws_do_not_grow_without_end():
     choice, pool = choose(np.array([1.0]), 1, num_held_out=50)
     assert not choice.is_within
-    assert pool.count("select") + pool.count("confirm") <= 50 * 16 * 7
+    assert pool.count("selection") + pool.count("confirmation") <= 50 * 16 * 7
 
 
 @pytest.mark.usefixtures("untyped")
@@ -139,22 +142,27 @@ def test_fixed_stock_of_draws_is_used_up_and_no_more(left):
     choice, pool = choose(np.append(np.full(25, 1.0), 0.5), 0, source=source)
     assert choice.is_within
     assert choice.at == 25
-    assert pool.count("solver") + pool.count("select") + pool.count("confirm") <= source.limit
-    assert pool.count("confirm") > 0
+    assert (
+        pool.count("solver") + pool.count("selection") + pool.count("confirmation") <= source.limit
+    )
+    assert pool.count("confirmation") > 0
 
 
 @pytest.mark.usefixtures("untyped")
 def test_a_report_says_what_was_chosen_and_the_estimate_that_it_is_given():
     # A variance of one is that of a row whose weight is zero.
     choice, pool = choose(np.array([4.0, 1.0]), 0, tol=2.0)
-    facts = choice.facts(pool, Estimate(kl=3.0, standard_error=0.5, error=0.25))
+    estimate = KLEstimate(kl=3.0, standard_error=0.5, relative_error=0.25)
+    report = Report.of_selection(
+        pool, choice, Clock(), estimate, num_data=40, size=2, weighting="Normal"
+    )
     assert choice.at == 1
-    assert facts["num_used"] == 39
-    assert (facts["kl"], facts["kl_standard_error"]) == (3.0, 0.5)
-    assert facts["held_out_error"] == choice.estimate.error != 0.25
-    assert facts["num_draws"] == pool.count("solver") == 8
-    assert facts["num_held_out"] == pool.count("select") + pool.count("confirm") >= 800
-    assert len(facts["curve"]["size"]) == 2
+    assert report.num_used == 39
+    assert (report.kl, report.kl_standard_error) == (3.0, 0.5)
+    assert report.held_out_error == choice.estimate.relative_error != 0.25
+    assert report.num_draws == pool.count("solver") == 8
+    assert report.num_held_out == pool.count("selection") + pool.count("confirmation") >= 800
+    assert len(report.curve["size"]) == 2
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,112 @@
+"""The estimate of the symmetrised KL divergence between a coreset posterior and the full one.
+
+With L and L_w the log-likelihoods of all rows and of the coreset, the variance of L − L_w over
+draws of either posterior is KL(π‖π_w) + KL(π_w‖π) where that is small. On a problem whose entries
+are divided by √S, it is S times the mean of the squared residuals y − Φw.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxcoreset.selection.draws import DrawPool, Use
+from jaxcoreset.solvers.numerics import HIGHEST
+from jaxcoreset.solvers.problem import CoresetProblem
+from jaxcoreset.solvers.solution import Solution
+
+
+@dataclass(frozen=True)
+class KLEstimate:
+    """An estimate of the symmetrised KL divergence in nats, with its standard error.
+
+    Attributes:
+        kl: the variance of L − L_w over the draws.
+        standard_error: the Monte Carlo standard error of `kl`.
+        relative_error: ‖y − Φw‖/‖y‖ on the same draws.
+    """
+
+    kl: float
+    standard_error: float
+    relative_error: float
+
+    @property
+    def upper(self) -> float:
+        """Two standard errors above the estimate."""
+        return self.kl + 2 * self.standard_error
+
+    @property
+    def lower(self) -> float:
+        """Two standard errors below the estimate."""
+        return self.kl - 2 * self.standard_error
+
+
+def kl_of_residuals(residuals: Any, inefficiency: Any = 1.0, mass: Any = None) -> tuple[Any, Any]:
+    """The symmetrised KL divergence in nats, and its standard error, from residuals at draws.
+
+    Args:
+        residuals: shape (..., S), NumPy or JAX: y − Φw at S draws, which is L − L_w, centred, over
+            √S.
+        inefficiency: how many of the draws are worth an independent one.
+        mass: shape (S,), importance weights that add up to one; equal ones if left out.
+
+    Returns:
+        Two arrays of shape (...).
+    """
+    num_draws = residuals.shape[-1]
+    squares = num_draws * residuals**2
+    if mass is None:
+        return squares.mean(-1), squares.std(-1) * (inefficiency / num_draws) ** 0.5
+    kl = squares @ mass
+    return kl, (inefficiency * (squares - kl[..., None]) ** 2 @ mass**2) ** 0.5
+
+
+def estimate_at(pool: DrawPool, path: Solution, at: int, use: Use) -> KLEstimate:
+    """The estimate for one entry of a path, on the draws of one use."""
+    one = jax.tree.map(lambda x: x[at : at + 1], path)
+    return estimate_on(errors(one, pool.problem(use), pool.source.inefficiency), 0)
+
+
+def estimate_on(curve: dict[str, np.ndarray], at: int) -> KLEstimate:
+    """The estimate for one entry of the errors along a path."""
+    names = ("kl", "kl_standard_error", "held_out_error")
+    return KLEstimate(*(float(curve[name][at]) for name in names))
+
+
+def errors(
+    path: Solution, held_out: CoresetProblem, inefficiency: float = 1.0
+) -> dict[str, np.ndarray]:
+    """The errors along a path of solutions, on the solver's draws and on the held-out ones.
+
+    Args:
+        path: the solutions.
+        held_out: the candidates' atoms, and the target, under draws that the solver did not see.
+        inefficiency: how many of these draws are worth an independent one.
+    """
+    measured = _measure(held_out, path.indices, path.weights, inefficiency)
+    error, kl, standard_error = (np.asarray(value, np.float64) for value in measured)
+    return {
+        "num_used": np.asarray(path.size),
+        "relative_error": np.asarray(path.relative_error, np.float64),
+        "held_out_error": error,
+        "kl": kl,
+        "kl_standard_error": standard_error,
+    }
+
+
+@jax.jit
+def _measure(
+    held_out: CoresetProblem, indices: Array, weights: Array, inefficiency: Array
+) -> tuple:
+    """The relative error, the KL divergence and its standard error of each solution."""
+
+    def one(pair: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        indices, weights = pair
+        combined = jnp.matmul(weights, held_out.gather(indices), precision=HIGHEST)
+        kl, standard_error = kl_of_residuals(held_out.target - combined, inefficiency)
+        return jnp.sqrt(kl) / jnp.linalg.norm(held_out.target), kl, standard_error
+
+    return jax.lax.map(one, (indices, weights))

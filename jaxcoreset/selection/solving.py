@@ -1,0 +1,84 @@
+"""Solve on a pool of draws: a solver's path over sizes, and the size that is taken from it.
+
+The builder, `Coreset.update` and `merge` all end here, whatever their candidates and draws are.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int, PRNGKeyArray
+
+from jaxcoreset.data.utils import Clock
+from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.tolerance import Selection, largest_size, smallest_within
+from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.solution import Solution
+from jaxcoreset.solvers.solve import default_solver, sweep
+
+_CURVE_POINTS = 24
+
+
+def solve_path(
+    pool: DrawPool,
+    size: int,
+    clock: Clock,
+    *,
+    solver: Solver | None = None,
+    key: PRNGKeyArray | None = None,
+    has_tol: bool = False,
+) -> tuple[Solution, Int[np.ndarray, " m"]]:
+    """The solutions of sizes up to one, on the solver's draws.
+
+    Args:
+        pool: draws, and the candidates' log-likelihoods at them.
+        size: the largest size.
+        clock: where the time of the stage "solve" is noted.
+        solver: the solver; the default one if left out.
+        key: a JAX random key, for solvers that need one.
+        has_tol: whether a size will be chosen by a tolerance, so that every size is of interest.
+
+    Returns:
+        The solutions, with a leading axis, and their sizes in increasing order.
+    """
+    solver = default_solver(pool.num_candidates, size) if solver is None else solver
+    if has_tol and solver.has_path:
+        sizes = np.arange(1, size + 1)
+    elif has_tol or solver.has_path:
+        sizes = np.unique(np.geomspace(1, size, _CURVE_POINTS).round().astype(int))
+    else:
+        sizes = np.array([size])
+    with clock.stage("solve"):
+        path = sweep(pool.problem("solver"), sizes, solver, key if solver.needs_key else None)
+        jax.block_until_ready(path)
+    # Processes may round differently, so the first one's path is taken by all of them.
+    leaves, tree = jax.tree.flatten(path)
+    named = {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}
+    first = pool.likelihood.rows.context.processes.first(named)
+    if first is not named:
+        path = jax.tree.unflatten(tree, [jnp.asarray(first[str(i)]) for i in range(len(leaves))])
+    return path, sizes
+
+
+def select_size(
+    pool: DrawPool,
+    path: Solution,
+    sizes: Int[np.ndarray, " m"],
+    clock: Clock,
+    *,
+    tol: float | None = None,
+    num_held_out: int = 0,
+) -> Selection:
+    """One size of a path: the largest, or with a tolerance the smallest that keeps to it.
+
+    Args:
+        pool: draws; with a tolerance more may be added.
+        path: the solutions.
+        sizes: their sizes, in increasing order.
+        clock: where the time of the stage "held-out error" is noted.
+        tol: the tolerance, in nats.
+        num_held_out: with a tolerance, the number of draws that confirm a choice at first.
+    """
+    with clock.stage("held-out error"):
+        if tol is None:
+            return largest_size(pool, path, sizes)
+        return smallest_within(pool, path, sizes, tol, num_held_out)
