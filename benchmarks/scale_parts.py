@@ -139,13 +139,13 @@ def pricing(quick: bool) -> list[dict[str, Any]]:
                         "k": size,
                         "candidates": num_candidates,
                         "passes allowed": passes,
-                        "passes made": len(report.pricing),
+                        "passes made": len(report.candidate_searches),
                         "candidates at the end": report.num_candidates,
                         "relative error": report.relative_error,
                         "held-out error": report.held_out_error,
                         "estimated KL": report.kl,
                         "seconds": time.perf_counter() - start,
-                        "pricing": report.pricing,
+                        "pricing": report.candidate_searches,
                     }
                 )
                 print("  ", {k: v for k, v in rows[-1].items() if k != "pricing"}, flush=True)

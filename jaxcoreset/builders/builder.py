@@ -297,10 +297,10 @@ class CoresetBuilder:
             number = len(history) + 1
             construction.embed(pool)
             looks = most > 1 and not checker.is_settled
-            worth = None
+            relative_ess = None
             if looks and self.rounds == "auto" and number == 1:
                 with clock.stage("agreement"):
-                    worth, looks = checker.is_worth_a_look(pool)
+                    looks, relative_ess = checker.needs_check(pool)
             selection = construction.build(
                 pool,
                 jax.random.fold_in(solver_key, number),
@@ -311,7 +311,7 @@ class CoresetBuilder:
             with clock.stage("model"):
                 pool.check_alone(selection.positions)
             own_pool = None
-            outcome = Round.of(name, selection, worth)
+            outcome = Round.of(name, selection, relative_ess)
             if looks:
                 with clock.stage("agreement"):
                     own_pool, outcome = checker.look(
@@ -319,7 +319,7 @@ class CoresetBuilder:
                     )
             history.append(outcome)
             found.append(self._finish(construction, source, pool, selection, history))
-            if own_pool is None or number == most or (checker.is_done and selection.is_within):
+            if own_pool is None or number == most or (checker.is_final and selection.is_within):
                 break
             pool, name = own_pool, "coreset posterior"
         self._check_tolerance(found[-1].report, pool)
@@ -387,7 +387,7 @@ class CoresetBuilder:
             is_within_tol=is_within,
             rounds=[one.to_dict() for one in history],
             passes=dict(likelihood.rows.passes),
-            pricing=list(construction.priced),
+            candidate_searches=list(construction.searches),
         )
 
 

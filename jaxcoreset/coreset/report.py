@@ -56,18 +56,18 @@ class Report:
         rounds: what each build found, in order: see `jaxcoreset.selection.Round` for the keys.
             Where the estimates of the last one do not agree, `kl` is the larger of the two.
         passes: how many times all rows were gone through, by what for.
-        pricing: for each pass for further candidates by how much of itself the best row would have
-            lowered the objective ("best_gain"), how many rows joined ("num_added"), and the
-            objective before and after ("objective", "objective_after").
-        history: what happened to it since it was built, in order. Of an "update" (key "what") the
-            new rows ("num_rows"), the part of the old draws that is worth a draw of the posterior
-            with them ("efficiency"), how many such draws the held-out ones are worth ("num_worth"),
-            and the estimate on these draws as they are ("kl") and weighted towards that posterior
-            ("kl_weighted"). The report's `kl` is the larger one; but where the efficiency is below
-            0.1, or they are worth fewer than 20 draws, both mean nothing, and it is infinite. Of a
-            "merge"
-            how many coresets ("num_coresets"), the sum of their estimates ("kl_of_parts"), and that
-            of the reduction ("kl"); the report's own is the sum of both.
+        candidate_searches: for each pass for further candidates the relative decrease of the
+            objective by the best row ("largest_decrease"), how many rows joined ("num_added"), and
+            the objective before and after ("objective", "objective_after").
+        history: what happened to the coreset since it was built, in order. For an "update" (key
+            "what") the number of new rows ("num_rows"), the relative effective sample size of the
+            old draws for the posterior with the new rows ("relative_ess"), that size for the
+            held-out draws ("ess"), and the estimate on these draws as they are ("kl") and weighted
+            towards that posterior ("kl_weighted"). The report's `kl` is the larger of the two. But
+            if the relative size is below 0.1, or the size below 20, both mean nothing, and it is
+            infinite. For a "merge" the number of coresets ("num_coresets"), the sum of their
+            estimates ("kl_of_parts"), and that of the reduction ("kl"); the report's own is the sum
+            of both.
         rounding: what float32 rounds the coreset's log density to, in nats, where it is so much
             that NUTS wants float64; None else.
     """
@@ -92,7 +92,7 @@ class Report:
     is_within_tol: bool | None = None
     rounds: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     passes: dict[str, int] = dataclasses.field(default_factory=dict)
-    pricing: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    candidate_searches: list[dict[str, float]] = dataclasses.field(default_factory=list)
     history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     rounding: float | None = None
 
@@ -148,6 +148,9 @@ class Report:
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "Report":
         """The inverse of `to_dict`."""
+        plain = _renamed(plain)
+        for name in ("rounds", "candidate_searches", "history"):
+            plain[name] = [_renamed(one) for one in plain.get(name, [])]
         curve = {name: np.asarray(values) for name, values in plain["curve"].items()}
         return cls(**{**plain, "curve": curve})
 
@@ -195,12 +198,12 @@ class Report:
     def _pass_rows(self) -> list[tuple[str, str]]:
         passes = ", ".join(f"{what} {count}" for what, count in self.passes.items())
         rows = [("passes", passes)] if passes else []
-        for one in self.pricing:
-            text = f"a further row would gain {one['best_gain']:.1%} of the objective at most"
+        for one in self.candidate_searches:
+            text = f"the best further row lowers the objective by {one['largest_decrease']:.1%}"
             if one["num_added"]:
                 change = one["objective_after"] / one["objective"]
-                text += f"; {one['num_added']:,} rows joined, the objective fell to {change:.1%}"
-            rows.append(("pricing", text))
+                text += f"; {one['num_added']:,} rows joined, and it fell to {change:.1%}"
+            rows.append(("candidate search", text))
         return rows
 
     def _history_rows(self) -> list[tuple[str, str]]:
@@ -218,7 +221,7 @@ class Report:
             else:
                 text = (
                     f"{step['num_rows']:,} rows came; the old draws are worth "
-                    f"{step['efficiency']:.0%} of new ones"
+                    f"{step['relative_ess']:.0%} of new ones"
                 )
                 if is_unreliable(step):
                     text += f": {NEEDS_BUILD}"
@@ -244,7 +247,20 @@ class Report:
 def is_unreliable(step: dict[str, Any]) -> bool:
     """Return whether the draws were worth too few after an update, a step of a report's history."""
     # Reports of earlier versions do not have the number.
-    return step["efficiency"] < MIN_RELATIVE_ESS or step.get("num_worth", MIN_ESS) < MIN_ESS
+    return step["relative_ess"] < MIN_RELATIVE_ESS or step.get("ess", MIN_ESS) < MIN_ESS
+
+
+# Names in the files of earlier versions.
+_RENAMED = {
+    "pricing": "candidate_searches",
+    "best_gain": "largest_decrease",
+    "efficiency": "relative_ess",
+    "num_worth": "ess",
+}
+
+
+def _renamed(plain: dict[str, Any]) -> dict[str, Any]:
+    return {_RENAMED.get(name, name): value for name, value in plain.items()}
 
 
 def _kl_text(kl: float, standard_error: float) -> str:

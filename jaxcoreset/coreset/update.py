@@ -81,8 +81,8 @@ def updated(
     step = {
         "what": "update",
         "num_rows": likelihood.num_data,
-        "efficiency": relative_ess,
-        "num_worth": relative_ess * held_out / summary.inefficiency,
+        "relative_ess": relative_ess,
+        "ess": relative_ess * held_out / summary.inefficiency,
         "kl": selection.estimate.kl,
         "kl_weighted": weighted.kl,
     }
@@ -92,7 +92,7 @@ def updated(
         estimate = dataclasses.replace(estimate, kl=math.inf, standard_error=math.inf)
         warnings.warn(
             f"with {likelihood.num_data:,} new rows the {held_out:,} old draws that were held out "
-            f"are worth {step['num_worth']:.1f} draws of the posterior: {NEEDS_BUILD}.",
+            f"are worth {step['ess']:.1f} draws of the posterior: {NEEDS_BUILD}.",
             stacklevel=3,  # the call of `Coreset.update`
         )
     elif weighted.kl > estimate.kl:

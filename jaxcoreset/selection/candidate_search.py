@@ -1,12 +1,14 @@
-"""Column generation: one pass over all rows for those that the coreset still lacks.
+"""One pass over all rows for further candidates that would improve a coreset.
 
-A solver chooses among candidates. Whether a row that is no candidate would help is told by its atom
-φ, the residual r of what was found, and the atoms chosen. With ⟨φ, r⟩ > 0 and all weights fitted
-anew, it lowers the objective ‖r‖² by ⟨φ, r⟩²/‖φ⊥‖², where φ⊥ is φ without its projection on the
-chosen atoms, or by less where one of their weights would become negative; else by nothing. A pass
-evaluates that for every row and keeps the best; they join the candidates, and the solver is run
-again. It is the pricing step of column generation (Gilmore and Gomory 1961) with the selection rule
-of orthogonal least squares (Chen, Billings and Luo 1989).
+A solver chooses among candidate rows. Whether another row would help follows from its atom φ, the
+residual r of the solution, and the atoms chosen. If ⟨φ, r⟩ > 0 and all weights are fitted again,
+the row lowers the objective ‖r‖² by ⟨φ, r⟩²/‖φ⊥‖², where φ⊥ is φ without its projection on the
+chosen atoms, or by less if one of their weights would become negative. Otherwise it does not lower
+it. A pass evaluates this decrease for every row and keeps the best rows; they join the candidates,
+and the solver runs again.
+
+This is column generation (Gilmore and Gomory 1961), whose search is called pricing, with the
+selection rule of orthogonal least squares (Chen, Billings and Luo 1989).
 """
 
 from dataclasses import dataclass
@@ -21,30 +23,31 @@ from jaxcoreset.data.rows import Rows, State
 from jaxcoreset.likelihood.passes import LogLikelihood
 from jaxcoreset.solvers.numerics import HIGHEST
 
-# Directions of the chosen atoms that are told apart, and what is told of an atom beyond them.
+# Directions of the chosen atoms with smaller singular values, relative to the largest, are ignored.
 _RANK = 1e-5
-_LEAST_LEFT = 1e-5
-# Products with the residual below so many roundings of the target are none.
+# The smallest ‖φ⊥‖²/‖φ‖² that float32 can resolve.
+_MIN_ORTHOGONAL = 1e-5
+# A product with the residual counts as zero below this number of roundings of the target.
 _NOISE = 16
 
 
 @dataclass(frozen=True)
-class Priced:
-    """The best rows of a pass, the best one first; of equally good ones, the lower number.
+class FoundRows:
+    """The best rows of a pass, the best one first, and the lower row number first among equals.
 
     Attributes:
-        indices: shape (m,), their numbers.
-        gains: shape (m,), by what part of itself each would lower the objective, in (0, 1].
-        leaves: their data.
+        indices: shape (m,), their row numbers.
+        decreases: shape (m,), the relative decrease of the objective by each row, in (0, 1].
+        data: their data.
     """
 
     indices: Int[np.ndarray, " m"]
-    gains: Float[np.ndarray, " m"]
-    leaves: tuple
+    decreases: Float[np.ndarray, " m"]
+    data: tuple
 
 
-class _Pricing(eqx.Module):
-    """What the rows' log-likelihoods are held against."""
+class _Criterion(eqx.Module):
+    """What the rows' log-likelihoods are compared with."""
 
     log_likelihood: LogLikelihood = eqx.field(static=True)
     draws: PyTree
@@ -55,7 +58,7 @@ class _Pricing(eqx.Module):
     num: int = eqx.field(static=True)
 
 
-def price(
+def search_rows(
     rows: Rows,
     log_likelihood: LogLikelihood,
     draws: PyTree,
@@ -65,23 +68,23 @@ def price(
     num: int,
     known: Int[np.ndarray, " m"],
     scale: float,
-) -> Priced:
-    """The rows that would improve most on a solution.
+) -> FoundRows:
+    """The rows that would improve a solution most.
 
     Args:
         rows: all the rows.
         log_likelihood: ``log_likelihood(draw, data) -> (n,)``.
         draws: pytree of arrays with a leading axis of length S, those of the solver.
         residual: shape (S,), the target less the solution's combination of atoms.
-        chosen: shape (k, S), the atoms that are combined; zero rows count for nothing.
-        parts: how many of the draws are centred together, in their order; their sum is S.
-        num: at most so many rows are returned.
-        known: rows that are candidates already.
-        scale: ‖y‖ of the target, of which the residual is right to float precision only.
+        chosen: shape (k, S), the atoms that are combined; rows of zeros are ignored.
+        parts: the numbers of draws that are centred together, in their order; their sum is S.
+        num: the maximum number of rows returned.
+        known: the row numbers of the candidates.
+        scale: ‖y‖ of the target; the residual is accurate to float precision relative to it.
     """
     noise = _NOISE * scale * jnp.finfo(residual.dtype).eps
     basis = _basis(chosen)
-    # What the chosen atoms could do about the residual is not for others to gain.
+    # A decrease that the chosen atoms can reach themselves is not due to another row.
     spanned = jnp.matmul(residual, basis, precision=HIGHEST)
     residual = residual - jnp.matmul(basis, spanned, precision=HIGHEST)
     leaves = jax.tree.leaves(rows.data)
@@ -103,49 +106,51 @@ def price(
 
     states = rows.map_reduce(
         _block_scores,
-        _Pricing(log_likelihood, draws, residual, jnp.asarray(noise), basis, parts, num),
+        _Criterion(log_likelihood, draws, residual, jnp.asarray(noise), basis, parts, num),
         residual.size,
         start,
         add,
-        what="pricing",
+        what="candidate search",
     )
     best = _best(states, num)
     useful = best["score"] > 0
     objective = float(np.sum(np.asarray(residual, np.float64) ** 2))
-    gains = np.minimum(best["score"][useful].astype(np.float64) ** 2 / objective, 1)
-    return Priced(
-        best["row"][useful], gains, tuple(best[str(i)][useful] for i in range(len(leaves)))
+    decreases = np.minimum(best["score"][useful].astype(np.float64) ** 2 / objective, 1)
+    return FoundRows(
+        best["row"][useful], decreases, tuple(best[str(i)][useful] for i in range(len(leaves)))
     )
 
 
 def _best(states: list[State], num: int) -> State:
-    """The best rows of several lists; a tie goes to the lower number."""
+    """The best rows of several lists; a tie goes to the lower row number."""
     joined = {name: np.concatenate([state[name] for state in states]) for name in states[0]}
     order = np.lexsort((joined["row"], -joined["score"]))[:num]
     return {name: values[order] for name, values in joined.items()}
 
 
 def _basis(chosen: Float[Array, "k s"]) -> Float[Array, "s k"]:
-    """Orthonormal columns that span the atoms, in float64 on the host; zeros fill them up."""
+    """Orthonormal columns that span the atoms, padded with zeros, in float64 on the host."""
     atoms = np.asarray(chosen, np.float64)
     norms = np.linalg.norm(atoms, axis=1, keepdims=True)
     left, values, _ = np.linalg.svd((atoms / np.where(norms > 0, norms, 1)).T, full_matrices=False)
     return jnp.asarray(np.where(values > _RANK * values.max(initial=0), left, 0), chosen.dtype)
 
 
-def _block_scores(pricing: _Pricing, rows: tuple, counted: Array) -> tuple:
-    """The best rows of a block: their scores ⟨φ, r⟩/‖φ⊥‖, their places, and themselves."""
+def _block_scores(criterion: _Criterion, rows: tuple, counted: Array) -> tuple:
+    """The best rows of a block: their scores ⟨φ, r⟩/‖φ⊥‖, their positions, and their data."""
     data, _ = rows
-    values = jax.vmap(pricing.log_likelihood, in_axes=(0, None), out_axes=-1)(pricing.draws, data)
-    ends = np.cumsum(pricing.parts)[:-1]
+    values = jax.vmap(criterion.log_likelihood, in_axes=(0, None), out_axes=-1)(
+        criterion.draws, data
+    )
+    ends = np.cumsum(criterion.parts)[:-1]
     centred = [part - jnp.mean(part, -1, keepdims=True) for part in jnp.split(values, ends, -1)]
     atoms = jnp.concatenate(centred, -1) / np.sqrt(values.shape[-1])
-    products = jnp.matmul(atoms, pricing.residual, precision=HIGHEST)
+    products = jnp.matmul(atoms, criterion.residual, precision=HIGHEST)
     squares = jnp.sum(atoms**2, -1)
-    spanned = jnp.sum(jnp.matmul(atoms, pricing.basis, precision=HIGHEST) ** 2, -1)
-    # Of an atom that the chosen ones span nearly, float32 leaves nothing to go by.
-    left = jnp.sqrt(jnp.maximum(squares - spanned, _LEAST_LEFT * squares))
-    useful = counted & (products > pricing.noise * jnp.sqrt(squares))
+    spanned = jnp.sum(jnp.matmul(atoms, criterion.basis, precision=HIGHEST) ** 2, -1)
+    # Float32 cannot resolve what is left of an atom that the chosen atoms nearly span.
+    left = jnp.sqrt(jnp.maximum(squares - spanned, _MIN_ORTHOGONAL * squares))
+    useful = counted & (products > criterion.noise * jnp.sqrt(squares))
     scores = jnp.where(useful, products / jnp.where(useful, left, 1), -jnp.inf)
-    best, places = jax.lax.top_k(scores, min(pricing.num, scores.size))
-    return best.astype(jnp.float32), places, jax.tree.map(lambda leaf: leaf[places], data)
+    best, positions = jax.lax.top_k(scores, min(criterion.num, scores.size))
+    return best.astype(jnp.float32), positions, jax.tree.map(lambda leaf: leaf[positions], data)

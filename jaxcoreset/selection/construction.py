@@ -26,17 +26,17 @@ _CANDIDATES_PER_GROUP = 64
 # The draws must be several times the rows, or the solver fits the draws and not the posterior.
 MIN_DRAWS = 500
 DRAWS_PER_ROW = 4
-# A pass for further candidates keeps so many rows, or so many times the size, and of them those
-# whose gain is at least this part of the least one that is worth a pass.
-_MIN_PRICED, _PRICED_PER_ROW, _WORTH_ADDING = 1_000, 4, 0.1
-# Such a pass is the last one if no single row would lower the objective by more than this part.
-_LEAST_GAIN = 0.01
-# Left to itself, a build makes at most so many such passes: where the objective at the size asked
-# for is more than this part of that at half of it, so that more rows of those at hand bring little,
-# and above this many nats, or half the tolerance. The last one is that which brings less than a
-# tenth.
-MOST_PRICING_PASSES = 4
-_STUCK, _LEAST_ERROR, _LEAST_BROUGHT = 0.5, 1e-3, 0.1
+# The number of rows that a search for further candidates keeps: at least, and per row of the
+# coreset.
+_MIN_FOUND, _FOUND_PER_ROW = 1_000, 4
+# A search is the last one if the best row would not lower the objective by more than this fraction.
+# Otherwise all rows join that would lower it by more than a tenth of that.
+_MIN_LARGEST_DECREASE, _WORTH_ADDING = 0.01, 0.1
+# The maximum number of such searches with "auto". They are made while the objective is more than
+# this fraction of the objective at half the size, and above this many nats, or half the tolerance.
+# They end when one lowers the objective by less than a tenth.
+MOST_SEARCHES = 4
+_BARELY_REDUCED, _NEGLIGIBLE_ERROR, _MIN_DECREASE = 0.5, 1e-3, 0.1
 # With a tolerance, rows are not what is lacking where the solver's draws are fitted to this part of
 # it and others are not, for so many sizes running: few of the draws then make up the error.
 _FITTED, _MOST_IN_VAIN = 0.01, 2
@@ -60,8 +60,8 @@ class Construction:
         rows_key: a JAX random key for the candidates.
         clock: where time is noted.
         extra_passes: the maximum number of passes over all rows for further candidates; "auto"
-            makes them if the candidates seem to be what limits the error.
-        priced: what those passes found, in order.
+            makes them if the candidates seem to limit the error.
+        searches: what those passes found, in order; see `Report.candidate_searches`.
         joined: the rows that became candidates by them.
     """
 
@@ -76,7 +76,7 @@ class Construction:
     rows_key: PRNGKeyArray
     clock: Clock
     extra_passes: int | Literal["auto"] = 0
-    priced: list[dict[str, float]] = field(default_factory=list)
+    searches: list[dict[str, float]] = field(default_factory=list)
     joined: list[np.ndarray] = field(default_factory=list)
 
     def embed(self, pool: DrawPool, size: int | None = None) -> None:
@@ -179,52 +179,49 @@ class Construction:
         """
         path, sizes = self._solve_once(pool, size, key)
         is_auto = self.extra_passes == "auto"
-        for _ in range(MOST_PRICING_PASSES if is_auto else int(self.extra_passes)):
-            if pool.indices is None or pool.num_candidates >= self.likelihood.num_data:
+        for _ in range(MOST_SEARCHES if is_auto else int(self.extra_passes)):
+            before, objective = pool.indices, float(path.objective[-1])
+            if before is None or pool.num_candidates >= self.likelihood.num_data:
                 break
-            if is_auto and not self._lacks_candidates(path, sizes):
+            if is_auto and not self._is_candidate_limited(path, sizes):
                 break
-            objective = float(path.objective[-1])
-            with self.clock.stage("pricing"):
-                num = min(max(_MIN_PRICED, _PRICED_PER_ROW * size), self.likelihood.num_data)
-                priced = pool.price(path.indices[-1], path.weights[-1], num)
-            best = float(priced.gains[0]) if priced.gains.size else 0.0
-            found = {"best_gain": best, "num_added": 0, "objective": objective}
-            self.priced.append({**found, "objective_after": objective})
-            if best <= _LEAST_GAIN:
+            with self.clock.stage("candidate search"):
+                num = min(max(_MIN_FOUND, _FOUND_PER_ROW * size), self.likelihood.num_data)
+                found = pool.search_candidates(path.indices[-1], path.weights[-1], num)
+            largest = float(found.decreases[0]) if found.decreases.size else 0.0
+            search = {"largest_decrease": largest, "num_added": 0, "objective": objective}
+            self.searches.append(search | {"objective_after": objective})
+            if largest <= _MIN_LARGEST_DECREASE:
                 break
-            useful = priced.indices[priced.gains > _LEAST_GAIN * _WORTH_ADDING]
-            found_rows = pool.indices
+            useful = found.indices[found.decreases > _MIN_LARGEST_DECREASE * _WORTH_ADDING]
             self.joined.append(useful)
             with self.clock.stage("embedding"):
                 pool.add_candidates(useful)
             after, _ = self._solve_once(pool, size, key)
             if float(after.objective[-1]) < objective:
                 path = after
-            else:  # a solver's search may end elsewhere; what was found is still there
-                places = np.searchsorted(pool.indices, found_rows).astype(np.int32)
-                path = dataclasses.replace(path, indices=jnp.asarray(places)[path.indices])
+            else:  # The search of a solver may end in a worse solution; the one before still holds.
+                positions = np.searchsorted(pool.indices, before).astype(np.int32)
+                path = dataclasses.replace(path, indices=jnp.asarray(positions)[path.indices])
             objective_after = float(path.objective[-1])
-            self.priced[-1] |= {
-                "num_added": int(useful.size),
-                "objective_after": objective_after,
-            }
-            if is_auto and objective_after > (1 - _LEAST_BROUGHT) * objective:
+            self.searches[-1] |= {"num_added": useful.size, "objective_after": objective_after}
+            if is_auto and objective_after > (1 - _MIN_DECREASE) * objective:
                 break
         return path, sizes
 
-    def _lacks_candidates(self, path: Solution, sizes: Int[np.ndarray, " m"]) -> bool:
-        """Whether it looks as if rows that are no candidates would bring what more of these can't.
+    def _is_candidate_limited(self, path: Solution, sizes: Int[np.ndarray, " m"]) -> bool:
+        """True if doubling the size barely reduces the error.
 
-        So it is where a category has few rows, none of which is a candidate: the error stays where
-        it is, however many others are taken. With fewer rows than parameters it may do so anyway.
+        Candidates outside the current set are then likely needed, for instance if a category has
+        few rows, and none of them is a candidate. With fewer rows than parameters the error may
+        stay the same anyway.
         """
         objectives = np.asarray(path.objective, np.float64)
         half = int(np.searchsorted(sizes, sizes[-1] / 2))
         if half == len(sizes) - 1 or sizes[-1] < self._num_params:
             return False
-        least = _LEAST_ERROR if self.tol is None else self.tol / 2
-        return bool(objectives[-1] > max(least, _STUCK * objectives[half]))
+        least = _NEGLIGIBLE_ERROR if self.tol is None else self.tol / 2
+        return bool(objectives[-1] > max(least, _BARELY_REDUCED * objectives[half]))
 
     def _solve_once(
         self, pool: DrawPool, size: int, key: PRNGKeyArray

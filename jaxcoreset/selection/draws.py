@@ -20,7 +20,7 @@ from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import matrix_of_weighted
 from jaxcoreset.likelihood.verification import check_alone, check_program
-from jaxcoreset.selection.candidate_search import Priced, price
+from jaxcoreset.selection.candidate_search import FoundRows, search_rows
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.weighting import DrawSource
 from jaxcoreset.weighting.base import FEWEST, shares
@@ -155,37 +155,36 @@ class DrawPool:
         """
         self.indices, self._candidates, self._are_inside = indices, data, False
 
-    def price(self, indices: Int[Array, " k"], weights: Float[Array, " k"], num: int) -> Priced:
-        """The rows, not candidates, that would improve most on a solution of the solver's draws.
+    def search_candidates(
+        self, positions: Int[Array, " k"], weights: Float[Array, " k"], num: int
+    ) -> FoundRows:
+        """The rows outside the candidates that would improve most a solution on the solver's draws.
 
         See `jaxcoreset.selection.candidate_search`.
 
         Args:
-            indices: the solution's places among the candidates.
-            weights: its weights.
-            num: at most so many rows.
+            positions: the positions of the solution's rows among the candidates.
+            weights: their weights.
+            num: the maximum number of rows.
         """
-        problem = self.problem("solver")
-        residual = problem.target - problem.combine(indices, weights)
-        chosen = jnp.where(weights[:, None] > 0, problem.gather(indices), 0)
         assert self.indices is not None
+        problem = self.problem("solver")
         parts = [part for part in self._parts["solver"] if part.size > 1]
-        draws = jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in parts))
         rows = self.likelihood.rows
-        priced = price(
+        found = search_rows(
             rows,
             self.likelihood.log_likelihood,
-            draws,
-            residual,
-            chosen,
-            tuple(part.size for part in parts),
-            num,
-            self.indices,
-            float(jnp.linalg.norm(problem.target)),
+            jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in parts)),
+            residual=problem.target - problem.combine(positions, weights),
+            chosen=jnp.where(weights[:, None] > 0, problem.gather(positions), 0),
+            parts=tuple(part.size for part in parts),
+            num=num,
+            known=self.indices,
+            scale=float(jnp.linalg.norm(problem.target)),
         )
         if not (rows.is_local and rows.has_random_access):
-            rows.remember(priced.indices, priced.leaves)
-        return priced
+            rows.remember(found.indices, found.data)
+        return found
 
     def ensure_draws(self, **counts: int) -> None:
         """Add draws, in one pass over the data, until each use has the number that is given for it.

@@ -20,7 +20,7 @@ from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.data.utils import peak_memory
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
-from jaxcoreset.selection.construction import MOST_PRICING_PASSES, Construction
+from jaxcoreset.selection.construction import MOST_SEARCHES, Construction
 from jaxcoreset.weighting import Laplace, Weighting
 from jaxcoreset.weighting.laplace import LaplaceFitter, warm_start_rows
 
@@ -133,12 +133,12 @@ def plan_build(
             batch_size,
             lambda some: log_likelihood_sum(likelihood.log_likelihood, draws, some),
         )
-        one_pricing = counts["solver"] / num_draws * seconds["target"]
+        one_search = counts["solver"] / num_draws * seconds["target"]
         asked, has_path = construction.extra_passes, construction.has_path
         if asked == "auto" and has_path and num_candidates < rows.num_rows:
-            further = MOST_PRICING_PASSES, MOST_PRICING_PASSES * one_pricing
+            further = MOST_SEARCHES, MOST_SEARCHES * one_search
         elif isinstance(asked, int) and asked:
-            passes["pricing"], seconds["pricing"] = asked, asked * one_pricing
+            passes["candidate search"], seconds["candidate search"] = asked, asked * one_search
     itemsize = jax.dtypes.canonicalize_dtype(float).itemsize
     matrices = itemsize * num_candidates * (_MATRICES * counts["solver"] + num_draws)
     one = row_bytes(rows.data)

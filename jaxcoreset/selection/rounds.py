@@ -34,7 +34,7 @@ from jaxcoreset.weighting.nuts import ChainDraws, CoresetSampler
 # Builds at most with rounds="auto"; five are what a start from the prior can take.
 MOST_ROUNDS = 5
 # Of 100 draws of π̂, so many must be worth a draw of the full posterior for π̂ to pass unrepaired.
-GOOD_EFFICIENCY = 0.1
+MIN_RELATIVE_ESS = 0.1
 # Estimates agree within this part of the smaller one, beside their standard errors. Under two
 # posteriors that are near, the variances differ by this much even without Monte Carlo error.
 _SLACK = 0.25
@@ -80,17 +80,17 @@ class Round:
     r_hat: float | None = None
     num_divergent: int | None = None
     next_temperature: float | None = None
-    efficiency: float | None = None
+    relative_ess: float | None = None
 
     @classmethod
-    def of(cls, weighting: str, selection: Selection, worth: float | None = None) -> "Round":
+    def of(cls, weighting: str, selection: Selection, relative_ess: float | None = None) -> "Round":
         """A build whose own posterior was not looked at."""
         return cls(
             weighting,
             selection.weights.size,
             selection.estimate.kl,
             selection.estimate.standard_error,
-            efficiency=worth,
+            relative_ess=relative_ess,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,20 +108,23 @@ class Checker:
 
     Attributes:
         is_settled: whether the estimate under π̂ is known to be right.
-        is_done: whether another build would bring nothing.
+        is_final: whether another build would not improve the coreset.
     """
 
     def __init__(self, likelihood: ModelLikelihood, tol: float | None, num_draws: int):
         self.likelihood, self.tol, self.num_draws = likelihood, tol, num_draws
-        self.is_settled = self.is_done = False
+        self.is_settled = self.is_final = False
         self._were_alike = False
         self._sampler: CoresetSampler | None = None
 
-    def is_worth_a_look(self, pool: DrawPool) -> tuple[float, bool]:
-        """The efficiency of π̂'s draws, and whether it is so low that rounds are called for."""
-        worth = efficiency(pool)
-        self.is_settled = worth >= GOOD_EFFICIENCY
-        return worth, not self.is_settled
+    def needs_check(self, pool: DrawPool) -> tuple[bool, float]:
+        """Whether the coreset posterior has to be sampled, and the relative ESS of π̂'s draws.
+
+        It has to be if that effective sample size is too small to trust the estimate under π̂.
+        """
+        relative_ess = relative_ess_of(pool)
+        self.is_settled = relative_ess >= MIN_RELATIVE_ESS
+        return not self.is_settled, relative_ess
 
     def look(
         self, pool: DrawPool, selection: Selection, outcome: Round, key: PRNGKeyArray
@@ -151,9 +154,9 @@ class Checker:
         )
         # Where π̂'s draws are worth little, those at hand are better ones. A tolerance that is kept
         # to asks for no more.
-        poor = outcome.efficiency is not None and outcome.efficiency < GOOD_EFFICIENCY
+        poor = outcome.relative_ess is not None and outcome.relative_ess < MIN_RELATIVE_ESS
         improves = poor and self.tol is None and own.kl > _NEGLIGIBLE
-        self.is_done = self.is_settled and not improves
+        self.is_final = self.is_settled and not improves
         temperature = 1.0
         if own.kl > _TEMPERED and not self.is_settled:
             temperature = float(np.sqrt(own.kl / _TEMPERED))
@@ -210,7 +213,7 @@ def agree(
     return alike and (before or own.kl <= _TRUSTED), alike
 
 
-def efficiency(pool: DrawPool) -> float:
+def relative_ess_of(pool: DrawPool) -> float:
     """The effective sample size of π̂'s draws for the full posterior, as a fraction of them.
 
     Kish's size of the importance weights π(θ)/q(θ), where log π(θ) = L(θ) + log p(θ) is known up to

@@ -117,7 +117,7 @@ def test_updates_follow_each_other(old):
     for part in parts:
         coreset = coreset.update(jax.random.key(1), *part)
     assert truth(coreset, rows(0), *parts) < 0.1
-    worths = [step["efficiency"] for step in coreset.report.history]
+    worths = [step["relative_ess"] for step in coreset.report.history]
     assert len(worths) == 3
     assert worths[2] < worths[0]  # π̂ is of ever older rows
 
@@ -128,7 +128,7 @@ def test_rows_that_change_everything_are_told():
     with pytest.warns(UserWarning, match="too few to estimate the error"):
         coreset = build(few).update(jax.random.key(1), *rows(1, 4000, slopes=1.5))
     step = coreset.report.history[0]
-    assert step["efficiency"] < 0.1
+    assert step["relative_ess"] < 0.1
     assert "too few to estimate the error" in str(coreset.report)
 
 
@@ -159,7 +159,7 @@ def test_an_error_that_cannot_be_known_is_infinite_and_within_no_tolerance(drift
     report, step = drifted.report, drifted.report.history[-1]
     # What the draws say by themselves: nothing is wrong. It is off by far.
     exact = truth(drifted, rows(0), OTHER)
-    assert step["efficiency"] < 0.1
+    assert step["relative_ess"] < 0.1
     assert exact > 10 * max(step["kl"], step["kl_weighted"])
     assert math.isfinite(step["kl"])
     assert math.isfinite(step["kl_weighted"])
@@ -211,7 +211,7 @@ def test_few_draws_do_not_tell_that_they_are_worth_little():
     coreset = builder.run(jax.random.key(0), *rows(0))
     with pytest.warns(UserWarning, match=r"the 8 old draws .* are worth 1\.\d draws"):
         coreset = coreset.update(jax.random.key(1), *OTHER)
-    assert coreset.report.history[-1]["efficiency"] > 0.1
+    assert coreset.report.history[-1]["relative_ess"] > 0.1
     assert coreset.report.kl == math.inf
     assert "too few to estimate the error" in str(coreset.report)
 
@@ -233,7 +233,7 @@ def test_an_estimate_that_is_given_can_be_relied_on(with_tol, slopes):
 def test_reports_of_earlier_versions_are_still_read(drifted):
     """Their updates do not say how many draws the old ones are worth."""
     report = drifted.report
-    steps = [{key: value for key, value in report.history[-1].items() if key != "num_worth"}]
+    steps = [{key: value for key, value in report.history[-1].items() if key != "ess"}]
     before = Report.from_dict(dataclasses.replace(report, history=steps).to_dict())
     assert "too few to estimate the error" in str(before)
 
@@ -281,7 +281,7 @@ def test_importance_weights_are_worth_what_the_closed_form_says(old):
 
     ratios = np.exp(log_density(*both) - log_density(*before))
     worth = ratios.sum() ** 2 / (ratios**2).sum() / len(draws)
-    assert step["efficiency"] == pytest.approx(worth, rel=0.25)
+    assert step["relative_ess"] == pytest.approx(worth, rel=0.25)
 
 
 def test_update_refuses_what_does_not_fit(old):

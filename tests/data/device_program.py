@@ -53,7 +53,7 @@ def main():
             "indices": coreset.indices.tolist(),
             "weights": coreset.weights.tolist(),
             "kl": coreset.report.kl,
-            "pricing": coreset.report.pricing,
+            "searches": coreset.report.candidate_searches,
             "total": coreset.summary.parts[0].total.tolist(),
         }
     print(json.dumps(found))

@@ -40,9 +40,9 @@ def test_more_than_one_device_changes_no_bit_of_the_sums(found):
     assert found["2"]["weights"] == found["8"]["weights"] == found["source on 4"]["weights"]
 
 
-def test_rows_are_priced_alike_on_all_devices(found):
-    assert found["8"]["pricing"] == found["2"]["pricing"]
-    assert found["1"]["pricing"][0]["num_added"] > 0
+def test_rows_are_found_alike_on_all_devices(found):
+    assert found["8"]["searches"] == found["2"]["searches"]
+    assert found["1"]["searches"][0]["num_added"] > 0
 
 
 def test_sharded_arrays_of_the_user_give_the_same(found):

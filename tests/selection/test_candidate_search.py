@@ -1,4 +1,4 @@
-"""Rows are priced by what they would bring: held to least squares in float64, row by row."""
+"""The search for further candidates, compared with least squares in float64, row by row."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import jaxcoreset as jc
 import jaxcoreset.builders.builder
 import jaxcoreset.selection.rounds
 from jaxcoreset.data.rows import PassContext, Rows
-from jaxcoreset.selection.candidate_search import price
+from jaxcoreset.selection.candidate_search import search_rows
 from jaxcoreset.weighting.laplace import laplace_approximation
 
 NUM_ROWS, NUM_DRAWS, CHOSEN = 700, 40, [3, 250, 611]
@@ -32,7 +32,7 @@ def setting():
     return rows, draws, atoms, target, target - weights @ atoms[CHOSEN]
 
 
-def gains(atoms, target, residual):
+def decreases(atoms, target, residual):
     """By what part of itself each row lowers the objective, all weights fitted anew."""
     found = np.zeros(NUM_ROWS)
     for row, atom in enumerate(atoms):
@@ -43,10 +43,10 @@ def gains(atoms, target, residual):
     return found
 
 
-def priced(num, batch_size=None, known=CHOSEN, off=0.0):
+def search(num, batch_size=None, known=CHOSEN, off=0.0):
     rows, draws, atoms, target, residual = setting()
     residual = residual + off * atoms[CHOSEN].sum(0)
-    return price(
+    return search_rows(
         Rows(rows, PassContext(batch_size=batch_size)),
         log_likelihood,
         jnp.asarray(draws),
@@ -59,39 +59,39 @@ def priced(num, batch_size=None, known=CHOSEN, off=0.0):
     )
 
 
-def test_the_best_rows_and_their_gains_are_those_of_least_squares():
+def test_the_best_rows_and_their_decreases_are_those_of_least_squares():
     rows, _, atoms, target, residual = setting()
-    exact = gains(atoms, target, residual)
-    found = priced(20)
+    exact = decreases(atoms, target, residual)
+    found = search(20)
     np.testing.assert_array_equal(found.indices, np.argsort(-exact, kind="stable")[:20])
-    np.testing.assert_allclose(found.gains, exact[found.indices], rtol=1e-3)
-    np.testing.assert_array_equal(found.leaves[0], rows[found.indices])
+    np.testing.assert_allclose(found.decreases, exact[found.indices], rtol=1e-3)
+    np.testing.assert_array_equal(found.data[0], rows[found.indices])
 
 
 def test_what_the_chosen_rows_could_gain_themselves_is_not_for_others_to_gain():
-    right, off = priced(20), priced(20, off=0.3)
+    right, off = search(20), search(20, off=0.3)
     np.testing.assert_array_equal(off.indices, right.indices)
-    np.testing.assert_allclose(off.gains, right.gains, rtol=1e-4)
+    np.testing.assert_allclose(off.decreases, right.decreases, rtol=1e-4)
 
 
 def test_only_rows_that_bring_something_are_returned_and_no_candidates():
     _, _, atoms, target, residual = setting()
-    found = priced(NUM_ROWS)
-    assert set(found.indices) == set(np.flatnonzero(gains(atoms, target, residual) > 0))
+    found = search(NUM_ROWS)
+    assert set(found.indices) == set(np.flatnonzero(decreases(atoms, target, residual) > 0))
 
 
 def test_rows_that_are_candidates_already_are_left_out():
-    first = priced(5)
-    second = priced(5, known=[*CHOSEN, *first.indices[:2]])
+    first = search(5)
+    second = search(5, known=[*CHOSEN, *first.indices[:2]])
     np.testing.assert_array_equal(second.indices[:3], first.indices[2:])
 
 
 def test_batches_change_nothing():
-    whole, parts = priced(50), priced(50, batch_size=1)
+    whole, parts = search(50), search(50, batch_size=1)
     jax.tree.map(
         np.testing.assert_array_equal,
-        (whole.indices, whole.gains),
-        (parts.indices, parts.gains),
+        (whole.indices, whole.decreases),
+        (parts.indices, parts.decreases),
     )
 
 
@@ -127,19 +127,19 @@ def test_a_group_of_few_rows_none_of_which_is_a_candidate_is_found():
     assert without.report.kl > 0.3
     assert found.report.kl < 1e-3
     assert 2 in np.asarray(found.args[1])
-    assert 1 <= len(found.report.pricing) == found.report.passes["pricing"] <= 4
+    assert 1 <= len(found.report.candidate_searches) == found.report.passes["candidate search"] <= 4
 
 
 def test_a_tolerance_is_met_with_such_a_group_and_no_more_rows_than_it_takes():
     found = built(4, tol=0.01)
     assert found.report.is_within_tol
     assert len(found) < 32
-    assert found.report.pricing
+    assert found.report.candidate_searches
 
 
 @pytest.mark.parametrize("setting", [{"size": 40}, {"tol": 0.01}])
 def test_no_pass_is_made_where_the_candidates_will_do(setting):
-    assert not built(5000, **setting).report.pricing
+    assert not built(5000, **setting).report.candidate_searches
 
 
 def test_rows_that_joined_stay_candidates_in_the_next_round(monkeypatch):
@@ -154,7 +154,7 @@ def test_rows_that_joined_stay_candidates_in_the_next_round(monkeypatch):
         effects, size=40, num_held_out=200, weighting=jc.Draws(draws), progress_bar=False
     )
     first, last = builder.run_rounds(jax.random.key(0), *data)
-    assert first.report.pricing
-    assert len(last.report.pricing) == len(first.report.pricing)
+    assert first.report.candidate_searches
+    assert len(last.report.candidate_searches) == len(first.report.candidate_searches)
     assert last.report.num_candidates == first.report.num_candidates
     assert last.report.kl < 1e-3

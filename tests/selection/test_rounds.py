@@ -13,7 +13,7 @@ import jaxcoreset.selection.rounds
 from jaxcoreset.diagnostics.gaussian import gaussian_kl
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
-from jaxcoreset.selection.rounds import agree, efficiency
+from jaxcoreset.selection.rounds import agree, relative_ess_of
 from jaxcoreset.weighting.nuts import CoresetSampler
 
 
@@ -126,10 +126,10 @@ def test_auto_leaves_a_good_weighting_alone_and_mends_a_bad_one(data, off):
     good = jc.CoresetBuilder(regression, 16, progress_bar=False).run(jax.random.key(0), *data)
     (only,) = good.report.rounds
     assert only["own_kl"] is None
-    assert only["efficiency"] > 0.9
+    assert only["relative_ess"] > 0.9
     bad = jc.CoresetBuilder(regression, 16, weighting=off, progress_bar=False)
     report = bad.run(jax.random.key(0), *data).report
-    assert report.rounds[0]["efficiency"] < 0.1
+    assert report.rounds[0]["relative_ess"] < 0.1
     assert report.rounds[-1]["agrees"]
     assert len(report.rounds) > 1
 
@@ -162,7 +162,7 @@ def test_a_poor_weighting_is_left_behind_even_where_the_estimates_agree(data, of
 def test_a_tolerance_that_is_kept_to_asks_for_no_second_build(data, off):
     builder = jc.CoresetBuilder(regression, tol=0.1, weighting=off, progress_bar=False)
     (only,) = builder.run_rounds(jax.random.key(1), *data)
-    assert only.report.rounds[0]["efficiency"] < 0.1
+    assert only.report.rounds[0]["relative_ess"] < 0.1
     assert only.report.is_within_tol
 
 
@@ -184,7 +184,7 @@ def test_efficiency_is_that_of_importance_weights_in_closed_form(data):
     source = jc.Draws({"beta": draws}).fit(likelihood, jax.random.key(0))
     pool = DrawPool(likelihood, source, jax.random.key(1))
     pool.ensure_draws(solver=2000, selection=2000)
-    assert efficiency(pool) == pytest.approx(np.exp(-0.36), abs=0.06)
+    assert relative_ess_of(pool) == pytest.approx(np.exp(-0.36), abs=0.06)
 
 
 def test_sampler_draws_from_the_weighted_posterior(data):
