@@ -22,12 +22,13 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int, PRNGKeyArray
 from numpyro.infer import MCMC
 
-from jaxcoreset.coreset.frame import as_frame, require
+from jaxcoreset.coreset.frame import as_frame
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.coreset.update import updated
 from jaxcoreset.coreset.warm_start import WarmStart, warm_start
 from jaxcoreset.data.arrays import decode, encode
+from jaxcoreset.data.messages import require
 from jaxcoreset.data.utils import Clock, peak_memory, write_whole
 from jaxcoreset.likelihood.arguments import Arguments, arguments_by_length
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -320,7 +321,7 @@ class Coreset:
                 them.
         """
         frame = self.to_frame(table, weight=weight, row=row)
-        require("pyarrow", "Parquet")
+        require("pyarrow")
         return write_whole(path, lambda file: frame.to_parquet(file, engine="pyarrow", index=False))
 
 

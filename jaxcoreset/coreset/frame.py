@@ -1,24 +1,14 @@
 """A coreset as a data frame."""
 
-import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxcoreset.data.messages import require
+
 if TYPE_CHECKING:
     import pandas as pd
-
-
-def require(package: str, purpose: str) -> Any:
-    """Import a package of the extra ``tables``, or say how to install it."""
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"{package} is missing; {purpose} needs it: pip install 'jaxcoreset[tables]'",
-            name=package,
-        ) from error
 
 
 def as_frame(
@@ -31,7 +21,9 @@ def as_frame(
     row: str,
 ) -> "pd.DataFrame":
     """The rows and weights of a coreset, beside its data or the rows of a table; see `to_frame`."""
-    pd = require("pandas", "to_frame")
+    require("pandas")
+    import pandas as pd
+
     if table is None:
         frame = pd.DataFrame(_columns(data))
     elif not isinstance(table, pd.DataFrame):

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxcoreset.data.messages import text_table
 from jaxcoreset.data.utils import Clock, peak_memory
 from jaxcoreset.likelihood.precision import rounding_of
 from jaxcoreset.selection.draws import DrawPool
@@ -173,8 +174,7 @@ class Report:
         ]
         if self.peak_memory is not None:
             rows.append(("peak memory", f"{self.peak_memory / 2**20:,.0f} MiB"))
-        width = max(len(name) for name, _ in rows)
-        return "\n".join(["Coreset report", *(f"  {name:<{width}}  {text}" for name, text in rows)])
+        return text_table("Coreset report", rows)
 
     def _kl_row(self) -> str:
         if math.isinf(self.kl):

@@ -1,9 +1,16 @@
-"""Parts of error messages: names that are near, lists of names, and packages of an extra."""
+"""Parts of messages: near names, lists of names, packages of an extra, and tables of text."""
 
 import difflib
 from collections.abc import Iterable, Sequence
 
 _LISTED = 12
+
+
+def text_table(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    """Names and texts in two columns under a title."""
+    rows = list(rows)
+    width = max(len(name) for name, _ in rows)
+    return "\n".join([title, *(f"  {name:<{width}}  {text}" for name, text in rows)])
 
 
 def require(package: str) -> None:

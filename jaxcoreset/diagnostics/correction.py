@@ -1,4 +1,4 @@
-"""From draws of the coreset posterior to draws of the full one, by Pareto-smoothed weights."""
+"""Draws of the full posterior from those of the coreset posterior, by Pareto-smoothed weights."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ class CorrectionError(ValueError):
     """The coreset posterior is too far from the full one for its draws to be reweighted.
 
     Attributes:
-        certificate: what was found.
+        certificate: the certificate of the draws.
     """
 
     def __init__(self, message: str, certificate: Certificate):
@@ -40,58 +40,60 @@ def correct(
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """The draws of the coreset posterior, weighted or resampled so that they target the full one.
+    """Weight or resample the draws of the coreset posterior so that they target the full one.
 
-    It costs draws × rows of all the data, as `certify` does. With the weights,
+    The cost is that of `certify`, with all draws. With the weights,
     ``data.posterior.to_dataset().weighted(np.exp(data.sample_stats.log_weight))`` (in ArviZ 0.23
     ``data.posterior.weighted(…)``) has the means and quantiles of the full posterior. The group
-    "observed_data" and deterministic sites with one value per datum are those of the coreset's
-    rows.
+    "observed_data", and deterministic sites with one value per datum, are those of the rows of the
+    coreset.
 
     Args:
         coreset: the coreset.
-        mcmc: as of `certify`.
-        *args: as of `certify`.
-        resample: whether to draw from the draws by their weights, so that what comes back needs no
-            weights; a little is lost by it. Copies of a draw lie side by side, so that ArviZ's
-            effective sample size sees them.
+        mcmc: see `certify`.
+        *args: see `certify`.
+        resample: whether to resample the draws by their weights, so that the result needs no
+            weights. This adds a little Monte Carlo error. Copies of a draw are adjacent, so that
+            ArviZ's effective sample size takes them into account.
         key: a JAX random key, for `resample`.
-        num_draws: as of `certify`, but all of them by default.
-        likelihood: as of `certify`.
-        batch_size: as of `certify`.
-        progress_bar: as of `certify`.
-        **kwargs: as of `certify`.
+        num_draws: see `certify`; all draws by default.
+        likelihood: see `certify`.
+        batch_size: see `certify`.
+        progress_bar: see `certify`.
+        **kwargs: see `certify`.
 
     Returns:
         An ArviZ `InferenceData` (ArviZ 0.23) or a `DataTree` (ArviZ 1), as ``arviz.from_numpyro``
-        makes it. Weighted, its sample_stats have "log_weight", normalised over all draws, and
-        "log_ratio"; its attributes, and those of sample_stats, are `Certificate.scalars`.
+        makes it. Its sample_stats have "log_ratio", and without `resample` "log_weight", normalised
+        over all draws. Its attributes, and those of sample_stats, are `Certificate.scalars`.
 
     Raises:
-        CorrectionError: a ValueError, if k-hat is above min(1 − 1/log10(S), 0.7), where weights are
-            not to be trusted (Vehtari et al. 2024), and they are not nearly equal either; see
-            `Certificate.can_be_reweighted`.
-        ValueError: as of `certify`, or if there is no key where one is needed.
-        RuntimeError: as of `certify`.
+        CorrectionError: a ValueError, if the weights cannot be trusted, because k-hat is above
+            min(1 − 1/log10(S), 0.7) (Vehtari et al. 2024) and the weights are not nearly equal
+            either; see `Certificate.can_be_reweighted`.
+        ValueError: see `certify`, or if there is no key and `resample` needs one.
+        RuntimeError: see `certify`.
         ModuleNotFoundError: if ArviZ is not installed.
     """
     if resample and key is None:
-        raise ValueError("key is missing; resample draws at random: pass key=jax.random.key(seed).")
+        raise ValueError("key is missing; resample is random: pass key=jax.random.key(seed).")
     full = full_likelihood(coreset, args, kwargs, likelihood)
-    certificate, samples, places = measure(coreset, mcmc, full, num_draws, batch_size, progress_bar)
+    certificate, samples, positions = measure(
+        coreset, mcmc, full, num_draws, batch_size, progress_bar
+    )
     if not certificate.can_be_reweighted:
         raise CorrectionError(
-            f"k-hat is {certificate.khat:.2f}; at most {certificate.khat_limit:.2f} is wanted for "
-            f"{certificate.num_draws} draws to be reweighted. The coreset posterior is too far "
-            f"from the full one for a correction to be trusted. {REMEDY} The numbers are in this "
-            "error's `certificate`.",
+            f"k-hat is {certificate.khat:.2f}; expected at most {certificate.khat_limit:.2f} to "
+            f"reweight {certificate.num_draws} draws. The coreset posterior is too far from the "
+            f"full one for a correction to be trusted. {REMEDY} The `certificate` of this error "
+            "has the numbers.",
             certificate,
         )
     dims = plate_names(coreset.model, (coreset.args, coreset.kwargs))
     if isinstance(mcmc, MCMC):
         groups = groups_of_mcmc(mcmc, dims)
         groups = {
-            name: data.isel(draw=places) if "draw" in data.dims else data
+            name: data.isel(draw=positions) if "draw" in data.dims else data
             for name, data in groups.items()
         }
     else:
@@ -115,14 +117,14 @@ def correct(
 def systematic_resample(
     log_weights: Float[np.ndarray, "chains draws"], generator: np.random.Generator
 ) -> Int[np.ndarray, " s"]:
-    """As many places as there are draws, each as often as its weight says, up to one; in order."""
+    """Positions of draws in increasing order, each as often as its weight times S, rounded."""
     ends = np.cumsum(np.exp(log_weights.ravel()))
     points = (generator.random() + np.arange(log_weights.size)) / log_weights.size
     return np.minimum(np.searchsorted(ends / ends[-1], points), log_weights.size - 1)
 
 
 def _take(data: Any, chosen: Int[np.ndarray, " s"]) -> Any:
-    """A data set with other draws, numbered over all chains, in the place of its own."""
+    """A data set with the chosen draws, numbered over all chains."""
     taken = {}
     for name, variable in data.data_vars.items():
         if variable.dims[:2] == ("chain", "draw"):

@@ -1,9 +1,9 @@
-"""How far apart a full posterior and a coreset's are, as plain functions: the papers' measures.
+"""Distances between a full posterior and a coreset posterior, as the papers measure them.
 
-A posterior may be given as a `LaplaceApproximation`; as a pair (mean, covariance) of a Gaussian; as
-draws of shape (draws, D); or as a dictionary of NumPyro's samples with one leading axis, as
-``mcmc.get_samples()`` has them. Draws stand for the Gaussian of their mean and covariance. What
-looks beyond means and covariances is `certify`.
+A posterior is given as a `LaplaceApproximation`, as a pair (mean, covariance) of a Gaussian, as
+draws of shape (draws, D), or as a dictionary of samples with one leading axis, as
+``mcmc.get_samples()`` returns it. Draws are represented by the Gaussian of their mean and
+covariance. `certify` looks beyond means and covariances.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,12 @@ from jaxcoreset.likelihood.passes import LogLikelihood
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.weighting.laplace import LaplaceApproximation
 
-# Entries of the matrix of gradients of the coreset's rows that are held at a time.
+# The maximum number of entries of the coreset rows' gradient matrix in memory.
 _ENTRIES = 1 << 24
 
 
 class Divergence(NamedTuple):
-    """Kullback–Leibler divergences between a full posterior π and a coreset's π_w, in nats.
+    """Kullback–Leibler divergences between a full posterior π and a coreset posterior π_w, in nats.
 
     Attributes:
         forward: KL(π‖π_w).
@@ -65,11 +65,12 @@ def gaussian_kl(
 def laplace_divergence(full: LaplaceApproximation, coreset: LaplaceApproximation) -> Divergence:
     """The divergences between the Laplace approximations of a full and a coreset posterior.
 
-    As in the experiments of Zhang et al. (2021), section 5.3. They see means and covariances only.
+    As in the experiments of Zhang et al. (2021), section 5.3. They compare means and covariances
+    only.
 
     Args:
-        full: that of all the data.
-        coreset: that of the weighted rows.
+        full: the approximation of the full posterior.
+        coreset: the approximation of the coreset posterior.
     """
     return divergence(full, coreset)
 
@@ -77,13 +78,13 @@ def laplace_divergence(full: LaplaceApproximation, coreset: LaplaceApproximation
 def divergence(full: Any, coreset: Any, sites: Sequence[str] | None = None) -> Divergence:
     """Forward, reverse and symmetrised KL between the Gaussians of two posteriors, in nats.
 
-    In closed form for Gaussians and Laplace approximations. For draws, which are matched by their
-    moments, S of them add about D(D + 3)/(4 S) nats to each direction.
+    The divergences are exact for Gaussians and Laplace approximations. Draws are compared by their
+    moments, and S draws add about D(D + 3)/(4 S) nats to each direction.
 
     Args:
-        full: the full posterior, in any of the module's forms.
-        coreset: the coreset posterior, likewise.
-        sites: of dictionaries, the sites that count; by default all, which must be the same.
+        full: the full posterior, in any form of this module.
+        coreset: the coreset posterior, in any form of this module.
+        sites: for dictionaries, the sites to compare; by default all, which must be the same.
 
     Raises:
         ValueError: if shapes do not fit.
@@ -98,13 +99,13 @@ def divergence(full: Any, coreset: Any, sites: Sequence[str] | None = None) -> D
 def map_distance(full: Any, coreset: Any, sites: Sequence[str] | None = None) -> float:
     """The ℓ2 distance of the modes of two posteriors (Zhang et al. 2021, section 5.3, appendix G).
 
-    Of Laplace approximations it is that on unconstrained parameters; of Gaussians and draws, whose
-    mode is their mean, that of the means.
+    For Laplace approximations it is the distance of the modes of the unconstrained parameters, for
+    Gaussians and draws the distance of the means.
 
     Args:
-        full: the full posterior, in any of the module's forms, or its mode, shape (D,).
-        coreset: likewise.
-        sites: as of `divergence`.
+        full: the full posterior, in any form of this module, or its mode, shape (D,).
+        coreset: the coreset posterior, likewise.
+        sites: see `divergence`.
     """
     modes = [
         np.asarray(one, np.float64)
@@ -117,7 +118,7 @@ def map_distance(full: Any, coreset: Any, sites: Sequence[str] | None = None) ->
 
 
 class RelativeErrors(NamedTuple):
-    """How far a coreset posterior's moments are from the full one's, relative to the latter.
+    """Differences of the moments of a coreset posterior, relative to those of the full one.
 
     Attributes:
         mean: ‖μ_w − μ‖ / ‖μ‖.
@@ -135,13 +136,14 @@ class RelativeErrors(NamedTuple):
 def relative_errors(full: Any, coreset: Any, sites: Sequence[str] | None = None) -> RelativeErrors:
     """The relative errors of mean, covariance and variances.
 
-    Those of the mean and the covariance are Campbell and Beronov's (2019); that of the variance is
-    Campbell and Broderick's (2018, section 4.1). The first depends on where zero is.
+    The errors of the mean and the covariance are those of Campbell and Beronov (2019), that of the
+    variance is that of Campbell and Broderick (2018, section 4.1). The first depends on the origin
+    of the parameters.
 
     Args:
-        full: the full posterior, in any of the module's forms.
-        coreset: likewise.
-        sites: as of `divergence`.
+        full: the full posterior, in any form of this module.
+        coreset: the coreset posterior, likewise.
+        sites: see `divergence`.
     """
     (mean, covariance), (other_mean, other_covariance) = _both_moments(full, coreset, sites)
     variances, others = np.diag(covariance), np.diag(other_covariance)
@@ -157,11 +159,11 @@ def relative_errors(full: Any, coreset: Any, sites: Sequence[str] | None = None)
 
 
 def relative_error(problem: CoresetProblem, indices: ArrayLike, weights: ArrayLike) -> float:
-    """‖y − Φw‖ / ‖y‖ of weighted rows on a problem, such as one of held-out draws, in float64.
+    """‖y − Φw‖ / ‖y‖ of weighted rows on a problem, such as that of held-out draws, in float64.
 
     Args:
         problem: the atoms and the target.
-        indices: shape (m,), rows.
+        indices: shape (m,), the row numbers.
         weights: shape (m,).
     """
     target = np.asarray(problem.target, np.float64)
@@ -201,10 +203,10 @@ def fisher_distance(
 ) -> float:
     """The weighted Fisher information distance √E‖∇(L − L_w)‖² under the draws.
 
-    Campbell and Broderick (2018), equation 39, with the expectation under the full posterior in
-    their experiments. The prior cancels, so that it is also the root mean square of ∇log π −
-    ∇log π_w. It depends on the units of the parameters. With ``likelihood = coreset.likelihood``
-    and NumPyro's samples:
+    See Campbell and Broderick (2018), equation 39; in their experiments the expectation is under
+    the full posterior. The prior cancels, so this is also the root mean square of the difference
+    ∇log π − ∇log π_w. It depends on the units of the parameters. With ``likelihood =
+    coreset.likelihood`` and samples of NumPyro:
 
         draws = jax.vmap(likelihood.unconstrain)(mcmc.get_samples())
         fisher_distance(
@@ -215,9 +217,9 @@ def fisher_distance(
         log_likelihood: ``log_likelihood(draw, data) -> (n,)``, differentiable in the draw.
         draws: pytree of floating-point arrays with a leading axis of length S.
         data: pytree of arrays with a leading axis of length n.
-        indices: shape (m,), the coreset's rows.
+        indices: shape (m,), the row numbers of the coreset.
         weights: shape (m,).
-        batch_size: rows per chunk.
+        batch_size: the number of rows per chunk.
 
     Raises:
         ValueError: if lengths differ, or a log-likelihood or its gradient is not finite.
@@ -225,7 +227,8 @@ def fisher_distance(
     indices, weights = np.asarray(indices), np.asarray(weights, np.float64)
     if indices.ndim != 1 or indices.shape != weights.shape:
         raise ValueError(
-            f"indices has shape {indices.shape} and weights {weights.shape}; wanted (m,) for both."
+            f"indices has shape {indices.shape} and weights has {weights.shape}; expected (m,) "
+            "for both."
         )
     features = fisher_features(draws)
     residual = np.asarray(
@@ -242,17 +245,17 @@ def fisher_distance(
 def moments(
     posterior: Any, sites: Sequence[str] | None = None
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
-    """Mean and covariance of a posterior in any of the module's forms, in float64.
+    """Mean and covariance of a posterior in any form of this module, in float64.
 
-    Sites of a dictionary come in alphabetical order, as in `LaplaceApproximation.names`.
+    The sites of a dictionary are in alphabetical order, as in `LaplaceApproximation.names`.
 
     Args:
         posterior: the posterior.
-        sites: of a dictionary, the sites that count; all by default.
+        sites: for a dictionary, the sites to use; all by default.
 
     Raises:
-        ValueError: if it has none of these forms, a site is missing, or there are fewer than two
-            draws.
+        ValueError: if the posterior has none of these forms, a site is missing, or there are fewer
+            than two draws.
     """
     if isinstance(posterior, LaplaceApproximation):
         return posterior.mode, posterior.covariance
@@ -260,13 +263,15 @@ def moments(
         mean, covariance = (np.asarray(part, np.float64) for part in posterior)
         if mean.ndim != 1 or covariance.shape != (mean.size, mean.size):
             raise ValueError(
-                f"the mean has shape {mean.shape} and the covariance {covariance.shape}; wanted "
+                f"the mean has shape {mean.shape} and the covariance {covariance.shape}; expected "
                 "(D,) and (D, D)."
             )
         return mean, covariance
     draws = _draws(posterior, sites)
     if draws.ndim != 2 or len(draws) < 2:
-        raise ValueError(f"draws have shape {draws.shape}; wanted (draws, D), two draws or more.")
+        raise ValueError(
+            f"draws have shape {draws.shape}; expected (draws, D) with at least two draws."
+        )
     return draws.mean(axis=0), np.atleast_2d(np.cov(draws, rowvar=False))
 
 
@@ -275,13 +280,13 @@ def _draws(posterior: Any, sites: Sequence[str] | None) -> np.ndarray:
         return np.asarray(posterior, np.float64)
     if not isinstance(posterior, Mapping):
         raise ValueError(
-            f"a posterior is a {type(posterior).__name__}; wanted a LaplaceApproximation, a pair "
+            f"a posterior is a {type(posterior).__name__}; expected a LaplaceApproximation, a pair "
             "(mean, covariance), draws of shape (draws, D), or a dictionary of samples."
         )
     names = sorted(posterior if sites is None else sites)
     missing = [name for name in names if name not in posterior]
     if missing or not names:
-        raise ValueError(f"samples have no {', '.join(missing) or 'sites'}; wanted {sites}.")
+        raise ValueError(f"samples have no {', '.join(missing) or 'sites'}; expected {sites}.")
     count = leading({name: posterior[name] for name in names}, "the samples")
     parts = [np.asarray(posterior[name], np.float64).reshape(count, -1) for name in names]
     return np.concatenate(parts, axis=1)
@@ -292,8 +297,8 @@ def _both_moments(full: Any, coreset: Any, sites: Sequence[str] | None) -> tuple
         odd = sorted(set(full) ^ set(coreset))
         if odd:
             raise ValueError(
-                f"{', '.join(odd)} is in one of the posteriors only; wanted the same sites in "
-                "both: name those that count, sites=[…]."
+                f"{', '.join(odd)} is in one of the posteriors only; expected the same sites in "
+                "both: name the sites to compare, sites=[…]."
             )
     both = moments(full, sites), moments(coreset, sites)
     _same_size(both[0][0], both[1][0])
@@ -303,8 +308,8 @@ def _both_moments(full: Any, coreset: Any, sites: Sequence[str] | None) -> tuple
 def _same_size(one: np.ndarray, two: np.ndarray) -> None:
     if one.shape != two.shape:
         raise ValueError(
-            f"the posteriors have {one.size} and {two.size} parameters; wanted equally many. Where "
-            "samples have deterministic sites, name those that count: sites=[…]."
+            f"the posteriors have {one.size} and {two.size} parameters; expected the same number. "
+            "If samples have deterministic sites, name the sites to compare: sites=[…]."
         )
 
 

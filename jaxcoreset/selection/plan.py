@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jaxcoreset.data.blocks import group_blocks, row_bytes
+from jaxcoreset.data.messages import text_table
 from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.data.utils import peak_memory
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
@@ -88,8 +89,7 @@ class Plan:
         ]
         if self.device_bytes:
             lines.append(("device memory", f"{self.device_bytes / 2**20:,.0f} MiB at most"))
-        width = max(len(name) for name, _ in lines)
-        return "\n".join(["Plan", *(f"  {name:<{width}}  {text}" for name, text in lines)])
+        return text_table("Plan", lines)
 
 
 def plan_build(

@@ -15,10 +15,10 @@ import scipy.stats
 from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
-from jaxcoreset.diagnostics.arviz import pareto_smooth
-from jaxcoreset.diagnostics.certificate import certificate_of, khat_limit
+from jaxcoreset.diagnostics.certificate import certificate_of
 from jaxcoreset.diagnostics.gaussian import gaussian_kl
 from jaxcoreset.diagnostics.log_ratio import log_likelihood_totals
+from jaxcoreset.diagnostics.psis import khat_limit, pareto_smooth
 from tests.gaussian_coreset import case, coreset_of, kl, regression
 
 
@@ -280,7 +280,7 @@ def test_few_effective_draws_are_told_of_a_good_coreset_too():
     facts = {"num_data": 10, "num_rows": 2}
     few = certificate_of(ratios, 0.05, rhat=1.03, **facts)
     assert few.verdict == "good"
-    assert "Only 50 effective draws are left (R-hat 1.03): run NUTS for longer" in few.reason
+    assert "There are only 50 effective draws (R-hat 1.03): run NUTS for longer" in few.reason
     assert "R-hat" not in certificate_of(ratios, 0.05, rhat=1.005, **facts).reason
     assert "effective" not in certificate_of(ratios, 0.5, rhat=1.03, **facts).reason
 

@@ -69,7 +69,9 @@ def test_systematic_resampling_keeps_order_and_counts_to_within_one():
 def test_correction_refuses_where_khat_is_too_large():
     far = case(mismatch=0.8)
     coreset = coreset_of(far)
-    with pytest.raises(CorrectionError, match=r"k-hat is [12]\.\d\d; at most 0\.70") as caught:
+    with pytest.raises(
+        CorrectionError, match=r"k-hat is [12]\.\d\d; expected at most 0\.70"
+    ) as caught:
         jc.correct(coreset, far.samples, progress_bar=False)
     assert caught.value.certificate.khat > 0.7
     assert "larger coreset" in str(caught.value)

@@ -162,9 +162,9 @@ def test_posteriors_that_do_not_fit_are_refused():
         divergence({"a": two}, {"a": two, "mu": two})
     with pytest.raises(ValueError, match="no b"):
         moments({"a": two}, sites=["b"])
-    with pytest.raises(ValueError, match="wanted a LaplaceApproximation"):
+    with pytest.raises(ValueError, match="expected a LaplaceApproximation"):
         moments("posterior")
     with pytest.raises(ValueError, match=r"\(D, D\)"):
         moments((np.zeros(3), np.eye(2)))
-    with pytest.raises(ValueError, match=r"wanted \(m,\)"):
+    with pytest.raises(ValueError, match=r"expected \(m,\)"):
         fisher_distance(lambda draw, rows: rows, two, two, np.array([1, 2]), np.ones(1))
