@@ -1,4 +1,4 @@
-"""What a user keeps: weighted rows, their model, and the report of how they were chosen."""
+"""The coreset that a build returns: weighted rows, their model, and a report."""
 
 from jaxcoreset.coreset.coreset import Coreset as Coreset
 from jaxcoreset.coreset.coreset import load as load

@@ -1,17 +1,14 @@
-"""What a user keeps: a few weighted rows, the model that counts them so, and a report.
+"""`Coreset`: a few weighted rows, the model with these weights, and a report.
 
 A coreset is saved as one ``.npz`` file: its arrays, and a JSON text that says how they make up the
-model's arguments. Nothing in it is executed when it is loaded.
+model's arguments. Nothing in the file is executed when it is loaded.
 """
 
 import copy
 import dataclasses
-import functools
-import importlib
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,13 +20,14 @@ from jaxtyping import Float, Int, PRNGKeyArray
 from numpyro.infer import MCMC
 
 from jaxcoreset.coreset.frame import as_frame
+from jaxcoreset.coreset.model_name import import_model, name_of
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.coreset.update import updated
 from jaxcoreset.coreset.warm_start import WarmStart, warm_start
 from jaxcoreset.data.arrays import decode, encode
 from jaxcoreset.data.messages import require
-from jaxcoreset.data.utils import Clock, peak_memory, write_whole
+from jaxcoreset.data.utils import Clock, write_whole
 from jaxcoreset.likelihood.arguments import Arguments, arguments_by_length
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.weighted import weighted_model
@@ -44,7 +42,7 @@ _FORMAT = 1
 
 
 class Coreset:
-    """Weighted rows whose posterior stands for that of all the data.
+    """Weighted rows whose posterior approximates that of all the data.
 
     ``coreset.model(*coreset.args, **coreset.kwargs)`` is a plain NumPyro model: it works with NUTS,
     SVI, ``Predictive`` and the functions of ``numpyro.infer.util``.
@@ -65,6 +63,7 @@ class Coreset:
         indices: int64 array of shape (m,), the row numbers in increasing order.
         weights: array of shape (m,), positive.
         arguments: the model's arguments with only these rows, and which of them hold rows.
+        data_dims: see above.
         report: how the coreset was made, and how good it is.
         approximation: the Laplace approximation of the posterior of all rows, if the builder found
             one on its way; None otherwise, and for a coreset that was loaded.
@@ -96,8 +95,8 @@ class Coreset:
         self.likelihood = likelihood
         self.summary = summary
         self._full_model = model
-        self._data_dims = dict(data_dims)
-        self._model_name = model_name or _name_of(model)
+        self.data_dims = dict(data_dims)
+        self._model_name = model_name or name_of(model)
         self._model: Callable | None = None
 
     @property
@@ -119,13 +118,13 @@ class Coreset:
                 the name that it was saved with.
         """
         if self._model is None:
-            self._model = weighted_model(self.full_model, self.weights, self._data_dims)
+            self._model = weighted_model(self.full_model, self.weights, self.data_dims)
         return self._model
 
     @property
     def full_model(self) -> Callable:
         """The model as its user wrote it, without weights; errors as for `model`."""
-        return self._full_model or _import_model(self._model_name)
+        return self._full_model or import_model(self._model_name)
 
     @property
     def data_names(self) -> dict[str, int]:
@@ -166,11 +165,6 @@ class Coreset:
         solved = updated(model, arguments, self.report, self.summary, key)
         return coreset_of_selection(model, **solved)
 
-    @property
-    def data_dims(self) -> dict[str, int]:
-        """For each observed site in the data axis its dimension, counted from the right."""
-        return dict(self._data_dims)
-
     def warm_start(
         self,
         mcmc: MCMC | Mapping[str, Any] | None = None,
@@ -179,7 +173,7 @@ class Coreset:
         dense_mass: bool | list[tuple[str, ...]] | None = None,
         key: PRNGKeyArray | None = None,
     ) -> WarmStart:
-        """What NUTS on all the rows can start from; see `jaxcoreset.coreset.WarmStart`."""
+        """A start for NUTS on all the rows; see `jaxcoreset.coreset.WarmStart`."""
         return warm_start(
             self.model,
             (self.args, self.kwargs),
@@ -198,12 +192,12 @@ class Coreset:
         return f"<Coreset: {len(self)} of {self.report.num_data:,} rows, KL {kl}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        # The likelihood has compiled functions, which cannot be pickled, and all the data; the
-        # weighted model is made again when it is asked for.
+        # The likelihood has compiled functions, which cannot be pickled, and all the data. The
+        # weighted model is made again on access.
         return {**vars(self), "likelihood": None, "_model": None}
 
     def __copy__(self) -> "Coreset":
-        # Within a process nothing need be left behind, as it is by `__getstate__`.
+        # Within a process the copy keeps what `__getstate__` leaves behind.
         other = object.__new__(type(self))
         vars(other).update(vars(self))
         return other
@@ -215,10 +209,10 @@ class Coreset:
         return other
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Write the coreset to one file, whole or not at all.
+        """Write the coreset to one file, atomically.
 
         Args:
-            path: where to; ``.npz`` is added if it is missing.
+            path: the file; ``.npz`` is added if it is missing.
 
         Returns:
             The path written.
@@ -236,7 +230,7 @@ class Coreset:
             "args": encode(list(self.args), arrays, "args"),
             "kwargs": encode(self.kwargs, arrays, "kwargs"),
             "report": self.report.to_dict(),
-            "data_dims": self._data_dims,
+            "data_dims": self.data_dims,
             "model": self._model_name,
             "data_names": self.data_names,
             "count_places": self.arguments.counts_at,
@@ -253,23 +247,23 @@ class Coreset:
     def to_frame(
         self, table: "pd.DataFrame | None" = None, *, weight: str = "weight", row: str = "row"
     ) -> "pd.DataFrame":
-        """The coreset as a table: one line for each of its rows, with the weight.
+        """The coreset as a table, with one line for each of its rows.
 
         Args:
-            table: the data frame, of n rows, that the model's arguments were made from. If left
-                out, the columns are those arguments themselves.
-            weight: the name of the weights' column.
+            table: the data frame of n rows that the model's arguments were made from. If left out,
+                the columns are those arguments themselves.
+            weight: the name of the column of weights.
             row: the name of the column of row numbers, which count from 0.
 
         Returns:
-            A data frame of m rows: the row numbers, the weights, and either the table's columns at
-            these rows, under the table's index, or the model's data by argument name: an array of
-            one axis as ``y``, others as ``X[0]``, ``X[1]``, ....
+            A data frame of m rows: the row numbers, the weights, and either the columns of the
+            table at these rows, with the index of the table, or the model's data by argument name:
+            an array of one axis as ``y``, other arrays as ``X[0]``, ``X[1]``, ....
 
         Raises:
-            ValueError: if the table has not n rows, or a column is called like the weights or the
-                row numbers.
-            TypeError: if `table` is no data frame.
+            ValueError: if the table does not have n rows, or has a column with the name of the
+                weights or of the row numbers.
+            TypeError: if `table` is not a data frame.
             ModuleNotFoundError: if pandas is not installed; the extra ``tables`` brings it.
         """
         data = dict(zip(self.data_names, self.arguments.data, strict=True))
@@ -283,10 +277,10 @@ class Coreset:
         weight: str = "weight",
         row: str = "row",
     ) -> Path:
-        """Write `to_frame` as CSV with a header and without the index, whole or not at all.
+        """Write `to_frame` as CSV with a header and without the index, atomically.
 
         Args:
-            path: where to.
+            path: the file.
             table: see `to_frame`.
             weight: see `to_frame`.
             row: see `to_frame`.
@@ -305,10 +299,10 @@ class Coreset:
         weight: str = "weight",
         row: str = "row",
     ) -> Path:
-        """Write `to_frame` as Parquet without the index, whole or not at all.
+        """Write `to_frame` as Parquet without the index, atomically.
 
         Args:
-            path: where to.
+            path: the file.
             table: see `to_frame`.
             weight: see `to_frame`.
             row: see `to_frame`.
@@ -398,34 +392,11 @@ def coreset_of_selection(
 
 
 def whole_coreset(model: Callable, likelihood: ModelLikelihood, size: int, clock: Clock) -> Coreset:
-    """All rows with weight 1, which need neither draws nor a solver and have no error."""
-    n = likelihood.num_data
-    nothing = dict.fromkeys(
-        ("relative_error", "held_out_error", "kl", "kl_standard_error"), np.zeros(1)
-    )
-    report = Report(
-        num_data=n,
-        size=size,
-        num_used=n,
-        num_candidates=n,
-        num_draws=0,
-        num_held_out=0,
-        relative_error=0.0,
-        held_out_error=0.0,
-        kl=0.0,
-        kl_standard_error=0.0,
-        solver="all rows",
-        converged=True,
-        weighting="none needed",
-        curve={"size": np.array([n]), "num_used": np.array([n]), **nothing},
-        seconds=clock.seconds,
-        peak_memory=peak_memory(),
-    )
-    rows = likelihood.rows
-    indices = np.arange(n)
-    in_memory = rows.is_local and not rows.is_streamed
-    data = rows.data if in_memory else rows.take(indices)
-    weights = np.ones(n, jnp.zeros(()).dtype)
+    """All rows with weight 1; this needs neither draws nor a solver, and has no error."""
+    n, rows = likelihood.num_data, likelihood.rows
+    indices, weights = np.arange(n), np.ones(n, jnp.zeros(()).dtype)
+    data = rows.data if rows.is_local and not rows.is_streamed else rows.take(indices)
+    report = Report.of_all_rows(n, size, clock)
     return coreset_of_rows(model, likelihood, indices, weights, data, report)
 
 
@@ -433,13 +404,13 @@ def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:
     """Read a coreset that `Coreset.save` wrote.
 
     Args:
-        path: the file; ``.npz`` is added, as `save` does, if there is none of this name.
-        model: the NumPyro model it was built for. If left out, it is imported, when first asked
-            for, under the name that it had.
+        path: the file; ``.npz`` is added if there is no file of this name.
+        model: the NumPyro model that the coreset was built for. If left out, it is imported on
+            first access, under the name that it had.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is no coreset, or one of a newer version.
+        ValueError: if the file is not a coreset, or was written by a newer version.
     """
     path = Path(path)
     if not path.exists() and path.with_name(path.name + ".npz").exists():
@@ -451,7 +422,7 @@ def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:
             header = json.loads(arrays["header"].tobytes())
         except Exception as error:
             raise ValueError(
-                f"{os.fspath(path)!r} is no coreset, or is cut short; wanted a file that "
+                f"{os.fspath(path)!r} is not a coreset, or is truncated; expected a file that "
                 "Coreset.save wrote."
             ) from error
     if header["format"] > _FORMAT:
@@ -475,35 +446,4 @@ def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:
         data_dims=header["data_dims"],
         model_name=header["model"],
         summary=None if summary is None else DataSummary.from_dict(decode(summary, arrays)),
-    )
-
-
-def _name_of(model: Callable | None) -> str | None:
-    """A name under which this very model is found again.
-
-    A handler around a model, such as `numpyro.handlers.scale`, goes by the model's name.
-    """
-    module, path = getattr(model, "__module__", None), getattr(model, "__qualname__", None)
-    try:
-        found = _attribute(sys.modules[str(module)], str(path))
-    except (KeyError, AttributeError):
-        return None
-    return f"{module}:{path}" if found is model else None
-
-
-def _attribute(module: Any, path: str) -> Any:
-    """What a dotted path leads to."""
-    return functools.reduce(getattr, path.split("."), module)
-
-
-def _import_model(name: str | None) -> Callable:
-    trouble = "the coreset was saved without the name of a module's model"
-    if name is not None:
-        module, _, path = name.partition(":")
-        try:
-            return _attribute(importlib.import_module(module), path)
-        except (ImportError, AttributeError) as error:
-            trouble = f"{name} cannot be imported ({error})"
-    raise ValueError(
-        f"the coreset's model is missing: {trouble}. Give it: load(path, model=model)."
     )

@@ -1,8 +1,8 @@
-"""One coreset of several, which were built from different rows of one model.
+"""Merge coresets that were built from different rows of one model.
 
-Nothing is needed but their weighted rows; the error of each is then in the result, beside that of
-the reduction. In a tree over many blocks errors add up along its depth (merge and reduce: Bentley
-and Saxe 1980; Feldman, Schmidt and Sohler 2020).
+Only their weighted rows are needed. The error of the result is that of each coreset plus that of
+the reduction. In a tree over many blocks the errors add up along its depth (merge and reduce:
+Bentley and Saxe 1980; Feldman, Schmidt and Sohler 2020).
 """
 
 from collections.abc import Sequence
@@ -35,28 +35,29 @@ def merge(
     num_draws: int | None = None,
     num_held_out: int = 1000,
 ) -> Coreset:
-    """One coreset of several that were built from different rows of one model.
+    """Merge coresets that were built from different rows of one model.
 
-    Only their weighted rows are used. Draws are those of the Laplace approximation of the posterior
-    that all of them have together.
+    Only their weighted rows are used, with draws from the Laplace approximation of their joint
+    posterior.
 
     Args:
         coresets: at least one; row numbers of the result count through their data in this order.
-        size: at most so many rows.
+        size: the maximum number of rows.
         key: a JAX random key; the same key gives the same coreset.
-        solver: the solver, such as one with a constraint on these rows; the default one if left
+        solver: the solver, such as one with a constraint on these rows; the default solver if left
             out, whatever the coresets were built with.
-        num_draws: draws for the solver; four times the size and at least 500 if left out.
-        num_held_out: further draws, to measure the error on.
+        num_draws: the number of draws for the solver; four times the size and at least 500 if left
+            out.
+        num_held_out: the number of further draws, which measure the error.
 
     Returns:
         The coreset. The `kl` of its report is the sum of those of the coresets and of the error of
-        the reduction: errors of separate blocks are taken to be uncorrelated. It is infinite where
-        that of one of them is, as after an `update` whose error is not known.
+        the reduction, since errors of separate blocks are assumed to be uncorrelated. It is
+        infinite if that of a coreset is, as after an `update` whose error is not known.
 
     Raises:
-        ValueError: if there are none, they differ in their model's arguments beyond the rows, or
-            the posterior has no mode.
+        ValueError: if there are no coresets, they differ in more than the rows of their model's
+            arguments, or the posterior has no mode.
         ModelError, RuntimeError: if a row's log-likelihood depends on other rows, or the compiled
             program is wrong, see `check_program`.
     """

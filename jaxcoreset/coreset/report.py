@@ -1,4 +1,4 @@
-"""What a build found out about its coreset, in numbers and as text."""
+"""The report of a coreset, in numbers and as text."""
 
 import dataclasses
 import math
@@ -29,20 +29,20 @@ class Report:
     """How a coreset was made, and how close its posterior is to the full one.
 
     Attributes:
-        num_data: rows of the data, n.
-        size: rows that the coreset was allowed.
-        num_used: rows that it has.
-        num_candidates: rows it was chosen from.
-        num_draws: draws of π̂ that the solver saw, S.
-        num_held_out: draws of π̂ that it did not see.
+        num_data: the number n of rows of the data.
+        size: the maximum number of rows of the coreset.
+        num_used: the number of rows of the coreset.
+        num_candidates: the number of rows that it was chosen from.
+        num_draws: the number S of draws of π̂ that the solver saw.
+        num_held_out: the number of draws of π̂ that it did not see.
         relative_error: ‖y − Φw‖/‖y‖ on the solver's draws.
         held_out_error: the same on the held-out draws.
         kl: estimate of the symmetrised Kullback–Leibler divergence between the coreset posterior
             and the full posterior, in nats: the variance over the held-out draws of the difference
-            of the two log-likelihoods. Good below about 0.3, a lower bound above.
-            Where a size was chosen by a tolerance, its draws had no part in the choice. Infinite
-            where it is not known and may be anything: after an `update` with rows by which the old
-            draws are worth too few, and in a merger of such a coreset.
+            of the two log-likelihoods. It is accurate below about 0.3, and a lower bound above. If
+            a size was selected by a tolerance, these draws had no part in the selection. It is
+            infinite if it is not known: after an `update` with rows for which the old draws are
+            worth too little, and after a `merge` of such a coreset.
         kl_standard_error: its Monte Carlo standard error, in nats; infinite where `kl` is.
         solver: the solver's name.
         converged: whether the solver stopped by its own rule.
@@ -51,12 +51,12 @@ class Report:
             "relative_error", "held_out_error", "kl", "kl_standard_error"; of `SparseVI` also
             "usable_draws".
         seconds: wall time by stage.
-        peak_memory: the most memory that the process has held so far, in bytes; None if unknown.
-        tol: the tolerance asked for, in nats; None where a size was.
-        is_within_tol: whether it is kept to, as far as is known; None without one.
-        rounds: what each build found, in order: see `jaxcoreset.selection.Round` for the keys.
-            Where the estimates of the last one do not agree, `kl` is the larger of the two.
-        passes: how many times all rows were gone through, by what for.
+        peak_memory: the maximum memory of the process so far, in bytes; None if unknown.
+        tol: the tolerance, in nats; None if a size was given.
+        is_within_tol: whether the tolerance is met, as far as is known; None without one.
+        rounds: the results of each build, in order; see `jaxcoreset.selection.Round` for the keys.
+            If the estimates of the last build do not agree, `kl` is the larger of the two.
+        passes: the number of passes over all rows, by their purpose.
         candidate_searches: for each pass for further candidates the relative decrease of the
             objective by the best row ("largest_decrease"), how many rows joined ("num_added"), and
             the objective before and after ("objective", "objective_after").
@@ -69,8 +69,8 @@ class Report:
             infinite. For a "merge" the number of coresets ("num_coresets"), the sum of their
             estimates ("kl_of_parts"), and that of the reduction ("kl"); the report's own is the sum
             of both.
-        rounding: what float32 rounds the coreset's log density to, in nats, where it is so much
-            that NUTS wants float64; None else.
+        rounding: the rounding error of the coreset's log density in float32, in nats, if it is so
+            large that NUTS needs float64; None otherwise.
     """
 
     num_data: int
@@ -137,10 +137,31 @@ class Report:
             **facts,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain numbers, strings and lists, as Python's json writes and reads them.
+    @classmethod
+    def of_all_rows(cls, num_data: int, size: int, clock: Clock) -> "Report":
+        """The report of all rows with weight 1."""
+        errors = ("relative_error", "held_out_error", "kl", "kl_standard_error")
+        counts = {"size": np.array([num_data]), "num_used": np.array([num_data])}
+        return cls(
+            num_data=num_data,
+            size=size,
+            num_used=num_data,
+            num_candidates=num_data,
+            num_draws=0,
+            num_held_out=0,
+            **dict.fromkeys(errors, 0.0),
+            solver="all rows",
+            converged=True,
+            weighting="none needed",
+            curve=counts | dict.fromkeys(errors, np.zeros(1)),
+            seconds=clock.seconds,
+            peak_memory=peak_memory(),
+        )
 
-        An infinite `kl` stays one; json writes it as ``Infinity``.
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain numbers, strings and lists, for Python's json.
+
+        An infinite `kl` stays infinite; json writes it as ``Infinity``.
         """
         plain = dataclasses.asdict(self)
         plain["curve"] = {name: np.asarray(values).tolist() for name, values in self.curve.items()}
@@ -184,7 +205,7 @@ class Report:
     def _tolerance_row(self) -> list[tuple[str, str]]:
         if self.tol is None:
             return []
-        verdict = "not met: this is the best there was" if self.is_within_tol is False else "met"
+        verdict = "not met: this is the best coreset" if self.is_within_tol is False else "met"
         if math.isinf(self.kl):
             verdict = "not known to be met"
         return [("tolerance", f"{self.tol:.2g} nats, {verdict}")]
@@ -192,7 +213,7 @@ class Report:
     def _rounding_row(self) -> list[tuple[str, str]]:
         if self.rounding is None:
             return []
-        text = f"log density to {self.rounding:.1g} nats in float32: run NUTS in float64"
+        text = f"{self.rounding:.1g} nats of the log density in float32: run NUTS in float64"
         return [("rounding", text)]
 
     def _pass_rows(self) -> list[tuple[str, str]]:
@@ -211,16 +232,16 @@ class Report:
         for step in self.history:
             if step["what"] == "merge":
                 of_parts = (
-                    "of which at least one's own error is not known; that of the reduction is "
+                    "at least one of which has an unknown error; the error of the reduction is "
                     f"{step['kl']:.2g} nats"
                     if math.isinf(step["kl_of_parts"])
-                    else f"whose own errors add up to {step['kl_of_parts']:.2g} nats, and the "
-                    f"reduction's is {step['kl']:.2g}"
+                    else f"whose errors add up to {step['kl_of_parts']:.2g} nats; the error of the "
+                    f"reduction is {step['kl']:.2g} nats"
                 )
                 text = f"of {step['num_coresets']} coresets, {of_parts}"
             else:
                 text = (
-                    f"{step['num_rows']:,} rows came; the old draws are worth "
+                    f"{step['num_rows']:,} rows were added; the old draws are worth "
                     f"{step['relative_ess']:.0%} of new ones"
                 )
                 if is_unreliable(step):
@@ -245,7 +266,7 @@ class Report:
 
 
 def is_unreliable(step: dict[str, Any]) -> bool:
-    """Return whether the draws were worth too few after an update, a step of a report's history."""
+    """True if the old draws were worth too little in an update, a step of a report's history."""
     # Reports of earlier versions do not have the number.
     return step["relative_ess"] < MIN_RELATIVE_ESS or step.get("ess", MIN_ESS) < MIN_ESS
 

@@ -1,4 +1,4 @@
-"""What is kept of rows that are gone: draws, the sums over all rows at each, and candidates."""
+"""What a coreset keeps of all rows: draws, the sums over all rows at each, and candidates."""
 
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from jaxcoreset.likelihood.likelihood import Params
 from jaxcoreset.selection.draws import DrawPool, Use
 
-# Candidates that are kept beside the coreset's own rows.
+# The maximum number of candidates that are kept besides the rows of the coreset.
 _MOST_CANDIDATES = 4_000
 # The names of uses in files of earlier versions.
 _EARLIER_USES: dict[str, Use] = {"select": "selection", "confirm": "confirmation"}
@@ -22,7 +22,7 @@ class SummaryPart:
     """Some draws of π̂.
 
     Attributes:
-        use: what they are for, as in `DrawPool`.
+        use: their use, as in `DrawPool`.
         draws: unconstrained parameters, with a leading axis of s draws.
         total: shape (s,), the log-likelihood of all rows, up to a constant of the part.
         total_then: shape (s,), the same for the rows that there were when the draws were made.
@@ -73,17 +73,10 @@ class DataSummary:
         return cls(parts, data, pool.indices_of(kept), pool.source.inefficiency)
 
     def to_dict(self) -> dict[str, Any]:
-        """As lists and dictionaries of arrays and numbers."""
+        """The summary as lists and dictionaries of arrays and numbers."""
+        parts = [vars(one) | {"draws": jax.tree.map(np.asarray, one.draws)} for one in self.parts]
         return {
-            "parts": [
-                {
-                    "use": part.use,
-                    "draws": {name: np.asarray(value) for name, value in part.draws.items()},
-                    "total": part.total,
-                    "total_then": part.total_then,
-                }
-                for part in self.parts
-            ],
+            "parts": parts,
             "candidates": list(self.candidates),
             "rows": self.indices,
             "inefficiency": self.inefficiency,
@@ -92,13 +85,9 @@ class DataSummary:
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "DataSummary":
         """The inverse of `to_dict`."""
-        parts = [
-            SummaryPart(
-                _EARLIER_USES.get(part["use"], part["use"]),
-                jax.tree.map(jnp.asarray, part["draws"]),
-                part["total"],
-                part["total_then"],
-            )
-            for part in plain["parts"]
-        ]
+        parts = []
+        for part in plain["parts"]:
+            use = _EARLIER_USES.get(part["use"], part["use"])
+            draws = jax.tree.map(jnp.asarray, part["draws"])
+            parts.append(SummaryPart(use, draws, part["total"], part["total_then"]))
         return cls(parts, tuple(plain["candidates"]), plain["rows"], plain["inefficiency"])

@@ -1,7 +1,7 @@
-"""Exact chains from a coreset: where NUTS on all the rows starts, and with what step and metric.
+"""A start for NUTS on all the rows: initial points, step size and metric from a coreset.
 
-Most of what a warm-up finds out, a coreset posterior has already: where the mass is and how it is
-scaled. What is left for the chain on all rows is a short adaptation of its step size.
+The coreset posterior already knows most of what a warm-up finds: the location and the scale of the
+posterior. Chains on all rows then need only a short adaptation of the step size.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,11 +22,11 @@ from jaxcoreset.likelihood.trace import latent_shapes
 from jaxcoreset.weighting.chains import ChainSamples, chain_samples
 from jaxcoreset.weighting.laplace import LaplaceApproximation
 
-# A covariance needs several times as many draws as it has rows, or it misleads more than it helps.
+# A covariance from fewer draws per coordinate misleads more than it helps.
 _DRAWS_PER_COORDINATE = 10
 # The leapfrog integrator on D standard normal coordinates, with steps h and mixed phases, has an
 # energy error of variance h⁴D/16 and mean half of that; 2Φ(−h²√D/8) are then accepted, which is
-# the customary 0.8 at this value of h D^¼ (after Beskos et al. 2013, Bernoulli 19, section 3).
+# the usual 0.8 at this value of h D^¼ (after Beskos et al. 2013, Bernoulli 19, section 3).
 _STEP_SIZE = 1.42
 
 
@@ -35,16 +35,16 @@ class WarmStart:
     """Settings for NUTS on all the rows.
 
     ``MCMC(ws.kernel(model), num_warmup=50, num_samples=1000, num_chains=ws.num_chains).run(key,
-    *args, init_params=ws.init_params, **kwargs)``, with the model itself and all the data, is the
-    short way; the attributes are what `NUTS` and `MCMC.run` take by these names.
+    *args, init_params=ws.init_params, **kwargs)``, with the model itself and all the data, runs the
+    chains. The attributes are arguments of `NUTS` and `MCMC.run` of the same names.
 
     Attributes:
-        init_params: unconstrained values of the latent sites; with a leading axis of chains where
-            there are more than one, as `MCMC.run` wants them.
-        step_size: the leapfrog step.
-        dense_mass: whether the metric is dense: True, False, or a list of tuples of sites that
-            are dense among each other.
-        num_chains: the number of chains that `init_params` are for.
+        init_params: unconstrained values of the latent sites, with a leading axis of chains if
+            there is more than one, as `MCMC.run` expects.
+        step_size: the leapfrog step size.
+        dense_mass: whether the metric is dense: True, False, or a list of tuples of sites whose
+            block is dense.
+        num_chains: the number of chains of `init_params`.
     """
 
     init_params: dict[str, Array]
@@ -56,16 +56,16 @@ class WarmStart:
     @property
     def inverse_mass_matrix(self) -> Any:
         """Shape (D, D) if dense, (D,) if not, or a dictionary from tuple of sites to either."""
-        # NUTS fills the dictionary that it is given, so each caller has one of its own.
+        # NUTS changes the dictionary that it gets, so each caller has a copy.
         matrix = self._inverse_mass_matrix
         return dict(matrix) if isinstance(matrix, dict) else matrix
 
     def kernel(self, model: Callable, **options: Any) -> NUTS:
-        """NUTS with this step size and metric; the metric stays as it is, the step size adapts.
+        """NUTS with this step size and metric; only the step size adapts.
 
         Args:
             model: the model, without weights.
-            **options: further arguments of `NUTS`, or others in place of these.
+            **options: further arguments of `NUTS`, which override these.
         """
         settings = {
             "step_size": self.step_size,
@@ -94,27 +94,27 @@ def warm_start(
         model: a model with the latent sites of the full one.
         arguments: its positional and keyword arguments.
         mcmc: NUTS that has run on the coreset, or a dictionary of constrained samples with leading
-            axes (draws,) or (chains, draws). The initial points are draws of it; the metric is
-            their covariance; the step size is the one that NUTS had found, where that had a metric
-            of the same kind, and otherwise that for a Gaussian.
+            axes (draws,) or (chains, draws). The initial points are draws of it, and the metric is
+            their covariance. The step size is the one that NUTS found, if its metric is of the same
+            kind, and otherwise that for a Gaussian.
         approximation: used in place of draws if `mcmc` is left out.
-        num_chains: chains on all the rows; by default as many as `mcmc` has.
-        dense_mass: the metric's kind, as of `NUTS`; dense by default where there are ten draws or
-            more for each coordinate.
-        key: for the choice of initial points; wanted with the approximation, and draws are taken
-            evenly spaced without it.
+        num_chains: the number of chains on all the rows; by default that of `mcmc`.
+        dense_mass: the kind of the metric, as for `NUTS`; dense by default if there are at least
+            ten draws for each coordinate.
+        key: a JAX random key for the choice of initial points; needed with the approximation.
+            Without it, draws are taken evenly spaced.
 
     Raises:
-        ValueError: if there are neither draws nor an approximation, a setting or a site's name is
-            out of place, or there is no key where one is needed.
+        ValueError: if there are neither draws nor an approximation, a setting or the name of a site
+            is not valid, or a key is missing.
     """
     if num_chains is not None:
         num_chains = check_int("num_chains", num_chains, 1)
     if mcmc is None:
         if approximation is None:
             raise ValueError(
-                "mcmc is missing, and this coreset has no approximation of the posterior with it; "
-                "wanted NUTS that has run on coreset.model: coreset.warm_start(mcmc)."
+                "mcmc is missing, and this coreset has no approximation of the posterior; pass "
+                "NUTS that has run on coreset.model: coreset.warm_start(mcmc)."
             )
         if key is None:
             raise ValueError(
@@ -137,14 +137,14 @@ def warm_start(
         if was_dense != bool(is_dense if dense_mass is None else dense_mass):
             step_size = None
     kind = is_dense if dense_mass is None else dense_mass
-    places = _places(points)
+    positions = _positions(points)
     size = len(covariance)
     return WarmStart(
         init_params=points if chains > 1 else {name: x[0] for name, x in points.items()},
         step_size=step_size or _STEP_SIZE * size**-0.25,
         dense_mass=kind,
         num_chains=chains,
-        _inverse_mass_matrix=_metric(covariance, places, kind),
+        _inverse_mass_matrix=_metric(covariance, positions, kind),
     )
 
 
@@ -159,7 +159,7 @@ def _unconstrain(
 
 def _choose(draws: dict[str, Array], chains: int, key: PRNGKeyArray | None) -> dict[str, Array]:
     total = next(iter(draws.values())).shape[0]
-    if key is None:  # the middle of each of equally long parts
+    if key is None:  # Take the middle of each of equally long parts.
         rows = ((np.arange(chains) + 0.5) * total / chains).astype(int)
     else:
         rows = host_generator(key).choice(total, chains, replace=chains > total)
@@ -167,7 +167,7 @@ def _choose(draws: dict[str, Array], chains: int, key: PRNGKeyArray | None) -> d
 
 
 def _covariance(flat: np.ndarray) -> np.ndarray:
-    """The draws' covariance, drawn towards a small multiple of the identity as Stan does."""
+    """The covariance of the draws, shrunk towards a small multiple of the identity as in Stan."""
     count = len(flat)
     found = np.atleast_2d(np.cov(flat, rowvar=False))
     return (count * found + 5e-3 * np.eye(len(found))) / (count + 5)
@@ -178,7 +178,7 @@ def _variances(flat: np.ndarray) -> np.ndarray:
 
 
 def _adapted_step(mcmc: Any) -> tuple[float | None, bool]:
-    """The step size that NUTS had found, the mean over chains of its logarithm, and its metric."""
+    """The geometric mean over chains of the step size of NUTS, and whether its metric is dense."""
     state = getattr(getattr(mcmc, "last_state", None), "adapt_state", None)
     if state is None:
         return None, False
@@ -189,18 +189,18 @@ def _adapted_step(mcmc: Any) -> tuple[float | None, bool]:
     return float(np.exp(np.log(steps).mean())), any(np.ndim(block) == axes for block in blocks)
 
 
-def _places(points: dict[str, Array]) -> dict[str, np.ndarray]:
-    """The places of each site's numbers among all of them, sites in alphabetical order."""
-    places, first = {}, 0
+def _positions(points: dict[str, Array]) -> dict[str, np.ndarray]:
+    """The coordinates of each site among those of all sites in alphabetical order."""
+    positions, first = {}, 0
     for name in sorted(points):
         size = int(np.prod(points[name].shape[1:]))
-        places[name] = np.arange(first, first + size)
+        positions[name] = np.arange(first, first + size)
         first += size
-    return places
+    return positions
 
 
 def _metric(
-    covariance: np.ndarray, places: dict[str, np.ndarray], kind: bool | list[tuple[str, ...]]
+    covariance: np.ndarray, positions: dict[str, np.ndarray], kind: bool | list[tuple[str, ...]]
 ) -> Any:
     dtype = jnp.zeros(()).dtype
     variances = covariance if covariance.ndim == 1 else np.diag(covariance)
@@ -209,17 +209,17 @@ def _metric(
     if kind is False:
         return jnp.asarray(variances, dtype)
     named = [name for block in kind for name in block]
-    if not set(named) <= set(places) or len(set(named)) < len(named):
+    if not set(named) <= set(positions) or len(set(named)) < len(named):
         raise ValueError(
-            f"dense_mass is {kind!r}; wanted tuples of latent sites, each site at most once: "
-            f"{', '.join(places)}."
+            f"dense_mass is {kind!r}; expected tuples of latent sites, each site at most once: "
+            f"{', '.join(positions)}."
         )
     metric = {}
     for block in kind:
-        at = np.concatenate([places[name] for name in block])
+        at = np.concatenate([positions[name] for name in block])
         metric[tuple(block)] = jnp.asarray(covariance[np.ix_(at, at)], dtype)
-    others = tuple(name for name in places if name not in named)
+    others = tuple(name for name in positions if name not in named)
     if others:
-        at = np.concatenate([places[name] for name in others])
+        at = np.concatenate([positions[name] for name in others])
         metric[others] = jnp.asarray(variances[at], dtype)
     return metric

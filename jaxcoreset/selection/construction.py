@@ -1,4 +1,4 @@
-"""One build under one π̂: candidates, draws, the solver's path, and the size to take."""
+"""One build under one π̂: candidates, draws, the solver's path, and the selected size."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -17,13 +17,14 @@ from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
 from jaxcoreset.solvers.solution import Solution
 
-# Up to here every row is a candidate; beyond, a uniform subset of so many, or of so many times the
-# size asked for. The target is a sum over all rows either way.
+# Up to this number of rows every row is a candidate. Above it the candidates are a uniform subset,
+# with a minimum number and a number per row of the coreset; groups have a minimum number too. The
+# target is a sum over all rows in any case.
 _ALL_CANDIDATES = 10_000
 MIN_CANDIDATES = 2_000
 CANDIDATES_PER_ROW = 8
 _CANDIDATES_PER_GROUP = 64
-# The draws must be several times the rows, or the solver fits the draws and not the posterior.
+# With fewer draws per row of the coreset the solver would fit the draws and not the posterior.
 MIN_DRAWS = 500
 DRAWS_PER_ROW = 4
 # The number of rows that a search for further candidates keeps: at least, and per row of the
@@ -37,10 +38,11 @@ _MIN_LARGEST_DECREASE, _WORTH_ADDING = 0.01, 0.1
 # They end when one lowers the objective by less than a tenth.
 MOST_SEARCHES = 4
 _BARELY_REDUCED, _NEGLIGIBLE_ERROR, _MIN_DECREASE = 0.5, 1e-3, 0.1
-# With a tolerance, rows are not what is lacking where the solver's draws are fitted to this part of
-# it and others are not, for so many sizes running: few of the draws then make up the error.
-_FITTED, _MOST_IN_VAIN = 0.01, 2
-# With a tolerance, the first size that is tried lies between these.
+# With a tolerance, more rows do not help if the error on the solver's draws is below this fraction
+# of it and the error on other draws is not, for this number of consecutive sizes: few of the draws
+# then make up the error.
+_FITTED, _MAX_STALLED = 0.01, 2
+# With a tolerance, the first size is between these.
 _FIRST_SIZE, _LARGEST_FIRST_SIZE = 32, 256
 
 
@@ -51,14 +53,14 @@ class Construction:
     Attributes:
         likelihood: the model's likelihood and data.
         solver: the solver, or None for the default; its constraint, if any, is over all rows.
-        size: at most so many rows; None with `tol`.
+        size: the maximum number of rows; None with `tol`.
         tol: the tolerance, in nats, or None.
-        max_size: with `tol`, the most rows that may be tried.
-        num_draws: draws for the solver, or None for a default.
-        num_held_out: draws by which errors are measured.
-        num_candidates: rows to choose from, or None for a default.
+        max_size: with `tol`, the maximum number of rows.
+        num_draws: the number of draws for the solver, or None for a default.
+        num_held_out: the number of draws that measure the error.
+        num_candidates: the number of rows to choose from, or None for a default.
         rows_key: a JAX random key for the candidates.
-        clock: where time is noted.
+        clock: where the time of each stage is noted.
         extra_passes: the maximum number of passes over all rows for further candidates; "auto"
             makes them if the candidates seem to limit the error.
         searches: what those passes found, in order; see `Report.candidate_searches`.
@@ -80,24 +82,24 @@ class Construction:
     joined: list[np.ndarray] = field(default_factory=list)
 
     def embed(self, pool: DrawPool, size: int | None = None) -> None:
-        """Have in the pool the candidates and draws that a build of a size needs, if they lack.
+        """Add the candidates and draws that a build of a size needs to the pool.
 
         Args:
             pool: draws and log-likelihoods.
-            size: the size; the first one that is tried if left out.
+            size: the size; the first size if left out.
         """
         size = self.first_size if size is None else size
-        counts = self.draws_wanted(size)
+        counts = self.draw_counts(size)
         with self.clock.stage("embedding"):
             pool.set_candidates(self.candidates(size))
             pool.ensure_draws(**counts)
 
-    def draws_wanted(self, size: int) -> dict[str, int]:
-        """How many draws a build of a size needs, by their use."""
-        wanted = max(self.num_draws or MIN_DRAWS, DRAWS_PER_ROW * size)
+    def draw_counts(self, size: int) -> dict[str, int]:
+        """The number of draws that a build of a size needs, by their use."""
+        count = max(self.num_draws or MIN_DRAWS, DRAWS_PER_ROW * size)
         if self.tol is None and self.num_draws is not None:
-            wanted = self.num_draws
-        counts = {"solver": wanted, "selection": self.num_held_out}
+            count = self.num_draws
+        counts = {"solver": count, "selection": self.num_held_out}
         if self.tol is not None:
             counts["confirmation"] = self.num_held_out
         return counts
@@ -105,15 +107,15 @@ class Construction:
     def build(
         self, pool: DrawPool, key: PRNGKeyArray, *, is_final: bool = True
     ) -> Selection | None:
-        """The coreset under the pool's draws, as a place on a path; draws are added to the pool.
+        """Select the coreset under the pool's draws; draws are added to the pool.
 
         Args:
             pool: draws and log-likelihoods.
-            key: a JAX random key, for solvers that want one.
-            is_final: whether the tolerance matters; else sizes end where trying them is quick.
+            key: a JAX random key, for solvers that need one.
+            is_final: whether the tolerance matters; if not, only sizes that are quick are tried.
 
         Returns:
-            The choice, or None where only all the rows will do.
+            The selection, or None if only all the rows keep to the tolerance.
         """
         if self.size is not None:
             self.embed(pool)
@@ -124,11 +126,11 @@ class Construction:
     def _within_tolerance(
         self, pool: DrawPool, key: PRNGKeyArray, is_final: bool
     ) -> Selection | None:
-        """The smallest size on the path that keeps to `tol`, sizes doubling until there is one."""
+        """The smallest size that keeps to `tol`, on paths whose largest size is doubled."""
         assert self.tol is not None
         n = self.likelihood.num_data
         size = self.first_size
-        in_vain = 0
+        num_stalled = 0
         while True:
             self.embed(pool, size)
             enough = max(1, pool.count("solver") // DRAWS_PER_ROW)
@@ -145,8 +147,8 @@ class Construction:
             no_draws_for_more = pool.is_exhausted and size == enough
             if size == self.max_size or no_draws_for_more:
                 return selection
-            in_vain = in_vain + 1 if float(path.objective[-1]) < _FITTED * self.tol else 0
-            if in_vain == _MOST_IN_VAIN:
+            num_stalled = num_stalled + 1 if float(path.objective[-1]) < _FITTED * self.tol else 0
+            if num_stalled == _MAX_STALLED:
                 return selection
             if not is_final and 2 * size > _LARGEST_FIRST_SIZE:
                 return selection
@@ -154,7 +156,7 @@ class Construction:
 
     @property
     def first_size(self) -> int:
-        """The size that is asked for, or that a tolerance is first tried with."""
+        """The size that was asked for, or the first one that is tried with a tolerance."""
         if self.size is not None:
             return self.size
         # A posterior that is nearly Gaussian needs about one row per coefficient of a quadratic.
@@ -164,7 +166,7 @@ class Construction:
 
     @property
     def has_path(self) -> bool:
-        """Whether smaller sizes come with the one that is solved for."""
+        """True if one run of the solver has the solutions of all smaller sizes."""
         return self.solver is None or self.solver.has_path
 
     @property
@@ -233,27 +235,27 @@ class Construction:
         return solve_path(pool, size, self.clock, solver=solver, key=key, has_tol=has_tol)
 
     def candidates(self, size: int | None = None) -> Int[np.ndarray, " m"] | None:
-        """The candidate rows of a build of a size in increasing order; None stands for all.
+        """The candidate rows of a build of a size in increasing order; None means all rows.
 
         Args:
-            size: the size; the first one that is tried if left out.
+            size: the size; the first size if left out.
         """
         size = self.first_size if size is None else size
-        n, wanted = self.likelihood.num_data, self.num_candidates
-        if wanted is None:
+        n, num = self.likelihood.num_data, self.num_candidates
+        if num is None:
             default = max(MIN_CANDIDATES, CANDIDATES_PER_ROW * size)
-            wanted = n if n <= _ALL_CANDIDATES else default
+            num = n if n <= _ALL_CANDIDATES else default
         rows = self.likelihood.rows
-        if wanted >= n:
-            # What is on this machine, and in memory, is evaluated where it is.
+        if num >= n:
+            # Rows in the memory of this machine are used without a copy.
             return None if rows.is_local and not rows.is_streamed else np.arange(n)
-        if wanted < size:
+        if num < size:
             raise ValueError(
-                f"candidates is {wanted}; expected at least the size, {size}, and better several "
+                f"candidates is {num}; expected at least the size, {size}, and better several "
                 "times that."
             )
         generator = host_generator(self.rows_key)
-        chosen = generator.choice(n, wanted, replace=False)
+        chosen = generator.choice(n, num, replace=False)
         for constraint in constraints_of(self.solver):
             labels = getattr(constraint, "groups", None)
             if labels is None:
@@ -263,7 +265,7 @@ class Construction:
 
 
 def _some_of_each(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Random rows of every group, so that a rare one has candidates too."""
+    """Random rows of every group, so that rare groups have candidates too."""
     order = np.lexsort((generator.random(labels.size), labels))
     first = np.searchsorted(labels[order], labels[order])
     return order[np.arange(labels.size) - first < _CANDIDATES_PER_GROUP]

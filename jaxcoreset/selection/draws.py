@@ -204,8 +204,8 @@ class DrawPool:
         }
         if not missing or (self.is_exhausted and any(self._all_parts())):
             return
-        wanted = list(missing.values())
-        shared = dict(zip(missing, shares(wanted, self.remaining), strict=True))
+        available = shares(list(missing.values()), self.remaining)
+        shared = dict(zip(missing, available, strict=True))
         num = sum(shared.values())
         draws = self.source.take(self._key, self._taken, num)
         processes = self.likelihood.rows.context.processes

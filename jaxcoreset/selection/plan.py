@@ -1,8 +1,8 @@
-"""What a build is going to take, told before it is begun: passes, memory and time.
+"""An estimate, before a build, of its passes, memory and time.
 
-The passes that a build makes are tried on the first group of rows, as they will run: that measures
-their time and compiles them, and the memory of the process afterwards is that of the build but for
-the candidates' log-likelihoods and the solver, which are counted.
+Each kind of pass is run on the first batch of rows, which compiles it and measures its time. The
+memory of the process is then that of the build except for the candidates' log-likelihoods and the
+solver, which are added.
 """
 
 import dataclasses
@@ -25,36 +25,36 @@ from jaxcoreset.selection.construction import MOST_SEARCHES, Construction
 from jaxcoreset.weighting import Laplace, Weighting
 from jaxcoreset.weighting.laplace import LaplaceFitter, warm_start_rows
 
-# What the programs of the solver and of the estimates add to the process, compiled, on a CPU.
+# The memory of the compiled programs of the solver and of the estimates on a CPU.
 _PROGRAMS = 350 << 20
-# What the C library of Linux keeps for threads that read ahead: of ten million rows in batches of
-# four megabytes 110 to 170 MB, of three million 30 to 90.
+# The memory that the C library of Linux keeps for threads that read ahead: 110 to 170 MB for ten
+# million rows in batches of four megabytes, 30 to 90 MB for three million.
 _READING = 160 << 20
-# Matrices of the candidates' log-likelihoods at the solver's draws that are there at a time: as
-# they were evaluated, centred, and two that the solver makes of them.
+# The number of matrices of the candidates' log-likelihoods at the solver's draws in memory: as
+# evaluated, centred, and two copies of the solver.
 _MATRICES = 4
-# Passes of the Laplace approximation, from a start on some of the rows or from nowhere.
+# Passes of the Laplace approximation, from a start on some of the rows or without one.
 _WARM_PASSES, _COLD_PASSES = 3, 8
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a build is going to take.
+    """The passes, memory and time that a build is expected to take.
 
     Attributes:
-        num_data: rows, n, of this process.
+        num_data: the number n of rows of this process.
         row_bytes: bytes of a row on the device.
-        batch_size: rows that are read and moved to the devices at a time.
-        num_devices: devices that share them.
-        passes: passes over the rows, by what for; for `Laplace` a usual number.
-        seconds: time of these passes, from one batch of each.
-        host_bytes: the most memory of the process.
-        device_bytes: the most memory of a device's own, 0 where devices share the host's.
-        num_candidates: rows to choose from.
-        num_draws: draws of π̂, of the solver and held out together.
-        further_passes: at most so many more, and not among `passes`, should the candidates turn out
-            to be what is lacking.
-        further_seconds: time of these, were they all made.
+        batch_size: the number of rows that are read and moved to the devices at a time.
+        num_devices: the number of devices that share them.
+        passes: the number of passes over the rows by their purpose; for `Laplace` the usual number.
+        seconds: the time of these passes, measured on one batch.
+        host_bytes: the maximum memory of the process.
+        device_bytes: the maximum memory of a device, 0 if devices share that of the host.
+        num_candidates: the number of rows to choose from.
+        num_draws: the number of draws of π̂, those of the solver and those held out.
+        further_passes: the maximum number of passes, not among `passes`, that are made if the
+            candidates turn out to limit the error.
+        further_seconds: the time of all of these.
     """
 
     num_data: int
@@ -76,7 +76,7 @@ class Plan:
         seconds = ", ".join(f"{what} {spent:.1f}" for what, spent in self.seconds.items())
         if self.further_passes:
             passes += (
-                f"; for further candidates, where they are lacking, up to {self.further_passes} "
+                f"; for further candidates, if needed, up to {self.further_passes} "
                 f"({self.further_seconds:.1f} s)"
             )
         lines = [
@@ -84,7 +84,7 @@ class Plan:
             ("devices", f"{self.num_devices}"),
             ("candidates", f"{self.num_candidates:,} at {self.num_draws:,} draws"),
             ("passes", passes),
-            ("seconds", f"{total:.0f} ({seconds}), and those of solving"),
+            ("seconds", f"{total:.0f} ({seconds}), without solving"),
             ("host memory", f"{self.host_bytes / 2**20:,.0f} MiB at most"),
         ]
         if self.device_bytes:
@@ -95,7 +95,7 @@ class Plan:
 def plan_build(
     likelihood: ModelLikelihood, construction: Construction, weighting: Weighting
 ) -> Plan:
-    """Try each kind of pass on the first rows, and add up.
+    """Run each kind of pass on the first rows, and add up.
 
     Args:
         likelihood: the model's likelihood and data.
@@ -104,7 +104,7 @@ def plan_build(
     """
     rows = likelihood.rows
     size = construction.first_size
-    counts = construction.draws_wanted(size)
+    counts = construction.draw_counts(size)
     num_draws = sum(counts.values())
     candidates = construction.candidates(size)
     num_candidates = rows.num_rows if candidates is None else candidates.size
@@ -166,7 +166,7 @@ def plan_build(
 
 
 def _spread(likelihood: ModelLikelihood, num: int) -> dict[str, Any]:
-    """Parameters about the starting point; what they are does not matter to time."""
+    """Parameters around the starting point; their values do not change the time."""
     generator = np.random.default_rng(0)
     return {
         name: np.asarray(value) + 0.01 * generator.normal(size=(num, *np.shape(value)))
@@ -177,7 +177,7 @@ def _spread(likelihood: ModelLikelihood, num: int) -> dict[str, Any]:
 def _time(
     rows: Rows, context: PassContext, batch_size: int, evaluate: Callable[[Rows], Any]
 ) -> float:
-    """The time of a pass, by the second of two over the first rows."""
+    """The time of a pass, from the second of two passes over the first rows."""
     some = _First(rows, context, batch_size)
     jax.block_until_ready(evaluate(some))
     start = time.perf_counter()

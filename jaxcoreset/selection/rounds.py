@@ -1,17 +1,17 @@
-"""Rounds: where π̂ is off, the coreset's own posterior is the next one.
+"""Rounds: if π̂ is inaccurate, the posterior of the coreset is the next π̂.
 
-A coreset built under a π̂ that is off is still a better idea of the posterior than π̂ was. So its
+A coreset that was built under an inaccurate π̂ is still closer to the posterior than π̂ was. So its
 posterior is sampled by NUTS, the log-likelihoods are evaluated at those draws, and the coreset is
-built again. The same draws tell when to stop. With L and L_w the log-likelihoods of all rows and of
+built again. The same draws say when to stop. With L and L_w the log-likelihoods of all rows and of
 the coreset, the variance of L − L_w estimates the symmetrised KL divergence under π̂, and under the
-coreset posterior π_w as well: since π/π_w ∝ exp(L − L_w), it is then a statement about π that does
-not lean on π̂. Where both say the same, the estimate is right. That does not make the coreset as
-good as can be: where the draws of π̂ are worth little, it is built once more, at the draws of its
-own posterior, which are there.
+coreset posterior π_w as well: since π/π_w ∝ exp(L − L_w), the latter does not depend on π̂. If both
+agree, the estimate is right. The coreset may still be improved: if the draws of π̂ have a small
+effective sample size, it is built once more, with the draws of its own posterior.
 
-A coreset built far from the posterior is sure of a wrong place: its log-likelihood is right where
-π̂ was, and off by v = Var(L − L_w) ≫ 1 nat² where its own posterior is. Taken as the next π̂ it can
-wander. So the next π̂ is then the posterior of L_w/√v, which is wider by v^¼.
+The posterior of a coreset that was built far from the full posterior is narrow and misplaced: its
+log-likelihood is right where π̂ was, and off by v = Var(L − L_w) ≫ 1 nat² where its own posterior
+is. As the next π̂ it could lead further away. So the next π̂ is then the posterior of L_w/√v, which
+is wider by v^¼.
 """
 
 import dataclasses
@@ -31,21 +31,21 @@ from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.weighting.laplace import LaplaceApproximation
 from jaxcoreset.weighting.nuts import ChainDraws, CoresetSampler
 
-# Builds at most with rounds="auto"; five are what a start from the prior can take.
+# The maximum number of builds with rounds="auto"; a start from the prior can take five.
 MOST_ROUNDS = 5
-# Of 100 draws of π̂, so many must be worth a draw of the full posterior for π̂ to pass unrepaired.
+# The relative effective sample size from which the draws of π̂ are good enough without a check.
 MIN_RELATIVE_ESS = 0.1
-# Estimates agree within this part of the smaller one, beside their standard errors. Under two
-# posteriors that are near, the variances differ by this much even without Monte Carlo error.
+# Estimates agree within this fraction of the smaller one, besides their standard errors. Under two
+# similar posteriors the variances differ by this much even without Monte Carlo error.
 _SLACK = 0.25
-# Above, an estimate in nats is a lower bound only, and agreement may be chance.
+# Above it an estimate in nats is a lower bound only, and agreement may be chance.
 _TRUSTED = 0.3
-# Above, in nats, a coreset's posterior is too sure of the wrong place, and is widened.
+# Above it, in nats, the posterior of a coreset is too narrow, and is widened.
 _TEMPERED = 1.0
-# Below, in nats, it does not matter whether two estimates agree.
+# Below it, in nats, it does not matter whether two estimates agree.
 _NEGLIGIBLE = 1e-4
-# Doublings of a trajectory. The chains move in coordinates in which π̂ is round; where that is not
-# enough there is something to be lost in, and it is to end.
+# Doublings of a trajectory. The chains move in coordinates in which π̂ is isotropic; if that is not
+# enough, longer trajectories would only take time.
 _MAX_TREE_DEPTH = 6
 
 
@@ -55,16 +55,16 @@ class Round:
 
     Attributes:
         weighting: the weighting that the build used; after the first one "coreset posterior".
-        num_used: rows of the coreset.
+        num_used: the number of rows of the coreset.
         kl: the estimate of the symmetrised KL divergence under that weighting, in nats.
         kl_standard_error: its standard error.
-        own_kl: the estimate under the coreset's own posterior; None where it was not sampled.
+        own_kl: the estimate under the coreset's own posterior; None if that was not sampled.
         own_kl_standard_error: its standard error.
-        agrees: whether the two agree; None where there is one only.
+        agrees: whether the two agree; None if there is only one.
         r_hat: the largest split R-hat of the chains on the coreset posterior.
-        num_divergent: their divergent transitions.
-        next_temperature: what the coreset's log-likelihood is divided by in the posterior that is
-            the next π̂; 1 where the own estimate is at most one nat.
+        num_divergent: the number of their divergent transitions.
+        next_temperature: the divisor of the coreset's log-likelihood in the posterior that is the
+            next π̂; 1 if `own_kl` is at most one nat.
         efficiency: what fraction of the weighting's draws is worth a draw of the full posterior,
             by importance weights under a Gaussian of the draws' mean and covariance, or under the
             Laplace approximation where the draws are its own; None where it was not asked for.
@@ -84,7 +84,7 @@ class Round:
 
     @classmethod
     def of(cls, weighting: str, selection: Selection, relative_ess: float | None = None) -> "Round":
-        """A build whose own posterior was not looked at."""
+        """A build whose own posterior was not sampled."""
         return cls(
             weighting,
             selection.weights.size,
@@ -94,17 +94,17 @@ class Round:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain numbers and strings."""
+        """The round as plain numbers and strings."""
         return dataclasses.asdict(self)
 
 
 class Checker:
-    """Looks at the posteriors of the coresets of one run.
+    """Checks coresets of one run by draws of their own posteriors.
 
     Args:
         likelihood: the model's likelihood and data.
         tol: the tolerance, in nats, or None.
-        num_draws: draws of a coreset's posterior by which it is judged.
+        num_draws: the number of draws of a coreset's posterior.
 
     Attributes:
         is_settled: whether the estimate under π̂ is known to be right.
@@ -132,13 +132,13 @@ class Checker:
         """Sample a coreset's posterior, and compare the estimate under it with that under π̂.
 
         Args:
-            pool: the draws that the coreset was built at.
+            pool: the draws that the coreset was built with.
             selection: the coreset.
             outcome: what is known of the round.
             key: a JAX random key.
 
         Returns:
-            A pool of draws of the coreset posterior, and the round with all that it showed.
+            A pool of draws of the coreset posterior, and the round with the results.
         """
         if self._sampler is None:
             self._sampler = CoresetSampler(
@@ -152,8 +152,7 @@ class Checker:
         self.is_settled, self._were_alike = agree(
             selection.estimate, own, self._were_alike, self.tol
         )
-        # Where π̂'s draws are worth little, those at hand are better ones. A tolerance that is kept
-        # to asks for no more.
+        # If the draws of π̂ are poor, the new ones are better. A met tolerance needs no more.
         poor = outcome.relative_ess is not None and outcome.relative_ess < MIN_RELATIVE_ESS
         improves = poor and self.tol is None and own.kl > _NEGLIGIBLE
         self.is_final = self.is_settled and not improves
@@ -185,20 +184,21 @@ def agree(
 ) -> tuple[bool, bool]:
     """Whether the estimates under π̂ and under the coreset's own posterior agree.
 
-    They do where they differ by no more than a quarter of the smaller one and two of their joint
-    standard errors, which count up to the smaller one itself: an estimate that could be anything
-    agrees with nothing. Or both are negligible: below 1e-4 nats, or a tenth of `tol`. With `tol`,
-    the coreset's own estimate must not be above it, two standard errors allowed. Above 0.3 nats an
-    estimate is a lower bound only, and two must be alike in two rounds running.
+    They agree if they differ by at most a quarter of the smaller one plus two of their joint
+    standard errors, which count only up to the smaller one itself, because an estimate with a
+    larger error could agree with anything. They also agree if both are negligible: below 1e-4 nats,
+    or a tenth of `tol`. With `tol`, the coreset's own estimate less two standard errors must not be
+    above it. Above 0.3 nats an estimate is a lower bound only, and the two must be similar in two
+    consecutive rounds.
 
     Args:
         under_weighting: the estimate under π̂.
         own: the estimate under the coreset's posterior.
-        before: whether they were alike in the round before.
+        before: whether they were similar in the round before.
         tol: the tolerance, in nats.
 
     Returns:
-        Whether to stop, and whether the two were alike.
+        Whether they agree, and whether they were similar.
     """
     negligible = _NEGLIGIBLE if tol is None else tol / 10
     error = np.hypot(own.standard_error, under_weighting.standard_error)
@@ -214,12 +214,12 @@ def agree(
 
 
 def relative_ess_of(pool: DrawPool) -> float:
-    """The effective sample size of π̂'s draws for the full posterior, as a fraction of them.
+    """The effective sample size of the draws of π̂ for the full posterior, as a fraction of them.
 
-    Kish's size of the importance weights π(θ)/q(θ), where log π(θ) = L(θ) + log p(θ) is known up to
-    a constant from the pass over the data, and q is the Laplace approximation, or for other draws
-    the Gaussian of their mean and covariance: a stand-in, which can only make a good π̂ look worse.
-    0 where there are fewer than five draws per parameter.
+    This is Kish's size of the importance weights π(θ)/q(θ). log π(θ) = L(θ) + log p(θ) is known up
+    to a constant from the pass over the data. q is the Laplace approximation, or for other draws
+    the Gaussian of their mean and covariance, which can only make a good π̂ look worse. The result
+    is 0 if there are fewer than five draws per parameter.
     """
     parts = [
         *pool.parts("solver")[:1],
@@ -244,15 +244,15 @@ def sample_coreset_posterior(
     temperature: float = 1.0,
     use: Use = "solver",
 ) -> ChainDraws:
-    """NUTS on a coreset, from the likeliest of some draws.
+    """Run NUTS on a coreset, starting at the likeliest of the pool's draws.
 
     Args:
-        sampler: the model's sampler; compiled once for coresets of one length.
+        sampler: the model's sampler, which is compiled once for all coresets of one length.
         pool: the draws, and the candidates' log-likelihoods at them.
         selection: the coreset.
         key: a JAX random key.
-        temperature: what the coreset's log-likelihood is divided by.
-        use: which of the pool's draws to start from.
+        temperature: the divisor of the coreset's log-likelihood.
+        use: the use of the draws to start from.
     """
     # All slots, unused ones with weight 0 too, so that coresets of one size have one shape.
     positions = np.asarray(selection.path.indices[selection.at], np.int64)
@@ -283,11 +283,11 @@ def _flat_and_prior(likelihood: ModelLikelihood, parts: list) -> tuple[np.ndarra
 
 
 def _covariance(flat: np.ndarray) -> np.ndarray:
-    """The draws' covariance, or its diagonal where they are few; positive definite."""
+    """The covariance of the draws, or its diagonal if they are few; positive definite."""
     num, width = flat.shape
     covariance = np.atleast_2d(np.cov(flat, rowvar=False))
     variances = np.maximum(np.diag(covariance), 1e-12)
-    # A little of the diagonal, which float32 needs where parameters go together closely.
+    # Float32 needs a little extra diagonal if parameters are strongly correlated.
     kept = 0.99 if num >= 5 * width else 0.0
     return kept * covariance + np.diag((1 - kept) * variances)
 
