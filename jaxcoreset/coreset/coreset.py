@@ -375,8 +375,8 @@ def coreset_of_selection(
     if not positions.size:
         raise ValueError(
             "the solver chose no rows, because no candidate's log-likelihood is correlated with "
-            "the sum over all rows. Give more candidates (num_candidates) or other draws "
-            "(weighting)."
+            "the sum over all rows. Give more candidates (candidates=) or other draws "
+            "(weighting=)."
         )
     return coreset_of_rows(
         model,
