@@ -20,7 +20,7 @@ from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.blocks import column_sums
 from jaxcoreset.data.dtypes import in_float64
 from jaxcoreset.data.rows import BadRows, Rows, State
-from jaxcoreset.likelihood.arguments import is_array
+from jaxcoreset.likelihood.arguments import is_array, is_same
 from jaxcoreset.likelihood.embedding import check_single
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -158,7 +158,7 @@ def log_ratios(
         ValueError: if the coreset's own likelihood is zero at a draw, or one is NaN or +inf.
         RuntimeError: if a compiled program is found to be wrong, see `check_single`.
     """
-    # Programs for so many draws are held to another one once; another number has other programs.
+    # A program is compared with another one once for each number of draws, which compiles it anew.
     checked = _checked.setdefault(likelihood, set())
     check = len(next(iter(draws.values()))) not in checked
     evaluate = likelihood.log_likelihood_constrained
@@ -180,7 +180,7 @@ def log_ratios(
         raise ValueError(
             "the coreset's own likelihood is zero at "
             f"{np.count_nonzero(~np.isfinite(weighted))} of the {weighted.size} draws, so they "
-            "are not from its posterior; wanted samples of NUTS on coreset.model."
+            "are not from its posterior; expected samples of NUTS on coreset.model."
         )
     checked.add(full.size)
     return full - weighted
@@ -189,106 +189,64 @@ def log_ratios(
 def full_likelihood(
     coreset: Coreset, args: tuple, kwargs: Mapping[str, Any], likelihood: ModelLikelihood | None
 ) -> ModelLikelihood:
-    """The likelihood of all the data that the coreset stands for.
+    """The likelihood of all the data that the coreset was built from.
 
     Args:
         coreset: the coreset.
         args: the model's positional arguments with all rows, if they are given.
         kwargs: its keyword arguments with all rows.
-        likelihood: one that is there already, to be used as it is.
+        likelihood: the likelihood itself, if it is given.
 
     Raises:
-        ValueError: if there is none, or the data do not contain the coreset's rows.
+        ValueError: if there is no likelihood, or the data do not contain the coreset's rows.
     """
     if args or kwargs:
         if likelihood is not None:
-            raise ValueError("likelihood is given and so are the model's arguments; give one.")
-        axes = _data_axes(coreset, args, dict(kwargs))
-        model = getattr(coreset.model, "model")  # noqa: B009 - that of the WeightedModel
-        likelihood = model_likelihood(model, args, kwargs, data_axes=axes)
+            raise ValueError("likelihood is given and so are the model's arguments; give only one.")
+        arguments = coreset.arguments.like(args, kwargs)
+        n = coreset.report.num_data
+        for name, leaf in zip(coreset.data_names, arguments.data, strict=True):
+            found = leaf.shape[0] if is_array(leaf) else "no"
+            if found != n:
+                raise ValueError(
+                    f"argument {name} has {found} rows, but the coreset was built from {n}; pass "
+                    "all the data, not the coreset's own rows."
+                )
+        args, kwargs = arguments.call
+        likelihood = model_likelihood(coreset.full_model, args, kwargs, data_axes=arguments.axes)
     elif likelihood is None:
         likelihood = coreset.likelihood
     if likelihood is None:
         raise ValueError(
-            "the data that the coreset stands for are not at hand, as it was loaded, updated, "
-            "merged or made by hand; wanted the model's arguments with all rows, in the order in "
-            "which they came (after an update the old ones, then the new ones): for instance "
+            "the data that the coreset was built from are not available, because it was loaded, "
+            "updated or merged; pass the model's arguments with all rows, in the order in which "
+            "they came (after an update the old ones, then the new ones): for instance "
             "correct(coreset, mcmc, X, y)."
         )
-    _check_contains(coreset, likelihood)
+    if likelihood is not coreset.likelihood:
+        _check_contains(coreset, likelihood)
     return likelihood
 
 
-def _data_axes(coreset: Coreset, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Which arguments hold rows: those with fewer of them in the coreset."""
-    kept, kept_tree = jax.tree.flatten((coreset.args, coreset.kwargs))
-    given, tree = jax.tree.flatten((args, kwargs))
-    if tree != kept_tree:
-        raise ValueError(
-            f"the arguments given are laid out as {_layout(args, kwargs)}, and the coreset's as "
-            f"{_layout(coreset.args, coreset.kwargs)}; wanted the same layout, with all rows."
-        )
-    n, m = coreset.report.num_data, len(coreset)
-    if n == m:
-        return None
-    axes = [
-        0 if is_array(a) and is_array(b) and a.shape[0] == n and b.shape[0] == m else None
-        for a, b in zip(given, kept, strict=True)
-    ]
-    for leaf, part in zip(given, kept, strict=True):
-        if is_array(leaf) and is_array(part) and leaf.shape[0] not in (n, part.shape[0]):
-            raise ValueError(
-                f"an argument has {leaf.shape[0]} rows, but the coreset was built from {n}; wanted "
-                "the same data."
-            )
-    if 0 not in axes:
-        raise ValueError(
-            f"no argument has the {n} rows that the coreset was built from; wanted all the data, "
-            "not the coreset's own rows."
-        )
-    by_position, by_keyword = jax.tree.unflatten(tree, axes)
-    return (*by_position, by_keyword)
-
-
-def _layout(args: tuple, kwargs: Mapping[str, Any]) -> str:
-    positional = f"{len(args)} positional"
-    return f"{positional} and keywords {sorted(kwargs)}" if kwargs else positional
-
-
 def _check_contains(coreset: Coreset, likelihood: ModelLikelihood) -> None:
-    """Raise a ValueError where the coreset was not built from these data."""
+    """Raise a ValueError if the coreset was not built from these data."""
     n = coreset.report.num_data
     if likelihood.num_data != n:
         raise ValueError(
-            f"the data have {likelihood.num_data} rows, but the coreset was built from {n}; wanted "
+            f"the data have {likelihood.num_data} rows, but the coreset was built from {n}; pass "
             "the same data."
         )
-    if likelihood is coreset.likelihood:
-        return
     if likelihood.data_dims != coreset.data_dims:
         raise ValueError(
-            f"the data's axis in the observed sites is {likelihood.data_dims}, and "
-            f"{coreset.data_dims} in the coreset; wanted the same model and data: pass "
+            f"the axis of the data in the observed sites is {likelihood.data_dims}, and "
+            f"{coreset.data_dims} in the coreset; expected the same model and data: pass "
             "likelihood=model_likelihood(model, args, kwargs, data_axes=…, plate=…) with the "
-            "builder's settings."
+            "settings of the builder."
         )
-    rows = likelihood.assemble(likelihood.take(coreset.indices))
-    for found, wanted in zip(
-        jax.tree.leaves(rows), jax.tree.leaves((coreset.args, coreset.kwargs)), strict=True
-    ):
-        if not _equal(found, wanted):
-            raise ValueError(
-                "the data differ from what the coreset was built from: at its row numbers, or in "
-                "an argument that is no data, values are not those that it keeps. Wanted the same "
-                "data in the same order, and the same other arguments."
-            )
-
-
-def _equal(one: Any, two: Any) -> bool:
-    one, two = np.asarray(one), np.asarray(two)
-    if one.shape != two.shape:
-        return False
-    if any(np.issubdtype(array.dtype, np.inexact) for array in (one, two)):
-        # A float64 array and its copy in float32 are the same to the model.
-        return np.allclose(one, two, rtol=1e-6, atol=0, equal_nan=True)
-    return bool(np.all(one == two))
+    rows = likelihood.arguments.with_data(likelihood.take(coreset.indices))
+    if not all(map(is_same, rows.leaves, coreset.arguments.leaves)):
+        raise ValueError(
+            "the data differ from those that the coreset was built from, in the rows of the "
+            "coreset or in an argument that holds no rows. Pass the same data in the same order, "
+            "and the same other arguments."
+        )
