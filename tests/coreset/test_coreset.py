@@ -158,11 +158,11 @@ def test_files_that_are_no_coreset_are_refused(coreset, tmp_path):
         jc.load(tmp_path / "missing.npz")
     text = tmp_path / "text.npz"
     text.write_text("hello")
-    with pytest.raises(ValueError, match="no coreset"):
+    with pytest.raises(ValueError, match="not a coreset"):
         jc.load(text)
     cut = tmp_path / "cut.npz"
     cut.write_bytes(coreset.save(tmp_path / "rows.npz").read_bytes()[:200])
-    with pytest.raises(ValueError, match="cut short"):
+    with pytest.raises(ValueError, match="truncated"):
         jc.load(cut)
 
 

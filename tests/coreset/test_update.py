@@ -198,7 +198,7 @@ def test_an_error_that_cannot_be_known_is_not_known_of_a_merger(drifted, old):
     assert merged.report.kl == merged.report.kl_standard_error == math.inf
     assert merged.report.is_within_tol is None
     assert math.isfinite(merged.report.history[-1]["kl"])
-    assert "at least one's own error is not known" in str(merged.report)
+    assert "at least one of which has an unknown error" in str(merged.report)
     assert "inf" not in str(merged.report)
     assert "The error is not known" in html_report(merged)
 
