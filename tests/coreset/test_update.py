@@ -1,7 +1,6 @@
 """Coresets without going back to old rows: held to closed-form posteriors of all of them."""
 
 import copy
-import dataclasses
 import math
 import pickle
 import warnings
@@ -15,6 +14,7 @@ import pytest
 import jaxcoreset as jc
 from jaxcoreset.command.html import html_report
 from jaxcoreset.coreset.report import Report
+from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.likelihood.precision import matrix_of_weighted
 from tests.models import by_number
 
@@ -231,11 +231,25 @@ def test_an_estimate_that_is_given_can_be_relied_on(with_tol, slopes):
 
 
 def test_reports_of_earlier_versions_are_still_read(drifted):
-    """Their updates do not say how many draws the old ones are worth."""
-    report = drifted.report
-    steps = [{key: value for key, value in report.history[-1].items() if key != "ess"}]
-    before = Report.from_dict(dataclasses.replace(report, history=steps).to_dict())
-    assert "too few to estimate the error" in str(before)
+    """They have other names, and do not say how many draws the old ones are worth."""
+    plain = drifted.report.to_dict()
+    (step,) = plain["history"]
+    step["efficiency"] = step.pop("relative_ess")
+    del step["ess"], plain["candidate_searches"]
+    search = {"best_gain": 0.5, "num_added": 0, "objective": 1.0, "objective_after": 1.0}
+    text = str(Report.from_dict(plain | {"pricing": [search]}))
+    assert "too few to estimate the error" in text
+    assert "lowers the objective by 50.0%" in text
+
+
+def test_summaries_of_earlier_versions_are_still_read(with_tol):
+    plain = with_tol.summary.to_dict()
+    for part in plain["parts"]:
+        part["use"] = {"selection": "select", "confirmation": "confirm"}.get(
+            part["use"], part["use"]
+        )
+    again = DataSummary.from_dict(plain)
+    assert [part.use for part in again.parts] == [part.use for part in with_tol.summary.parts]
 
 
 def test_pickled_coreset_is_the_same_and_can_be_updated(old):

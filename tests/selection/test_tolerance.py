@@ -10,6 +10,7 @@ import scipy.special
 
 import jaxcoreset as jc
 from jaxcoreset.coreset.report import Report
+from jaxcoreset.coreset.update import ExhaustedSource
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.data.utils import Clock
 from jaxcoreset.selection.draws import DrawPool
@@ -146,6 +147,16 @@ def test_fixed_stock_of_draws_is_used_up_and_no_more(left):
         pool.count("solver") + pool.count("selection") + pool.count("confirmation") <= source.limit
     )
     assert pool.count("confirmation") > 0
+
+
+@pytest.mark.usefixtures("untyped")
+def test_draws_of_an_exhausted_source_stay_as_they_are():
+    taken = DrawPool(LINEAR, Normal(), jax.random.key(0))
+    taken.ensure_draws(selection=8)
+    pool = DrawPool(LINEAR, ExhaustedSource(), jax.random.key(0))
+    pool.parts("selection").extend(taken.parts("selection"))
+    pool.ensure_draws(selection=16)
+    assert pool.count("selection") == 8
 
 
 @pytest.mark.usefixtures("untyped")
