@@ -39,8 +39,10 @@ def psislw(
         from arviz_stats.base import array_stats  # pyright: ignore[reportMissingImports]
 
         # The function is for leave-one-out, where the ratio is one over the likelihood.
-        return array_stats.psislw(-log_ratios, r_eff=relative_efficiency)
-    return _arviz().psislw(log_ratios.copy(), relative_efficiency)
+        weights, khat = array_stats.psislw(-log_ratios, r_eff=relative_efficiency)
+    else:
+        weights, khat = _arviz().psislw(log_ratios.copy(), relative_efficiency)
+    return np.asarray(weights, np.float64), float(khat)
 
 
 def container(groups: Mapping[str, Any], attributes: Mapping[str, Any]) -> Any:

@@ -37,8 +37,7 @@ def pareto_smooth(
         weights, khat = psislw(log_ratios, relative_efficiency)
     except ValueError:  # The tail consists of copies of one draw.
         weights, khat = log_ratios - log_sum_exp(log_ratios), np.inf
-    khat = float(khat)
-    return np.asarray(weights, np.float64), khat if np.isfinite(khat) else np.inf
+    return weights, khat if np.isfinite(khat) else np.inf
 
 
 def unseen_tail_contribution(top: float, khat: float, size: float) -> dict[str, float]:

@@ -65,6 +65,6 @@ def test_a_plan_names_the_batches_and_candidates():
     assert all(spent > 0 for spent in plan.seconds.values())
     assert "MiB at most" in str(plan)
     assert plan.further_passes == 4
-    assert "where they are lacking, up to 4 (" in str(plan)
+    assert "if needed, up to 4 (" in str(plan)
     everything = jc.CoresetBuilder(model, size=10, candidates=30_000)
     assert everything.plan(x, np.ones(30_000, np.float32)).further_passes == 0
