@@ -182,6 +182,20 @@ def _cell(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+def markdown(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
+    """Rows of values as a Markdown table."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    lines += ["| " + " | ".join(text_of(row.get(c)) for c in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def text_of(value: Any) -> str:
+    """A value as text, with three digits; None is empty."""
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
 def dumps(result: Mapping[str, Any], *, allow_nan: bool = True) -> str:
     """JSON with every innermost list on one line."""
     text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=allow_nan, default=float)

@@ -8,7 +8,7 @@ import jax
 import jaxtyping
 import pytest
 
-from benchmarks import OLDER_EMITTERS
+from tests import OLDER_EMITTERS
 
 # Most of the time goes into compiling small programs that run once. Set the variable to 0 to test
 # what the compiler makes of them at its best, as CI does for the slow tests.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import jaxcoreset as jc
-from benchmarks.pages import markdown
+from benchmarks.common import markdown
 from benchmarks.paper import charts
 from benchmarks.paper.runner import Settings, significant
 from jaxcoreset.plotting.style import plain_log_axis

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.pages import markdown
+from benchmarks.common import markdown
 from benchmarks.paper import charts
 from benchmarks.paper.runner import Settings, significant
 from jaxcoreset import distributions as jd

@@ -9,7 +9,7 @@ import numpy as np
 
 import jaxcoreset as jc
 from benchmarks import common
-from benchmarks.pages import markdown
+from benchmarks.common import markdown
 from benchmarks.paper import charts, methods
 from benchmarks.paper.chains import KINDS, chain
 from benchmarks.paper.glm import Regression

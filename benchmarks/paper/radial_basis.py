@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import jaxcoreset as jc
-from benchmarks.pages import markdown
+from benchmarks.common import markdown
 from benchmarks.paper import charts, methods
 from benchmarks.paper.exact_vi import LinearRegression, sparse_vi
 from benchmarks.paper.runner import Settings, significant

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxcoreset as jc
-from benchmarks.pages import markdown
+from benchmarks.common import markdown
 from benchmarks.paper import charts, methods
 from benchmarks.paper.runner import Settings, significant
 

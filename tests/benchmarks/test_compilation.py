@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks import OLDER_EMITTERS, compilation
+from benchmarks import OLDER_EMITTERS
+from benchmarks.builds import compilation
 
 
 def test_variants_differ_in_their_variables(monkeypatch):

@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import scale, scale_parts
-from benchmarks.scale_data import BATCH, Table
-from benchmarks.scale_work import measure
+from benchmarks.scale import __main__ as scale
+from benchmarks.scale import parts
+from benchmarks.scale.data import BATCH, Table
+from benchmarks.scale.work import measure
 
 
 def rows_of(table: Table) -> tuple[np.ndarray, np.ndarray]:
@@ -47,7 +48,7 @@ def test_a_tables_responses_follow_a_logistic_regression():
 
 
 def test_a_fold_is_right_where_adding_in_float32_is_not():
-    constant, uniform, heavy = scale_parts.sums(quick=True)
+    constant, uniform, heavy = parts.sums(quick=True)
     for row in (constant, uniform, heavy):
         assert row["relative error"] < 1e-6
     assert constant["one after the other"] > 1e-4
@@ -60,6 +61,14 @@ def test_a_job_runs_in_a_process_of_its_own():
     assert 50 < found["peak MB"] < 2000
     with pytest.raises(RuntimeError, match="KeyError"):
         measure({"what": "short formula"})
+
+
+def test_processes_of_a_job_share_the_rows_and_count_their_exchanges():
+    sizes = {"rows": 1 << 14, "width": 4, "draws": 50, "held out": 50, "size": 5}
+    found = measure({"what": "build", **sizes}, processes=2)
+    assert found["processes"] == 2
+    assert found["meetings"] > 0
+    assert found["passes"] == measure({"what": "build", **sizes})["passes"]
 
 
 def test_the_command_writes_a_part_and_keeps_the_others(tmp_path):

@@ -10,17 +10,18 @@ import pytest
 import scipy.optimize
 
 import jaxcoreset as jc
-from benchmarks import solver_optimum, solver_quality, solver_speed, solvers
-from benchmarks.kept import Kept
+from benchmarks.solvers import __main__ as solvers
+from benchmarks.solvers import optimum, quality, speed
+from benchmarks.solvers.kept import Kept
 
 KS = (1, 2, 5)
 RIVALS = {"MatchingPursuit": jc.MatchingPursuit(), "GIGA": jc.GIGA()}
-CASE = solver_quality._Case("none", 20, 1, KS)
+CASE = quality._Case("none", 20, 1, KS)
 
 
 def _cell(known):
     problem = jc.CoresetProblem(jax.random.normal(jax.random.key(0), (30, 20)))
-    return solver_quality._cell(CASE, 0, problem, RIVALS, known)
+    return quality._cell(CASE, 0, problem, RIVALS, known)
 
 
 def test_errors_of_other_methods_are_taken_and_the_defaults_are_not():
@@ -39,8 +40,8 @@ def test_results_for_other_sizes_are_not_taken():
 
 
 def test_whole_sets_have_as_many_draws_as_are_asked_for(monkeypatch):
-    monkeypatch.setattr(solver_quality, "_compare", lambda cases, *_: cases)
-    cases = solver_quality.whole(None, False, None, (3, 2))
+    monkeypatch.setattr(quality, "_compare", lambda cases, *_: cases)
+    cases = quality.whole(None, False, None, (3, 2))
     assert {(case.num_draws, case.num_trials) for case in cases} == {(500, 3), (2000, 2)}
 
 
@@ -58,7 +59,7 @@ def test_best_pairs_and_triples_are_those_of_all_supports():
         ]
         return (min(errors) / np.linalg.norm(target)) ** 2
 
-    pair, triple = solver_optimum._best_pair(problem), solver_optimum._best_triple(problem)
+    pair, triple = optimum._best_pair(problem), optimum._best_triple(problem)
     assert pair == pytest.approx(least(2), rel=1e-4)
     assert min(pair, triple) == pytest.approx(least(3), rel=1e-4)
 
@@ -84,7 +85,7 @@ def test_a_set_has_the_same_draws_however_many_trials_there_are():
     # Earlier results are found by data set, number of draws and trial.
     data = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
     few, many = (
-        list(solver_quality.common.each_trial(solver_quality.common.logistic, *data, 20, trials))
+        list(quality.common.each_trial(quality.common.logistic, *data, 20, trials))
         for trials in (2, 3)
     )
     for one, other in zip(few, many, strict=False):
@@ -94,8 +95,8 @@ def test_a_set_has_the_same_draws_however_many_trials_there_are():
 @pytest.fixture
 def _one_data_set(monkeypatch):
     data = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
-    loaded = (solver_quality.common.logistic, *data)
-    monkeypatch.setattr(solver_quality.common, "load", lambda name, folder: loaded)
+    loaded = (quality.common.logistic, *data)
+    monkeypatch.setattr(quality.common, "load", lambda name, folder: loaded)
 
 
 @pytest.mark.usefixtures("_one_data_set")
@@ -106,7 +107,7 @@ def test_only_results_that_were_taken_are_counted(ks, taken):
     date = {"date": "2026-01-01"}
     earlier = {"environment": {"date": "2026-02-02"}, "environments": {"whole": date}}
     earlier |= {"whole": {"cells": [cell]}}
-    found = solver_quality._compare([CASE], None, RIVALS, earlier, "whole")
+    found = quality._compare([CASE], None, RIVALS, earlier, "whole")
     wanted = {"problems": taken, "environment": date} if taken else None
     assert found.get("others") == wanted
 
@@ -115,7 +116,7 @@ def test_each_part_has_the_environment_that_it_was_measured_in(monkeypatch, tmp_
     out = tmp_path / "results.json"
     for part, environment in (("large", "first"), ("speed", "second")):
         monkeypatch.setattr(solvers.common, "environment", lambda e=environment: e)
-        monkeypatch.setattr(solver_speed, part, lambda *a: [])
+        monkeypatch.setattr(speed, part, lambda *a: [])
         solvers.main(["--parts", part, "--output", str(out)])
     assert json.loads(out.read_text())["environments"] == {"large": "first", "speed": "second"}
 
@@ -123,17 +124,17 @@ def test_each_part_has_the_environment_that_it_was_measured_in(monkeypatch, tmp_
 @pytest.mark.usefixtures("_one_data_set")
 def test_processes_share_the_problems_and_what_they_keep_is_put_together(monkeypatch, tmp_path):
     case = dataclasses.replace(CASE, num_trials=3)
-    alone = solver_quality._compare([case], None, RIVALS)
+    alone = quality._compare([case], None, RIVALS)
     solved = []
-    solve = solver_quality._cell
+    solve = quality._cell
     monkeypatch.setattr(
-        solver_quality,
+        quality,
         "_cell",
         lambda case, trial, *a: solved.append(trial) or solve(case, trial, *a),
     )
 
     def run(*share):
-        return solver_quality._compare([case], None, RIVALS, None, "", Kept(tmp_path, *share))
+        return quality._compare([case], None, RIVALS, None, "", Kept(tmp_path, *share))
 
     assert run((2, 2)) == {"left": 2}
     assert solved == [1]
@@ -147,9 +148,9 @@ def test_processes_share_the_problems_and_what_they_keep_is_put_together(monkeyp
 
 @pytest.mark.usefixtures("_one_data_set")
 def test_kept_problems_with_other_sizes_are_solved_again(tmp_path):
-    solver_quality._compare([CASE], None, RIVALS, None, "", Kept(tmp_path))
+    quality._compare([CASE], None, RIVALS, None, "", Kept(tmp_path))
     other = dataclasses.replace(CASE, ks=(1, 3))
-    found = solver_quality._compare([other], None, RIVALS, None, "", Kept(tmp_path))
+    found = quality._compare([other], None, RIVALS, None, "", Kept(tmp_path))
     assert found["cells"][0]["ks"] == [1, 3]
     assert "kept" not in found
 
@@ -161,20 +162,18 @@ def test_what_is_kept_says_where_the_others_errors_are_from(tmp_path):
     environment = {"date": "2026-01-01"}
     earlier = {"environment": environment, "part": {"cells": [cell]}}
     kept = Kept(tmp_path)
-    first = solver_quality._compare([CASE], None, RIVALS, earlier, "part", kept)
-    again = solver_quality._compare([CASE], None, RIVALS, None, "part", kept)
+    first = quality._compare([CASE], None, RIVALS, earlier, "part", kept)
+    again = quality._compare([CASE], None, RIVALS, None, "part", kept)
     assert first["others"] == again["others"] == {"problems": 1, "environment": environment}
 
 
 def test_large_sizes_do_not_slow_down_the_small_ones_of_a_sweep_side_by_side():
     ks = np.array([1, 200, 500])
     sweeps = {
-        method: [part.tolist() for part in solver_quality._sweeps(ks, method, solver)]
-        for method, solver in solver_quality.RIVALS.items()
+        method: [part.tolist() for part in quality._sweeps(ks, method, solver)]
+        for method, solver in quality.RIVALS.items()
     }
     assert sweeps["AIHT2"] == sweeps["IHT"] == [[1, 200], [500]]
     assert sweeps["GIGA"] == [[1, 200, 500]]
     assert sweeps["Recombination"] == [[1, 200]]  # beyond it takes too long
-    assert [part.tolist() for part in solver_quality._sweeps(ks[:2], "AIHT2", jc.AIHT2())] == [
-        [1, 200]
-    ]
+    assert [part.tolist() for part in quality._sweeps(ks[:2], "AIHT2", jc.AIHT2())] == [[1, 200]]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import jaxcoreset as jc
-from benchmarks import OLDER_EMITTERS
 from jaxcoreset.command import flights
 from jaxcoreset.command import main as cli
+from tests import OLDER_EMITTERS
 from tests.markdown_pages import DOCS, PAGES, ROOT, SHORTER, Block, blocks, run_page
 
 TEXTS = ["README.md", "CONTRIBUTING.md", *PAGES]

@@ -1,6 +1,6 @@
 """Every method on the papers' six small data sets: errors, divergences and seconds.
 
-    python -m benchmarks.methods [--quick] [--data-dir DIR] [--output FILE.json]
+    python -m benchmarks.solvers.methods [--quick] [--data-dir DIR] [--output FILE.json]
 
 n = S = 500; draws from the Laplace approximation of the full posterior, as in section 5.3 of Zhang
 et al. (2021). "held-out" is the relative error on 4000 draws that no solver saw. The divergences,

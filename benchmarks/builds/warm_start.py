@@ -1,6 +1,6 @@
 """What a coreset's warm start saves NUTS on all rows: warm-up iterations and gradients.
 
-    python -m benchmarks.warm_start [--rows 20000] [--warm-up 1000] [--output FILE.json]
+    python -m benchmarks.builds.warm_start [--rows 20000] [--warm-up 1000] [--output FILE.json]
 
 The flights data, or a random subset of `--rows` of them. "cold" is NumPyro's NUTS with its
 defaults; "cold, dense" the same with a dense metric to adapt; "warm" starts from

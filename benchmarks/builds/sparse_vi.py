@@ -1,6 +1,6 @@
 """SparseVI's time and divergence beside GIGA's whole path: what the paper's factor 10⁴ comes to.
 
-    python -m benchmarks.sparse_vi [--quick] [--data-dir DIR] [--output FILE.json]
+    python -m benchmarks.builds.sparse_vi [--quick] [--data-dir DIR] [--output FILE.json]
 
 Both give the solutions of every k up to the largest. "cold" is the first call, compilation
 included, "warm" the median without it. SparseVI's is the time of its iterations alone, GIGA's that

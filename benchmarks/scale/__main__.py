@@ -25,11 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import common, scale_figures, scale_parts
-from benchmarks.scale_work import measure
+from benchmarks import common
+from benchmarks.scale import parts
+from benchmarks.scale.figures import draw
+from benchmarks.scale.work import measure
 
-RESULT = Path(__file__).parent / "results" / "scale.json"
-FIGURES = Path(__file__).parent.parent / "docs" / "images"
+RESULT = Path(__file__).parents[1] / "results" / "scale.json"
+FIGURES = Path(__file__).parents[2] / "docs" / "images"
 
 Result = dict[str, Any]
 
@@ -134,21 +136,21 @@ def _short(one: Result) -> Result:
 
 
 def sums(quick: bool, so_far: Result) -> list[Result]:
-    """See `scale_parts.sums`."""
+    """See `parts.sums`."""
     del so_far
-    return scale_parts.sums(quick)
+    return parts.sums(quick)
 
 
 def pricing(quick: bool, so_far: Result) -> list[Result]:
-    """See `scale_parts.pricing`."""
+    """See `parts.pricing`."""
     del so_far
-    return scale_parts.pricing(quick)
+    return parts.pricing(quick)
 
 
 def merge(quick: bool, so_far: Result) -> list[Result]:
-    """See `scale_parts.merging`."""
+    """See `parts.merging`."""
     del so_far
-    return scale_parts.merging(quick)
+    return parts.merging(quick)
 
 
 def model(quick: bool, so_far: Result) -> Result | None:
@@ -232,7 +234,7 @@ def main(arguments: list[str] | None = None) -> None:
             environments[name] = environment
             common.write(out, result)
     if figures is not None:
-        scale_figures.draw(result, figures)
+        draw(result, figures)
 
 
 if __name__ == "__main__":

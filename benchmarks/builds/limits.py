@@ -1,6 +1,6 @@
 """How many rows a coreset needs as the model widens and as the table shrinks, and what that costs.
 
-    python -m benchmarks.limits [--quick] [--data-dir DIR] [--output FILE.json]
+    python -m benchmarks.builds.limits [--quick] [--data-dir DIR] [--output FILE.json]
 
 Logistic regression on Gaussian columns with an intercept, D parameters in all. "parameters": n
 fixed, D growing, the rows that the builder takes for a tolerance. "rows": D fixed, n shrinking,

@@ -31,8 +31,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks import common, solver_optimum, solver_quality, solver_speed
-from benchmarks.kept import Kept
+from benchmarks import common
+from benchmarks.solvers import optimum, quality, speed
+from benchmarks.solvers.kept import Kept
 
 PARTS = ("quality", "whole", "optimum", "ablation", "speed", "large", "scaling")
 
@@ -85,15 +86,15 @@ def main(arguments: list[str] | None = None) -> None:
     if options.output is not None and options.output.is_file():
         result = json.loads(options.output.read_text())  # parts that are not run again are kept
     run = {
-        "quality": lambda: solver_quality.quality(options.data_dir, options.quick, earlier),
-        "whole": lambda: solver_quality.whole(
+        "quality": lambda: quality.quality(options.data_dir, options.quick, earlier),
+        "whole": lambda: quality.whole(
             options.data_dir, options.quick, earlier, options.trials, kept
         ),
-        "optimum": lambda: solver_optimum.optimum(options.data_dir, options.quick),
-        "ablation": lambda: solver_quality.ablation(options.data_dir, options.quick),
-        "speed": lambda: solver_speed.speed(options.data_dir, options.quick),
-        "large": lambda: solver_speed.large(options.quick),
-        "scaling": lambda: solver_speed.scaling(options.quick, options.figures),
+        "optimum": lambda: optimum.optimum(options.data_dir, options.quick),
+        "ablation": lambda: quality.ablation(options.data_dir, options.quick),
+        "speed": lambda: speed.speed(options.data_dir, options.quick),
+        "large": lambda: speed.large(options.quick),
+        "scaling": lambda: speed.scaling(options.quick, options.figures),
     }
     for part in parts:
         print(f"\n== {part} ==", flush=True)

@@ -9,7 +9,7 @@ Parts, of which `--parts` picks some; the others' results are kept in the file t
   same numbers of draws.
 - ``hmcecs``: NumPyro's HMCECS with a Taylor proxy, at the settings of NumPyro's own example.
 
-Run as ``python -m benchmarks.flights``; ``--quick`` takes 20,000 rows and few draws.
+Run as ``python -m benchmarks.builds.flights``; ``--quick`` takes 20,000 rows and few draws.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """How rounds mend a bad weighting: error by round, from starts that are off, on four models.
 
-    python -m benchmarks.rounds [--quick] [--data-dir DIR] [--output FILE.json] [--figure FILE.png]
+    python -m benchmarks.builds.rounds [--quick] [--data-dir DIR] [--output FILE.json]
+                                       [--figure FILE.png]
 
 Every start is built, sampled and built again until the builder stops by itself, at most five
 times: ``CoresetBuilder(rounds=5)``. The starts: draws of the full posterior (NUTS on all rows), in

@@ -1,6 +1,6 @@
 """How long a user waits for XLA's compiler, and what shortens it on a CPU.
 
-    python -m benchmarks.compilation [--quick] [--output FILE.json]
+    python -m benchmarks.builds.compilation [--quick] [--output FILE.json]
 
 Each line is measured in processes of their own, in turn, medians of them:
 

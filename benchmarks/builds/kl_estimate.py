@@ -7,7 +7,7 @@ exchanged. No Gaussian approximation is involved, as it is in the third figure, 
 Laplace approximations. Importance sampling holds where its k-hat is below 0.7; elsewhere the two
 posteriors are too far apart for it.
 
-Run as ``python -m benchmarks.kl_estimate``; ``--quick`` takes two data sets and two sizes.
+Run as ``python -m benchmarks.builds.kl_estimate``; ``--quick`` takes two data sets and two sizes.
 """
 
 import argparse

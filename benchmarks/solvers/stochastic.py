@@ -1,6 +1,6 @@
 """How the objective falls per atom read: stochastic hard thresholding beside the full methods.
 
-    python -m benchmarks.stochastic [--quick] [--data-dir DIR] [--output FILE.json]
+    python -m benchmarks.solvers.stochastic [--quick] [--data-dir DIR] [--output FILE.json]
 
 The unit is a pass, n rows of Φ. Counted is what an iteration gathers, each row once, at its most:
 n for a full method; B + 2k for a batch, with the supports of the last two iterates; for SVRG 2k

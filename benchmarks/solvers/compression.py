@@ -1,6 +1,6 @@
 """When shorter atoms pay: time and objective of solvers on compressed problems and on plain ones.
 
-    python -m benchmarks.compression [--quick] [--data-dir DIR] [--output FILE.json]
+    python -m benchmarks.solvers.compression [--quick] [--data-dir DIR] [--output FILE.json]
 
 Each problem is compressed with ``compress(problem, tol)`` and solved both ways, by one solve and by
 a sweep. Times are wall seconds with everything compiled. "pays after" is how many such calls save

@@ -1,6 +1,6 @@
 """One measurement of `benchmarks.scale`, in a process of its own: so is its peak memory.
 
-    python benchmarks/scale_work.py '{"what": "build", "rows": 200000, ...}'
+    python -m benchmarks.scale.work '{"what": "build", "rows": 200000, ...}'
 
 Prints a line that begins with FOUND and goes on as JSON. `measure` runs it from another process.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 _MARK = "FOUND "
 # Rows of a block of the plain loop: on two cores the fastest of 128 to 2,048 at 2,000 draws.
 _PLAIN_BLOCK = 512
@@ -34,16 +34,15 @@ def measure(
             knows of no others.
 
     Returns:
-        What the process found, or the first of several, "peak MB" being the largest.
+        What the process found, or the first of several; "peak MB" being the largest.
 
     Raises:
         RuntimeError: if it failed; the message has what it printed.
     """
     flags = f"--xla_force_host_platform_device_count={devices}" if devices > 1 else ""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    # The script's own folder has a module called `compression`, as Python has from 3.14 on.
-    variables = {"XLA_FLAGS": flags, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
-    command = [sys.executable, str(Path(__file__).resolve())]
+    variables = {"XLA_FLAGS": flags, "PYTHONPATH": path}
+    command = [sys.executable, "-m", "benchmarks.scale.work"]
     port = _free_port()
     each: list[dict[str, Any]] = (
         [{}]
@@ -94,11 +93,11 @@ def build(job: Mapping[str, Any]) -> dict[str, Any]:
     import jax
 
     import jaxcoreset as jc
-    from benchmarks.scale_data import Table, logistic
+    from benchmarks.scale.data import Table, logistic
     from jaxcoreset.data.processes import BARRIERS
 
     index, count = 0, 1
-    if job["process"]:
+    if job.get("process"):
         index, count = jc.initialize_processes(**job["process"])
     first, last = (job["rows"] * at // count for at in (index, index + 1))
     table = Table(last - first, job["width"], first)
@@ -162,7 +161,7 @@ def plain(job: Mapping[str, Any]) -> dict[str, Any]:
     import numpy as np
     import numpyro.distributions as dist
 
-    from benchmarks.scale_data import BATCH, Table
+    from benchmarks.scale.data import BATCH, Table
 
     rows, width, num_draws = job["rows"], job["width"], job["draws"] + job["held out"]
     draws = 0.1 * jax.random.normal(jax.random.key(0), (num_draws, width))
@@ -202,7 +201,7 @@ def plain(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def generate(job: Mapping[str, Any]) -> dict[str, Any]:
     """The table made, and read through the checks of a source, with nothing done to it."""
-    from benchmarks.scale_data import Table
+    from benchmarks.scale.data import Table
 
     clock = _Clock()
     for _ in Table(job["rows"], job["width"]):

@@ -12,7 +12,7 @@ import numpy as np
 
 import jaxcoreset as jc
 from benchmarks import common
-from benchmarks.scale_data import BATCH, logistic
+from benchmarks.scale.data import BATCH, logistic
 from jaxcoreset import sources
 from jaxcoreset.command.flights import late_arrival, load_flights
 from jaxcoreset.data.blocks import column_sums

@@ -13,7 +13,7 @@ import numpy as np
 
 import jaxcoreset as jc
 from benchmarks import common
-from benchmarks.kept import Kept
+from benchmarks.solvers.kept import Kept
 
 # Relative errors below this are rounding in float32.
 FLOOR = 3e-5
