@@ -80,6 +80,26 @@ def test_python_of_a_page_runs(page, ran):
         ran.setdefault(page, namespace)
 
 
+def test_what_the_page_on_large_data_prints_is_what_it_says(capsys):
+    page = DOCS / "how-to" / "big-data.md"
+    _, section = page.read_text(encoding="utf-8").split("## Data that do not fit\n")
+    blocks = re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
+    assert len(blocks) == 5
+    namespace = {}
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), namespace)
+    trips = namespace["trips"]
+    wanted = trips[["distance", "hour"]].to_numpy(np.float32)
+    np.testing.assert_allclose(namespace["X"][:], wanted / 24, rtol=1e-6)
+    np.testing.assert_array_equal(namespace["y"][:], trips["late"])
+    printed = capsys.readouterr().out
+    for line in re.findall(
+        r"print\(.*?\) +# (Source.*|batches.*); \.\.\.|# (SourceArray.*)", section
+    ):
+        assert "".join(line) in printed
+    namespace["file"].close()
+
+
 def test_models_that_the_page_calls_refused_are_refused(capsys):
     run_page("docs/how-to/when-not-to.md", {})
     first, second, third = capsys.readouterr().out.splitlines()

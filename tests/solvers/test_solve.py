@@ -72,21 +72,6 @@ def test_rows_are_put_in_order_whether_row_and_place_fit_one_number_or_not(large
     np.testing.assert_array_equal(order, np.argsort(rows, kind="stable"))
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_sweep_equals_solve_for_each_k(solver):
-    with jax.enable_x64(True):
-        problem = jc.CoresetProblem(correlated_atoms())
-        ks = [7, 1, 15]
-        path = jc.sweep(problem, jnp.array(ks), solver)
-        assert path.weights.shape == (3, 15)
-        assert path.dense(120).shape == (3, 120)
-        for i, k in enumerate(ks):
-            single = jc.solve(problem, k, solver, max_k=15)
-            np.testing.assert_array_equal(path.indices[i], single.indices)
-            np.testing.assert_allclose(path.weights[i], single.weights, rtol=1e-7)
-            np.testing.assert_allclose(path.objective[i], single.objective, rtol=1e-7)
-
-
 IN_RANGE, OUT_OF_RANGE = [1, 2, 3, 4, 9, 16], [0, 17]
 
 
@@ -149,52 +134,12 @@ def test_known_values_may_meet_a_users_jit(problem):
     np.testing.assert_allclose(made, jc.solve(problem, 15).objective, rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_batched_problems_are_solved_under_vmap():
-    batch = np.stack([correlated_atoms(seed=seed) for seed in range(3)])
-    problems = jax.vmap(jc.CoresetProblem)(batch)
-    together = jax.vmap(lambda p: jc.solve(p, 15))(problems)
-    for i in range(3):
-        alone = jc.solve(jc.CoresetProblem(batch[i]), 15)
-        np.testing.assert_array_equal(together.indices[i], alone.indices)
-        np.testing.assert_allclose(together.weights[i], alone.weights, rtol=1e-4)
-
-
 def test_loop_over_k_and_sweep_compile_once(problem):
     solver = jc.AIHT2(max_iters=7)
     before = _sweep._cached._cache_size()
     jc.sweep(problem, jnp.arange(1, 31), solver)
     jc.sweep(problem, jnp.arange(30, 0, -1), solver)
     assert _sweep._cached._cache_size() == before + 1
-
-
-def test_float64_results_follow_float64_atoms():
-    with jax.enable_x64(True):
-        solution = jc.solve(jc.CoresetProblem(correlated_atoms()), 15)
-    assert solution.weights.dtype == solution.objective.dtype == np.float64
-
-
-def test_zero_target_gives_no_rows_and_no_nan():
-    problem = jc.CoresetProblem(correlated_atoms(), np.zeros(60))
-    for solver in SOLVERS:
-        solution = jc.solve(problem, 15, solver)
-        assert float(solution.objective) == float(solution.relative_error) == 0
-        assert np.all(np.asarray(solution.weights) == 0)
-
-
-@pytest.mark.parametrize("scale", [1e-12, 1e-6, 1e7, 1e12])
-@pytest.mark.parametrize("solver", [*SOLVERS, jc.ExchangePursuit(), jc.GIGA()])
-def test_weights_do_not_depend_on_the_units(solver, scale):
-    atoms = correlated_atoms().astype(np.float32)
-    power = np.float32(2.0 ** np.round(np.log2(scale)))
-    for solve in (
-        lambda p: jc.solve(p, 15, solver),
-        lambda p: jc.sweep(p, np.arange(6, 16), solver),  # by whole vectors, where there is a way
-    ):
-        plain, scaled = (solve(jc.CoresetProblem(a)) for a in (atoms, power * atoms))
-        np.testing.assert_array_equal(scaled.indices, plain.indices)
-        np.testing.assert_allclose(scaled.weights, plain.weights, rtol=1e-5)
-        np.testing.assert_allclose(scaled.relative_error, plain.relative_error, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])

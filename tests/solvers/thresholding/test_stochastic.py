@@ -1,7 +1,6 @@
-"""Stochastic hard thresholding: the estimators, the batches, and the iterates they lead to."""
+"""Stochastic hard thresholding: the iterates, held to NumPy, and what is done with them."""
 
 import dataclasses
-import functools
 import itertools
 
 import jax
@@ -15,7 +14,6 @@ from jaxcoreset.solvers.constraints import GroupTopK, SimplexTopK, Sparse, Strat
 from jaxcoreset.solvers.thresholding.batches import (
     Batch,
     draw_batch,
-    estimate_correlations,
     second_batch,
 )
 from jaxcoreset.solvers.thresholding.hard import AIHT, AIHT2, IHT, Iterate
@@ -23,162 +21,15 @@ from jaxcoreset.solvers.thresholding.stochastic import SVRGIHT, ProjectedOptax, 
 from tests.datasets import atoms_of
 from tests.problems import correlated_atoms, independent_atoms
 from tests.reference import stochastic as reference
-
-KEY = jax.random.key(7)
-
-
-def objective(atoms, weights):
-    residual = atoms.sum(0) - weights @ atoms
-    return residual @ residual
-
-
-def point(n=8, s=5, seed=1):
-    """A small problem, a sparse point on it, and the exact correlations there."""
-    rng = np.random.default_rng(seed)
-    atoms, weights = rng.normal(size=(n, s)), np.zeros(n)
-    weights[[1, 4, 6]] = [1.5, 2.0, 0.5]
-    residual = atoms.sum(0) - weights @ atoms
-    return atoms, weights, residual, atoms @ residual
-
-
-def masks(n, size):
-    """Every batch of so many rows, as masks."""
-    rows = np.array(list(itertools.combinations(range(n), size)))
-    out = np.zeros((len(rows), n), bool)
-    np.put_along_axis(out, rows, True, axis=1)
-    return out
-
-
-@functools.cache
-def estimates(estimator, size=3):
-    """The estimate for every batch, or every pair of batches, at `point`."""
-    atoms, weights, residual, exact = point()
-    n = len(atoms)
-    in_batch = in_image_batch = masks(n, size)
-    if estimator == "double":
-        count = len(in_batch)
-        in_batch = np.repeat(in_batch, count, axis=0)
-        in_image_batch = np.tile(in_image_batch, (count, 1))
-    with jax.enable_x64(True):
-        problem = jc.CoresetProblem(atoms)
-
-        @jax.jit
-        @jax.vmap
-        def estimate(b, c):
-            return estimate_correlations(
-                problem, jnp.asarray(weights), jnp.asarray(residual), b, n, estimator, c
-            )
-
-        found = estimate(in_batch, in_image_batch)
-    return np.asarray(found), exact
-
-
-def batches_of(solver, n, count, key=KEY):
-    """The first batches of a run, by epoch, and the keys that the method gets with them."""
-    num_batches, epochs, keys = solver.num_batches(n), [], []
-    for epoch in range(-(-count // num_batches)):
-        epoch_key = jax.random.fold_in(key, epoch)
-        order = solver.shuffle(jax.random.fold_in(epoch_key, num_batches), n)
-        epochs.append([])
-        for position in range(min(num_batches, count - epoch * num_batches)):
-            batch_key, method_key = jax.random.split(jax.random.fold_in(epoch_key, position))
-            epochs[-1].append(solver.draw(batch_key, order, jnp.int32(position)))
-            keys.append(method_key)
-    return epochs, keys
-
-
-def rows_of(batch):
-    return np.asarray(batch.rows)[np.asarray(batch.present)]
-
-
-# --- the estimators ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("estimator", ["double", "batch", "support"])
-def test_estimator_is_unbiased_over_all_batches(estimator):
-    found, exact = estimates(estimator)
-    np.testing.assert_allclose(found.mean(0), exact, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("estimator", ["double", "support"])
-def test_estimator_is_unbiased_over_many_keys(estimator):
-    atoms, weights, residual, exact = point()
-    n, draws = len(atoms), 5_000
-
-    def estimate(key):
-        first, second = jax.random.split(key)
-        batch = draw_batch(first, n, 3)
-        in_batch = jnp.zeros(n, bool).at[batch.rows].set(True)
-        in_image_batch = second_batch(second, n, batch)
-        return estimate_correlations(
-            problem,
-            jnp.asarray(weights),
-            jnp.asarray(residual),
-            in_batch,
-            n,
-            estimator,
-            in_image_batch,
-        )
-
-    with jax.enable_x64(True):
-        problem = jc.CoresetProblem(atoms)
-        found = np.asarray(jax.jit(jax.vmap(estimate))(jax.random.split(KEY, draws)))
-    # Five standard errors of the mean of so many draws; rows that are always read have none.
-    error = 5 * found.std(0) / np.sqrt(draws) + 1e-10
-    assert (np.abs(found.mean(0) - exact) <= error).all()
-
-
-def test_each_refinement_of_the_estimator_has_less_variance():
-    variance = {e: estimates(e)[0].var(0).sum() for e in ("double", "batch", "support")}
-    assert variance["support"] < variance["batch"] < variance["double"]
-
-
-def test_pool_is_the_gradient_on_the_rows_read_and_zero_elsewhere():
-    found, exact = estimates("pool")
-    read = masks(len(exact), 3) | (point()[1] != 0)
-    np.testing.assert_allclose(found, np.where(read, exact, 0), rtol=1e-12)
-
-
-@pytest.mark.parametrize("estimator", ["double", "batch", "support", "pool"])
-def test_estimator_with_all_rows_is_the_gradient(estimator):
-    found, exact = estimates(estimator, size=8)
-    np.testing.assert_allclose(found, np.broadcast_to(exact, found.shape), rtol=1e-12)
-
-
-# --- the batches ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("n", "batch_size"), [(10, 3), (7, 7), (23, 0.3), (3, 0.01)])
-def test_epoch_without_replacement_reads_every_row_once(n, batch_size):
-    solver = StochasticAIHT(batch_size=batch_size)
-    (first, second), _ = batches_of(solver, n, 2 * solver.num_batches(n))
-    for epoch in (first, second):
-        rows = [rows_of(batch) for batch in epoch]
-        assert sorted(np.concatenate(rows).tolist()) == list(range(n))
-        sizes = [len(r) for r in rows]
-        assert max(sizes) <= solver.num_rows(n)
-        assert max(sizes) - min(sizes) <= 1
-    if solver.num_batches(n) > 1 and n > 5:
-        assert rows_of(first[0]).tolist() != rows_of(second[0]).tolist()
-
-
-def test_independent_batches_hold_distinct_rows_all_equally_often():
-    draw = jax.jit(jax.vmap(lambda key: draw_batch(key, 10, 4).rows))
-    rows = np.asarray(draw(jax.random.split(KEY, 5000)))
-    assert (np.diff(np.sort(rows, axis=1), axis=1) > 0).all()
-    frequency = np.bincount(rows.ravel(), minlength=10) / 5000
-    # Binomial with p = 0.4: five standard errors.
-    np.testing.assert_allclose(frequency, 0.4, atol=5 * np.sqrt(0.24 / 5000))
-
-
-def test_independent_batches_need_not_cover_the_rows():
-    solver = StochasticAIHT(batch_size=5, reshuffle=False)
-    (epoch,), _ = batches_of(solver, 20, 4)
-    assert all(len(rows_of(batch)) == 5 for batch in epoch)
-    assert len(set(np.concatenate([rows_of(b) for b in epoch]).tolist())) < 20
-
-
-# --- iterates, held to NumPy --------------------------------------------------------------------
+from tests.solvers.thresholding.helpers import (
+    KEY,
+    assert_same,
+    batches_of,
+    device_iterates,
+    objective,
+    point,
+    rows_of,
+)
 
 CASES = {
     "IHT, batch": StochasticAIHT(IHT(), estimator="batch", batch_size=0.3),
@@ -187,35 +38,6 @@ CASES = {
     "AIHT2, pool, normalise": StochasticAIHT(AIHT2(), normalise=True, batch_size=0.1),
     "AIHT2, pool, more rows than n": StochasticAIHT(AIHT2(), batch_size=0.9),
 }
-
-
-def device_iterates(solver, atoms, k, epochs, keys):
-    """The iterates for given batches, the iteration compiled and the loop that of Python."""
-    n, s = atoms.shape
-    with jax.enable_x64(True):
-        problem = jc.CoresetProblem(atoms)
-        advance = jax.jit(
-            lambda state, batch, key: solver._advance(problem, jnp.int32(k), k, state, batch, key)
-        )
-        nothing = Iterate(Sparse(jnp.arange(k, dtype=jnp.int32), jnp.zeros(k)), jnp.zeros(s))
-        state, keys, iterates = solver._start(problem, nothing), iter(keys), []
-        for epoch in epochs:
-            state = solver._begin_epoch(problem, state)
-            for batch in epoch:
-                state = advance(state, batch, next(keys))
-                weights = np.zeros(n)
-                np.add.at(weights, state.current.weights.indices, state.current.weights.values)
-                iterates.append(weights)
-    return iterates
-
-
-def assert_same(found, expected):
-    """Equal iterates, one by one."""
-    assert len(found) == len(expected)
-    for weights, reference_weights in zip(found, expected, strict=True):
-        # The order of sums differs; momentum multiplies rounding errors from iterate to iterate.
-        scale = reference_weights.max()
-        np.testing.assert_allclose(weights, reference_weights, rtol=1e-7, atol=1e-7 * scale)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -295,9 +117,6 @@ def test_run_follows_its_batches_and_keeps_the_best_iterate():
     np.testing.assert_allclose(weights, best, rtol=1e-6, atol=1e-6 * best.max())
 
 
-# --- all rows in a batch ------------------------------------------------------------------------
-
-
 def test_batch_of_all_rows_is_the_full_method_exactly():
     problem = jc.CoresetProblem(correlated_atoms(40, 30))
     base = AIHT2(max_iters=20)
@@ -309,6 +128,7 @@ def test_batch_of_all_rows_is_the_full_method_exactly():
 
 
 GROUPS = np.arange(60) % 6
+
 CONSTRAINTS = {
     "TopK": jc.AIHT2().constraint,
     "SimplexTopK": SimplexTopK(60.0),
@@ -330,9 +150,6 @@ def test_batched_iteration_on_all_rows_has_the_full_methods_iterates(method, con
         history, weights = np.asarray(full.history), np.asarray(full.dense(60))
     np.testing.assert_allclose([objective(atoms, w) for w in iterates], history, rtol=1e-8)
     np.testing.assert_allclose(iterates[-1], weights, rtol=1e-7, atol=1e-7)
-
-
-# --- variance reduction -------------------------------------------------------------------------
 
 
 def svrg_estimates(at_snapshot):
@@ -373,14 +190,15 @@ def test_variance_reduced_estimator_is_exact_at_the_snapshot():
     np.testing.assert_allclose(found, np.broadcast_to(exact, found.shape), rtol=1e-12)
 
 
-# --- what every solver keeps to -----------------------------------------------------------------
-
 # A short run: what is checked does not depend on its length.
 SHORT = StochasticAIHT(AIHT2(max_iters=10, record_history=True), batch_size=0.2)
+
 # The bound on k of all of them, so that they share their programs.
 MAX_K = 12
+
 # One that ends by its own rule, each lane when it is done.
 ENDING = StochasticAIHT(AIHT2(max_iters=60, tol=0.02), batch_size=0.5, patience=1)
+
 SOLVERS = {
     "StochasticAIHT": ENDING,
     "SVRGIHT": SVRGIHT(AIHT(max_iters=10), batch_size=0.2),
@@ -388,43 +206,16 @@ SOLVERS = {
 }
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_vmapped_solve_equals_single_solve(solver):
-    solver = SOLVERS[solver]
+def test_a_run_ends_by_its_own_rule_after_whole_epochs():
     atoms = np.stack([independent_atoms(50, 30, seed) for seed in range(3)])
-    ks = np.array([4, 9, 6])
-    keys = jax.random.split(KEY, 3)
     with jax.enable_x64(True):
         problems = jax.vmap(jc.CoresetProblem)(jnp.asarray(atoms))
-        batch = jax.vmap(lambda p, k, key: jc.solve(p, k, solver, key, max_k=MAX_K))(
-            problems, jnp.asarray(ks), keys
+        found = jax.vmap(lambda p, k: jc.solve(p, k, ENDING, KEY, max_k=MAX_K))(
+            problems, jnp.array([4, 9, 6])
         )
-        for lane, k in enumerate(ks.tolist()):
-            single = jc.solve(jc.CoresetProblem(atoms[lane]), k, solver, keys[lane], max_k=MAX_K)
-            assert np.array_equal(batch.indices[lane], single.indices)
-            np.testing.assert_allclose(batch.weights[lane], single.weights, rtol=1e-8)
-            assert batch.num_iters[lane] == single.num_iters
-            assert batch.converged[lane] == single.converged
-            if solver is ENDING:
-                assert single.converged == (single.num_iters < 60)
-                assert single.num_iters % 2 == 0  # whole epochs
-        if solver is ENDING:
-            assert len(set(np.asarray(batch.num_iters).tolist())) > 1
-
-
-def test_same_key_gives_the_same_solution_and_another_key_another():
-    problem = jc.CoresetProblem(correlated_atoms(50, 30))
-    first, again, other = (jc.solve(problem, MAX_K, SHORT, jax.random.key(s)) for s in (0, 0, 1))
-    assert np.array_equal(first.weights, again.weights)
-    assert not np.array_equal(first.weights, other.weights)
-
-
-def test_solution_does_not_depend_on_the_static_bound():
-    with jax.enable_x64(True):
-        problem = jc.CoresetProblem(independent_atoms(50, 30))
-        tight = jc.solve(problem, 9, ENDING, KEY, max_k=MAX_K)
-        loose = jc.solve(problem, 9, ENDING, KEY, max_k=48)
-        np.testing.assert_allclose(tight.dense(50), loose.dense(50), rtol=1e-8)
+    np.testing.assert_array_equal(found.converged, found.num_iters < 60)
+    assert (found.num_iters % 2 == 0).all()
+    assert len(set(found.num_iters.tolist())) > 1
 
 
 def test_solution_is_the_best_iterate_and_history_its_objective():
@@ -525,9 +316,6 @@ def test_batches_reach_a_lower_objective_for_the_rows_they_read():
     assert np.median(np.array(batched)) < 0.6 * full.relative_error
 
 
-# --- bad input ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -556,12 +344,6 @@ def test_batch_larger_than_the_problem_is_refused(solver):
     solver = dataclasses.replace(SOLVERS[solver], batch_size=51)
     with pytest.raises(ValueError, match="batch_size is 51, but the problem has n = 50 atoms"):
         jc.solve(jc.CoresetProblem(independent_atoms(50, 30)), 5, solver, KEY)
-
-
-def test_missing_key_is_refused():
-    problem = jc.CoresetProblem(independent_atoms(50, 30))
-    with pytest.raises(ValueError, match="key is missing"):
-        jc.solve(problem, 5, SHORT)
 
 
 def test_labels_of_the_wrong_length_are_refused():

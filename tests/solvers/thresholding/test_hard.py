@@ -131,40 +131,6 @@ def test_stopping_rule_is_the_papers():
     assert not bool(jc.solve(jc.CoresetProblem(atoms), k, jc.AIHT2(max_iters=2)).converged)
 
 
-@pytest.mark.parametrize("solver", [jc.IHT(), jc.AIHT(), jc.AIHT2()], ids=SOLVERS)
-def test_vmapped_solve_equals_single_solve(solver):
-    """In float64: in float32 a near tie may be decided otherwise by another order of sums."""
-    batch = np.stack([independent_atoms(n=60, s=30, seed=seed) for seed in range(3)])
-    solver = eqx.tree_at(lambda s: s.max_iters, solver, 40)
-    with jax.enable_x64(True):
-        problems = jax.vmap(jc.CoresetProblem)(batch)
-        ks = jnp.array([3, 8, 12])
-        both = jax.vmap(lambda p, k: jc.solve(p, k, solver, max_k=12))(problems, ks)
-        for i, k in enumerate([3, 8, 12]):
-            single = jc.solve(jc.CoresetProblem(batch[i]), k, solver, max_k=12)
-            assert both.indices[i].tolist() == single.indices.tolist()
-            assert int(both.num_iters[i]) == int(single.num_iters)
-            np.testing.assert_allclose(both.weights[i], single.weights, rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.parametrize("solver", [jc.IHT(), jc.AIHT(), jc.AIHT2()], ids=SOLVERS)
-def test_no_positive_direction_gives_no_rows_and_no_nan(solver):
-    atoms = np.eye(6)[:4]
-    problem = jc.CoresetProblem(atoms, -np.ones(6))
-    solution = jc.solve(problem, 2, solver)
-    assert np.all(np.asarray(solution.weights) == 0)
-    assert float(solution.objective) == pytest.approx(6.0)
-    assert bool(solution.converged)
-
-
-def test_atom_of_norm_zero_is_never_chosen():
-    atoms = independent_atoms(n=20, s=10)
-    atoms[[0, 7]] = 0
-    for solver in (jc.IHT(), jc.AIHT(), jc.AIHT2()):
-        weights = final_weights(solver, atoms, 20)
-        assert weights[0] == weights[7] == 0
-
-
 def test_equal_entries_go_to_the_lower_index():
     vector = jnp.array([1.0, 3.0, 2.0, 3.0, 3.0])
     kept = jc.TopK().project(vector, jnp.asarray(2), 3)

@@ -1,0 +1,96 @@
+"""Arrays in memory and in files as a source: HDF5, NumPy."""
+
+import h5py
+import numpy as np
+import pytest
+
+from jaxcoreset.data.sources import SourceError, array, npy
+
+
+def test_a_dataset_of_a_closed_file_or_a_changed_one_is_told(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["y"] = np.arange(9.0)
+    with h5py.File(tmp_path / "x.h5") as file:
+        source = array(y=file["y"])
+        assert source.random_access
+        np.testing.assert_array_equal(source.arrays["y"][:], np.arange(9))
+    with pytest.raises(SourceError, match="Keep the file open"):
+        source.arrays["y"][:]
+    with h5py.File(tmp_path / "x.h5", "r+") as file:
+        file["z"] = np.arange(3.0)
+    with pytest.raises(SourceError, match=r"x\.h5 was changed"):
+        source.arrays["y"][:]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (None, "given no array; wanted one"),
+        ({}, "nothing with arrays in it"),
+        ("text", "given a str; wanted arrays"),
+        (np.float32(3), "a single number"),
+        ((np.ones(3), np.ones(4)), r"\(3,\), \(4,\); wanted as many rows"),
+        (np.ones((0, 2)), "0 rows"),
+        (np.array(["a"]), "is of type <U1; wanted real numbers"),
+        (np.array([1j]), "complex128; wanted real"),
+    ],
+)
+def test_arrays_that_are_none_are_refused(dataset, message):
+    with pytest.raises(SourceError, match=message):
+        array(dataset)
+
+
+def test_a_batch_is_whole_chunks_unless_they_are_huge(tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxcoreset.data.sources.arrays.BATCH_BYTES", 1_000)
+    x = np.arange(3_000, dtype=np.float32).reshape(1_000, 3)
+    sizes = {}
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for rows in (30, 200, 1_000):
+            file.create_dataset(f"x{rows}", data=x, chunks=(rows, 3))
+        file.create_dataset("y", data=x[:, 0], chunks=(1_000,))
+    with h5py.File(tmp_path / "x.h5") as file:
+        for rows in (30, 200, 1_000):
+            source = array(x=file[f"x{rows}"], y=file["y"])
+            parts = [leaves for _, leaves in source.batches()]
+            np.testing.assert_array_equal(np.concatenate([part[0] for part in parts]), x)
+            rows_taken = np.array([999, 0, 500, 499, 500])
+            np.testing.assert_array_equal(source.take(rows_taken)[1], x[rows_taken, 0])
+            sizes[rows] = len(parts[0][0])
+    assert sizes == {30: 60, 200: 200, 1_000: 62}  # 62 rows are 992 bytes
+
+
+def test_a_numpy_file_is_mapped(tmp_path):
+    x = np.random.default_rng(0).normal(size=(7, 3))
+    np.save(tmp_path / "x.npy", x)
+    mapped = npy(tmp_path / "x.npy")
+    assert isinstance(mapped, np.memmap)
+    np.testing.assert_array_equal(mapped, x)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (np.array(["a", None], object), "of type .O; wanted real numbers"),
+        (np.array(3.0), "no axes"),
+        (np.ones((0, 3)), "0 rows"),
+        (np.ones(3, ">f8"), "byte order"),
+        (np.array(["a"]), "wanted real numbers"),
+    ],
+)
+def test_numpy_files_of_no_use_are_refused(tmp_path, content, message):
+    np.save(tmp_path / "x.npy", content)
+    with pytest.raises(SourceError, match=message):
+        npy(tmp_path / "x.npy")
+
+
+def test_a_numpy_file_that_is_missing_or_cut_short_is_refused(tmp_path):
+    with pytest.raises(SourceError, match="there is no file"):
+        npy(tmp_path / "x.npy")
+    np.save(tmp_path / "x.npy", np.ones((1000, 3)))
+    content = (tmp_path / "x.npy").read_bytes()
+    (tmp_path / "x.npy").write_bytes(content[:-12_000])
+    with pytest.raises(SourceError, match=r"cut short: .* about 500 rows"):
+        npy(tmp_path / "x.npy")
+    (tmp_path / "x.npy").write_bytes(b"PK no numpy")
+    with pytest.raises(SourceError, match="cannot be read"):
+        npy(tmp_path / "x.npy")

@@ -1,0 +1,199 @@
+"""Parquet files as a source, held to the table that they were written from."""
+
+import importlib
+import os
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jaxcoreset.data.sources import SourceError, batches, parquet
+from tests.data.sources.tables import N, write
+
+
+def test_columns_keep_their_kind_alone_and_are_real_together(tmp_path, table):
+    path = write(tmp_path / "t.parquet", table)
+    source = parquet(path, a="a", b="b", count="count", late="late", both=["count", "late"])
+    arrays = source.arrays
+    kinds = {name: np.dtype(x.dtype).name for name, x in arrays.items()}
+    assert kinds == {
+        "a": "float32",
+        "b": "float32",
+        "count": "int32",
+        "late": "bool",
+        "both": "float32",
+    }
+    for name in ("a", "b", "count", "late"):
+        np.testing.assert_array_equal(arrays[name][:], table[name].astype(kinds[name]))
+    both = np.stack([table["count"], table["late"]], axis=1)
+    np.testing.assert_array_equal(arrays["both"][:], both)
+    asked = parquet(path, dtype=np.float16, late="late", x=["a"]).arrays
+    assert {str(x.dtype) for x in asked.values()} == {"float16"}
+    assert asked["x"].shape == (N, 1)
+
+
+def test_with_x64_nothing_is_shortened(tmp_path, table):
+    path = write(tmp_path / "t.parquet", table)
+    with jax.enable_x64(True):
+        arrays = parquet(path, b="b", count="count").arrays
+        listed = batches([table["b"]], N).arrays
+    assert (arrays["b"].dtype, arrays["count"].dtype) == (np.float64, np.int64)
+    np.testing.assert_array_equal(arrays["b"][:], table["b"])
+    np.testing.assert_array_equal(listed[:], table["b"])
+
+
+def test_taking_reads_only_the_row_groups_that_hold_wanted_rows(folder, table, monkeypatch):
+    asked = []
+    original = pq.ParquetFile.iter_batches
+
+    def spy(self, *args, **kwargs):
+        asked.append((kwargs["row_groups"], kwargs["columns"]))
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", spy)
+    (taken,) = parquet(folder, y="count").take(np.array([399, 10, 300]))
+    np.testing.assert_array_equal(taken, table["count"][[399, 10, 300]])
+    assert asked == [([0], ["count"]), ([3], ["count"])]
+
+
+def test_a_huge_row_group_is_read_in_parts(tmp_path, monkeypatch):
+    # The package's attribute of this name is the function.
+    module = importlib.import_module("jaxcoreset.data.sources.parquet")
+    monkeypatch.setattr(module, "BATCH_BYTES", 8_000)
+    values = np.arange(10_000.0)
+    pq.write_table(pa.table({"a": values}), tmp_path / "t.parquet", row_group_size=10_000)
+    parts = list(parquet(tmp_path / "t.parquet", y="a").batches(5_500))
+    assert max(len(leaf) for _, (leaf,) in parts) <= 1_000
+    np.testing.assert_array_equal(np.concatenate([x for _, (x,) in parts])[-4500:], values[5500:])
+
+
+def test_decimals_are_numbers_and_missing_values_are_told_by_place(tmp_path):
+    price = pa.array([1, 2, 3], pa.decimal128(8, 2))
+    gaps = pa.array([1.0, None, None])
+    pq.write_table(pa.table({"price": price, "gaps": gaps}), tmp_path / "t.parquet")
+    path = tmp_path / "t.parquet"
+    np.testing.assert_array_equal(parquet(path, y="price").arrays["y"][:], [1, 2, 3])
+    with pytest.raises(
+        SourceError, match=r"t\.parquet, rows 0 to 2: column 'gaps' has 2 missing .*row 1;"
+    ):
+        parquet(path, y="gaps").arrays["y"][:]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({}, r"not told which columns .* The columns are 'a', 'day', 'text', 'who'"),
+        ({"y": "A"}, r"no column 'A'; did you mean 'a'\?"),
+        ({"y": "text"}, r"'text' is of type .*string.* Encode"),
+        ({"y": "day"}, r"'day' is of type timestamp.* number of days"),
+        ({"y": "who"}, r"'who' is of type text in the folder's name, 'me'; expected real numbers"),
+        ({"X": []}, r"X is \[\]; expected a column's name"),
+    ],
+)
+def test_columns_that_cannot_be_used_are_refused_at_the_door(tmp_path, columns, message):
+    data = {"a": [1.0], "day": np.array(["2013-01-01"], "M8[ns]"), "text": ["x"]}
+    (tmp_path / "who=me").mkdir()
+    pq.write_table(pa.table(data), tmp_path / "who=me" / "t.parquet")
+    with pytest.raises(SourceError, match=message):
+        parquet(tmp_path, **columns)
+
+
+def test_names_of_folders_are_columns(tmp_path, table):
+    for year, share, first, last in ((9, "0.5", 0, 400), (10, "1", 400, N)):
+        (tmp_path / f"year={year}" / f"share={share}").mkdir(parents=True)
+        write(
+            tmp_path / f"year={year}" / f"share={share}" / "0.parquet",
+            table,
+            first=first,
+            last=last,
+        )
+    source = parquet(tmp_path, X=["year", "a"], year="year", share="share", by=["share", "year"])
+    assert {str(leaf.dtype) for leaf in source.leaves} == {"float32", "int32"}
+    # In the order of the names as text: 10 comes before 9.
+    rows = np.concatenate([np.arange(400, N), np.arange(400)])
+    year = np.where(rows < 400, 9, 10)
+    np.testing.assert_array_equal(source.arrays["year"][:], year)
+    np.testing.assert_array_equal(source.arrays["share"][:], np.where(rows < 400, 0.5, 1))
+    x = np.stack([year, table["a"][rows]], axis=1).astype(np.float32)
+    np.testing.assert_array_equal(source.arrays["X"][np.array([5, 900])], x[[5, 900]])
+    np.testing.assert_array_equal(parquet(tmp_path, y="year").arrays["y"][:], year)
+
+
+def test_files_of_other_file_systems_are_read(folder, table):
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    memory.put(str(folder), "/trips", recursive=True)
+    try:
+        local = parquet(folder, X=["a", "b"], y="late")
+        for source in (
+            parquet("memory://trips", X=["a", "b"], y="late"),
+            parquet("trips/", filesystem=memory, X=["a", "b"], y="late"),
+            parquet(f"file://{folder}", X=["a", "b"], y="late"),
+        ):
+            assert source.num_rows == N
+            for (start, found), (same, wanted) in zip(
+                source.batches(450), local.batches(450), strict=True
+            ):
+                assert start == same
+                for one, other in zip(found, wanted, strict=True):
+                    np.testing.assert_array_equal(one, other)
+        with pytest.raises(SourceError, match=r"memory://trip; did you mean 'trips'"):
+            parquet("memory://trip", y="a")
+        remote = parquet("memory://trips", y="a")
+        memory.rm("/trips/1.parquet")
+        with pytest.raises(SourceError, match=r"1\.parquet was changed after"):
+            list(remote.batches())
+    finally:
+        memory.rm("/trips", recursive=True)
+    with pytest.raises(SourceError, match=r"Install fsspec|known"):
+        parquet("nowhere://trips", y="a")
+
+
+def test_files_that_do_not_fit_the_first_are_refused(tmp_path):
+    for name, dtype in (("0", np.float32), ("1", np.float64)):
+        pq.write_table(pa.table({"a": np.ones(3, dtype)}), tmp_path / f"{name}.parquet")
+    with pytest.raises(
+        SourceError, match=r"1\.parquet: column 'a' is of type float64; expected float32"
+    ):
+        parquet(tmp_path, y="a")
+    os.rename(tmp_path / "0.parquet", tmp_path / "2.parquet")
+    assert parquet(tmp_path, y="a").num_rows == 6
+
+
+def test_a_file_that_is_missing_cut_short_or_replaced_is_told(tmp_path, table, folder):
+    with pytest.raises(
+        SourceError, match=r"there is no file or folder .*tripz; did you mean 'trips'"
+    ):
+        parquet(tmp_path / "tripz", y="a")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match=r"no file below .* ends in \.parquet"):
+        parquet(tmp_path / "empty", y="a")
+    source = parquet(folder, y="a")
+    passing = source.batches()
+    next(passing)
+    write(folder / "1.parquet", table, first=100, last=105)
+    with pytest.raises(SourceError, match=r"1\.parquet was changed after the source was made"):
+        list(passing)
+    content = (folder / "0.parquet").read_bytes()
+    (folder / "0.parquet").write_bytes(content[: len(content) // 2])
+    with pytest.raises(SourceError, match=r"0\.parquet was changed"):
+        source.take(np.array([3]))
+    with pytest.raises(SourceError, match=r"0\.parquet cannot be read as Parquet"):
+        parquet(folder, y="a")
+
+
+def test_a_damaged_page_is_an_error_of_the_source(tmp_path):
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"a": np.arange(9000.0)}), path, use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    content[4:400] = bytes(396)
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match="cannot be read"):
+        list(parquet(path, y="a").batches())
+
+
+def test_without_pyarrow_the_extra_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(ModuleNotFoundError, match=r"jaxcoreset\[tables\]"):
+        parquet(tmp_path, y="a")

@@ -1,0 +1,147 @@
+"""Every solver and the problems that all of them are tested on, by name.
+
+What a solver does not claim stands here, in one table, with the reason.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+import optax
+
+import jaxcoreset as jc
+from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.solution import Solution
+from jaxcoreset.solvers.thresholding.stochastic import SVRGIHT, ProjectedOptax, StochasticAIHT
+from tests.problems import correlated_atoms, independent_atoms
+
+NUM_DATA, NUM_DRAWS = 30, 20
+KEY = jax.random.key(7)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A solver, the sizes that it is tested at, and the claims that it does not make.
+
+    Attributes:
+        solver: the solver.
+        ks: the sizes; the largest one is the bound on k.
+        loose: a looser bound.
+        lacks: claims that the solver does not make. "no rows that cannot help": it is empty where
+            no atom points towards the target. "first of equals": of equal atoms it takes the first
+            one alone. "exact on few": where a few atoms make the target, it finds their weights.
+            "no units": the weights do not depend on the units of the atoms. "sweep of solves": a
+            sweep has the solution that a solve has.
+    """
+
+    solver: Solver
+    ks: tuple[int, ...] = (1, 3, 8)
+    loose: int = 12
+    lacks: frozenset[str] = frozenset()
+
+
+# Hard thresholding keeps the largest entries, those of equal atoms are equal, and it converges
+# slowly.
+_THRESHOLDING = frozenset({"first of equals", "exact on few"})
+# Samples are drawn by the norms of the atoms, or without looking at them.
+_SAMPLING = frozenset({"no rows that cannot help", "first of equals", "exact on few"})
+
+SOLVERS = {
+    "IHT": Case(jc.IHT(max_iters=40), lacks=_THRESHOLDING),
+    "AIHT": Case(jc.AIHT(max_iters=40), lacks=_THRESHOLDING),
+    "AIHT2": Case(jc.AIHT2(max_iters=40), lacks=_THRESHOLDING),
+    "StochasticAIHT": Case(
+        StochasticAIHT(jc.AIHT2(max_iters=60, tol=0.02), batch_size=0.5, patience=1),
+        lacks=_THRESHOLDING,
+    ),
+    "SVRGIHT": Case(SVRGIHT(jc.AIHT(max_iters=10), batch_size=0.2), lacks=_THRESHOLDING),
+    # The steps of a user's optimizer have the units of its learning rate.
+    "ProjectedOptax": Case(
+        ProjectedOptax(optax.adam(1.0), max_iters=10, batch_size=0.2),
+        lacks=_THRESHOLDING | {"no units"},
+    ),
+    "GIGA": Case(jc.GIGA(), lacks=frozenset({"exact on few"})),
+    # It starts from the best vertex of a polytope, even where zero is better.
+    "FrankWolfe": Case(
+        jc.FrankWolfe(), lacks=frozenset({"no rows that cannot help", "exact on few"})
+    ),
+    "ImportanceSampling": Case(jc.ImportanceSampling(), lacks=_SAMPLING),
+    "UniformSampling": Case(jc.UniformSampling(), lacks=_SAMPLING),
+    "MatchingPursuit": Case(jc.MatchingPursuit()),
+    "SubspacePursuit": Case(jc.SubspacePursuit()),
+    # It starts from all rows, and leaves out what the null space of their equations says.
+    "Recombination": Case(jc.Recombination(), lacks=frozenset({"first of equals"})),
+    # A sweep comes down from more rows than a solve, and is as good or better.
+    "ExchangePursuit": Case(jc.ExchangePursuit(), lacks=frozenset({"sweep of solves"})),
+    "ExhaustiveSearch": Case(jc.ExhaustiveSearch(), ks=(1, 2, 3), loose=4),
+}
+
+
+def _with_zeros() -> np.ndarray:
+    atoms = correlated_atoms(NUM_DATA, NUM_DRAWS, 1)
+    atoms[::2] = 0
+    return atoms
+
+
+def _only(count: int) -> np.ndarray:
+    atoms = correlated_atoms(NUM_DATA, NUM_DRAWS, 2)
+    atoms[count:] = 0
+    return atoms
+
+
+def _problems() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Atoms and target by name, all of one shape."""
+    correlated = correlated_atoms(NUM_DATA, NUM_DRAWS)
+    independent = independent_atoms(NUM_DATA, NUM_DRAWS)
+    positive = np.abs(correlated)
+    atoms = {
+        "correlated": correlated,
+        "independent": independent,
+        "zeros": _with_zeros(),
+        "three useful": _only(3),
+        "one useful": _only(1),
+        "duplicates": correlated[:10].repeat(3, axis=0),
+    }
+    problems = {name: (array, array.sum(axis=0)) for name, array in atoms.items()}
+    problems["own target"] = independent, np.array([2.0, 0.5, 3.0]) @ independent[[4, 11, 20]]
+    problems["outside the cone"] = correlated, np.random.default_rng(0).normal(size=NUM_DRAWS)
+    problems["opposed"] = positive, -positive.sum(axis=0)
+    problems["zero target"] = correlated, np.zeros(NUM_DRAWS)
+    # Refused where values can be looked at, and not where they are traced.
+    problems["nothing"] = np.zeros_like(correlated), np.zeros(NUM_DRAWS)
+    return problems
+
+
+PROBLEMS = _problems()
+
+
+def used(solution: Solution) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and weights of one solution, without its padding."""
+    weights = np.asarray(solution.weights, np.float64)
+    return np.asarray(solution.indices)[weights > 0], weights[weights > 0]
+
+
+def pick(batch: object, *at: int) -> object:
+    """One element of a batch of problems or solutions."""
+    return jax.tree.map(lambda x: x[at], batch)
+
+
+def in_float32(atoms: np.ndarray, target: np.ndarray | None = None) -> jc.CoresetProblem:
+    """A problem in float32; the target is the sum of the atoms if left out."""
+    target = None if target is None else np.asarray(target, np.float32)
+    return jc.CoresetProblem(np.asarray(atoms, np.float32), target)
+
+
+def path_in_float32(
+    atoms: np.ndarray, solver: Solver, target: np.ndarray | None = None
+) -> Solution:
+    """The solutions for k = 1..80 in float32; one shape, so that a solver compiles once."""
+    return jc.sweep(in_float32(atoms, target), np.arange(1, 81), solver, KEY)
+
+
+def true_errors(atoms: np.ndarray, solution: Solution) -> np.ndarray:
+    """‖y − Φw‖/‖y‖ in float64, from the weights of a sweep alone."""
+    atoms = np.asarray(atoms, np.float64)
+    target = atoms.sum(axis=0)
+    dense = np.asarray(solution.dense(len(atoms)), np.float64)
+    return np.linalg.norm(target - dense @ atoms, axis=-1) / np.linalg.norm(target)

@@ -1,0 +1,200 @@
+"""What every solver keeps to: each of them on each problem, in few compiled programs."""
+
+import functools
+from inspect import isabstract
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcoreset as jc
+from tests.solvers.helpers import KEY, NUM_DATA, PROBLEMS, SOLVERS, pick, used
+
+every_solver = pytest.mark.parametrize("name", SOLVERS)
+WELL_POSED = [name for name in PROBLEMS if name != "nothing"]
+
+
+def solvers_that_claim(claim):
+    names = [name for name, case in SOLVERS.items() if claim not in case.lacks]
+    return pytest.mark.parametrize("name", names)
+
+
+def problem_of(name, dtype=np.float64):
+    return jc.CoresetProblem(*(array.astype(dtype) for array in PROBLEMS[name]))
+
+
+def single(name, problem, k):
+    """One solve; of a solver all have one shape and one bound on k, and so one program."""
+    case = SOLVERS[name]
+    return jc.solve(problem, k, case.solver, KEY, max_k=max(case.ks))
+
+
+@functools.cache
+def together(name):
+    """Every problem at every size in one program, in float64."""
+    case = SOLVERS[name]
+
+    def one(atoms, target, k):
+        problem = jc.CoresetProblem(atoms, target)
+        return jc.solve(problem, k, case.solver, KEY, max_k=max(case.ks))
+
+    over_ks = jax.vmap(one, in_axes=(None, None, 0))
+    with jax.enable_x64(True):
+        atoms, targets = (
+            jnp.asarray(np.stack(arrays)) for arrays in zip(*PROBLEMS.values(), strict=True)
+        )
+        solutions = jax.jit(jax.vmap(over_ks, in_axes=(0, 0, None)))(
+            atoms, targets, jnp.asarray(case.ks)
+        )
+        return jax.tree.map(np.asarray, solutions)
+
+
+def solutions_of(name, problem):
+    """The solutions for every size, of a problem by its name."""
+    batch = together(name)
+    at = list(PROBLEMS).index(problem)
+    return [(k, pick(batch, at, i)) for i, k in enumerate(SOLVERS[name].ks)]
+
+
+def assert_same(found, expected, rtol=1e-6):
+    """The same rows with the same weights, whatever the length of the arrays."""
+    for ours, theirs in zip(used(found), used(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=rtol)
+
+
+@every_solver
+def test_solutions_are_canonical_and_have_the_error_of_their_weights(name):
+    for problem, (atoms, target) in PROBLEMS.items():
+        for k, solution in solutions_of(name, problem):
+            rows, weights = used(solution)
+            assert len(rows) == solution.size <= k
+            assert (solution.weights >= 0).all()
+            # Rows in increasing order, and then padding of row 0 and weight 0.
+            assert (np.diff(rows) > 0).all()
+            assert (solution.weights[: len(rows)] > 0).all()
+            assert (solution.indices[len(rows) :] == 0).all()
+            residual = target - weights @ atoms[rows]
+            scale = max(target @ target, np.sum(atoms**2))
+            np.testing.assert_allclose(
+                solution.objective, residual @ residual, rtol=1e-6, atol=1e-13 * scale
+            )
+            norm = np.linalg.norm(target) or 1.0
+            np.testing.assert_allclose(solution.relative_error, solution.objective**0.5 / norm)
+
+
+@every_solver
+def test_vmapped_solve_equals_single_solve(name):
+    with jax.enable_x64(True):
+        for problem in WELL_POSED:
+            for k, solution in solutions_of(name, problem):
+                alone = single(name, problem_of(problem), k)
+                assert_same(solution, alone)
+                assert solution.num_iters == alone.num_iters
+                assert solution.converged == alone.converged
+
+
+@every_solver
+def test_vmapped_sweep_equals_single_solves_whatever_the_bound_on_k(name):
+    case, problems = SOLVERS[name], ["correlated", "independent", "three useful"]
+
+    def sweep(problem):
+        return jc.sweep(problem, np.array(case.ks), case.solver, KEY, max_k=case.loose)
+
+    with jax.enable_x64(True):
+        batch = jax.tree.map(lambda *x: jnp.stack(x), *map(problem_of, problems))
+        paths = jax.vmap(sweep)(batch)
+        assert paths.weights.shape == (len(problems), len(case.ks), case.loose)
+        for at, problem in enumerate(problems):
+            for i, k in enumerate(case.ks):
+                swept, alone = pick(paths, at, i), single(name, problem_of(problem), k)
+                if "sweep of solves" in case.lacks:
+                    assert swept.objective <= alone.objective * (1 + 1e-9) + 1e-20
+                else:
+                    assert_same(swept, alone)
+
+
+@every_solver
+def test_atoms_of_norm_zero_are_never_chosen(name):
+    for problem in ("zeros", "three useful", "one useful"):
+        unused = np.linalg.norm(PROBLEMS[problem][0], axis=1) == 0
+        for _, solution in solutions_of(name, problem):
+            rows, _ = used(solution)
+            assert len(rows) > 0
+            assert not unused[rows].any()
+
+
+@every_solver
+def test_no_rows_are_chosen_where_every_atom_is_zero(name):
+    for _, solution in solutions_of(name, "nothing"):
+        assert solution.size == solution.objective == 0
+
+
+@every_solver
+def test_duplicates_do_no_harm(name):
+    for _, solution in solutions_of(name, "duplicates"):
+        rows, _ = used(solution)
+        assert len(rows) > 0
+        if "first of equals" not in SOLVERS[name].lacks:
+            assert (rows % 3 == 0).all()
+
+
+@solvers_that_claim("no rows that cannot help")
+def test_no_rows_are_chosen_where_none_can_help(name):
+    for problem, error in (("opposed", 1), ("zero target", 0)):
+        for _, solution in solutions_of(name, problem):
+            assert solution.size == 0
+            np.testing.assert_allclose(solution.relative_error, error)
+
+
+@solvers_that_claim("exact on few")
+def test_a_few_atoms_that_make_the_target_get_their_weights(name):
+    for problem, weights in (("three useful", [1, 1, 1]), ("one useful", [1])):
+        _, solution = solutions_of(name, problem)[-1]
+        np.testing.assert_allclose(used(solution)[1], weights, rtol=1e-6)
+        assert solution.converged
+
+
+@every_solver
+def test_float32_is_near_float64(name):
+    for problem in ("correlated", "independent"):
+        for k, solution in solutions_of(name, problem):
+            found = single(name, problem_of(problem, np.float32), k)
+            assert found.weights.dtype == found.objective.dtype == np.float32
+            np.testing.assert_allclose(found.objective, solution.objective, rtol=1e-3)
+
+
+@solvers_that_claim("no units")
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_weights_do_not_depend_on_the_units(name, scale):
+    power = np.float32(2.0 ** np.round(np.log2(scale)))
+    atoms = PROBLEMS["correlated"][0].astype(np.float32)
+    k = max(SOLVERS[name].ks)
+    plain, scaled = (single(name, jc.CoresetProblem(a), k) for a in (atoms, power * atoms))
+    assert_same(scaled, plain, rtol=1e-5)
+    np.testing.assert_allclose(scaled.relative_error, plain.relative_error, rtol=1e-5)
+
+
+@every_solver
+def test_the_key_decides_and_is_asked_for(name):
+    case, k = SOLVERS[name], max(SOLVERS[name].ks)
+    problem = problem_of("correlated", np.float32)
+    first = single(name, problem, k)
+    np.testing.assert_array_equal(first.weights, single(name, problem, k).weights)
+    if case.solver.needs_key:
+        other = jc.solve(problem, k, case.solver, jax.random.key(8))
+        assert not np.array_equal(first.dense(NUM_DATA), other.dense(NUM_DATA))
+        with pytest.raises(ValueError, match="key is missing"):
+            jc.solve(problem, k, case.solver)
+    else:
+        np.testing.assert_array_equal(jc.solve(problem, k, case.solver).weights, first.weights)
+
+
+def test_the_list_has_every_solver():
+    public = {name: getattr(jc, name) for name in dir(jc)}
+    solvers = {
+        name
+        for name, value in public.items()
+        if isinstance(value, type) and issubclass(value, jc.Solver) and not isabstract(value)
+    }
+    assert solvers == set(SOLVERS)

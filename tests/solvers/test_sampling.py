@@ -1,0 +1,81 @@
+"""Importance and uniform sampling: what is drawn, and that it is unbiased."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxcoreset.solvers.problem import CoresetProblem
+from jaxcoreset.solvers.sampling import ImportanceSampling, UniformSampling
+from jaxcoreset.solvers.solve import solve
+from tests.problems import unequal_atoms
+from tests.reference.sampling import importance_probabilities, sampling_weights
+from tests.solvers.helpers import KEY, path_in_float32
+
+SAMPLERS = [
+    pytest.param(ImportanceSampling(), id="importance"),
+    pytest.param(UniformSampling(), id="uniform"),
+    pytest.param(UniformSampling(replace=True), id="uniform-replace"),
+]
+
+
+@pytest.mark.parametrize("solver", SAMPLERS)
+def test_each_size_is_one_iteration_more(solver):
+    path = path_in_float32(unequal_atoms(), solver)
+    np.testing.assert_array_equal(path.num_iters, np.arange(1, 81))
+    assert path.converged.all()
+
+
+@pytest.mark.parametrize("solver", SAMPLERS)
+def test_draws_with_their_weights_equal_the_reference(solver):
+    atoms = unequal_atoms()
+    problem = CoresetProblem(atoms.astype(np.float32))
+    probabilities = np.full(80, 1 / 80)
+    if isinstance(solver, ImportanceSampling):
+        probabilities = importance_probabilities(atoms.T)
+    draws = np.asarray(solver.draw(solver.proportions(problem), 50, KEY))
+    path = path_in_float32(atoms, solver)
+    for k in (1, 2, 10, 50):
+        expected = sampling_weights(draws[:k], probabilities)
+        np.testing.assert_allclose(path.dense(80)[k - 1], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("solver", SAMPLERS)
+def test_sampling_is_unbiased_for_the_sum_of_the_atoms(solver):
+    atoms = unequal_atoms(n=30, num_draws=8).astype(np.float32)
+    atoms[4] = 0
+    problem = CoresetProblem(atoms)
+    keys = jax.random.split(jax.random.key(11), 4000)
+    batch = jax.jit(jax.vmap(lambda key: solve(problem, 6, solver, key)))(keys)
+    images = np.asarray(batch.dense(30), np.float64) @ atoms
+    standard_errors = images.std(axis=0) / np.sqrt(len(keys))
+    # Eight coordinates, each within four standard errors but for one case in two thousand.
+    z = (images.mean(axis=0) - atoms.sum(axis=0)) / standard_errors
+    assert np.abs(z).max() < 4
+
+
+def test_importance_sampling_draws_rows_in_proportion_to_their_norms():
+    # Not a square number of rows, zeros among them, and a whole block of zeros.
+    rng = np.random.default_rng(5)
+    proportions = rng.gamma(1.0, size=1010)
+    proportions[rng.random(1010) < 0.3] = 0
+    proportions[100:200] = 0
+    num_draws = 200_000
+    draws = ImportanceSampling().draw(jnp.asarray(proportions, jnp.float32), num_draws, KEY)
+    counts = np.bincount(np.asarray(draws), minlength=1010)
+    assert len(counts) == 1010
+    assert not counts[proportions == 0].any()
+    expected = num_draws * proportions / proportions.sum()
+    seen = expected > 0
+    chi_squared = np.sum((counts[seen] - expected[seen]) ** 2 / expected[seen])
+    degrees = seen.sum() - 1
+    assert abs(chi_squared - degrees) < 4 * np.sqrt(2 * degrees)
+
+
+def test_uniform_sampling_without_replacement_keeps_distinct_rows_of_equal_weight():
+    atoms = unequal_atoms().astype(np.float32)
+    path = path_in_float32(atoms, UniformSampling())
+    np.testing.assert_array_equal(path.size, np.arange(1, 81))
+    for k in (1, 30, 80):
+        np.testing.assert_allclose(path.weights[k - 1, :k], 80 / k, rtol=1e-6)
+    assert path.relative_error[-1] < 1e-6
