@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxcoreset as jc
-from tests.solvers.helpers import KEY, NUM_DATA, PROBLEMS, SOLVERS, pick, used
+from tests.solvers.helpers import KEY, PROBLEMS, SOLVERS, dense, pick, used
 
 every_solver = pytest.mark.parametrize("name", SOLVERS)
 WELL_POSED = [name for name in PROBLEMS if name != "nothing"]
@@ -59,8 +59,8 @@ def solutions_of(name, problem):
 
 def assert_same(found, expected, rtol=1e-6):
     """The same rows with the same weights, whatever the length of the arrays."""
-    for ours, theirs in zip(used(found), used(expected), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=rtol)
+    ours, theirs = dense(found), dense(expected)
+    np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=1e-9 * max(theirs.max(), 1e-30))
 
 
 @every_solver
@@ -90,8 +90,9 @@ def test_vmapped_solve_equals_single_solve(name):
             for k, solution in solutions_of(name, problem):
                 alone = single(name, problem_of(problem), k)
                 assert_same(solution, alone)
-                assert solution.num_iters == alone.num_iters
-                assert solution.converged == alone.converged
+                if alone.relative_error > 1e-9:  # below it, rounding decides when to stop
+                    assert solution.num_iters == alone.num_iters
+                    assert solution.converged == alone.converged
 
 
 @every_solver
@@ -155,7 +156,7 @@ def test_a_few_atoms_that_make_the_target_get_their_weights(name):
         assert solution.converged
 
 
-@every_solver
+@solvers_that_claim("float32 near float64")
 def test_float32_is_near_float64(name):
     for problem in ("correlated", "independent"):
         for k, solution in solutions_of(name, problem):
@@ -183,7 +184,7 @@ def test_the_key_decides_and_is_asked_for(name):
     np.testing.assert_array_equal(first.weights, single(name, problem, k).weights)
     if case.solver.needs_key:
         other = jc.solve(problem, k, case.solver, jax.random.key(8))
-        assert not np.array_equal(first.dense(NUM_DATA), other.dense(NUM_DATA))
+        assert not np.array_equal(dense(first), dense(other))
         with pytest.raises(ValueError, match="key is missing"):
             jc.solve(problem, k, case.solver)
     else:
