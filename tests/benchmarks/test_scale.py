@@ -63,6 +63,7 @@ def test_a_job_runs_in_a_process_of_its_own():
         measure({"what": "short formula"})
 
 
+@pytest.mark.slow
 def test_processes_of_a_job_share_the_rows_and_count_their_exchanges():
     sizes = {"rows": 1 << 16, "width": 4, "draws": 50, "held out": 50, "size": 5}
     found = measure({"what": "build", **sizes}, processes=2)
