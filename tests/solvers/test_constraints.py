@@ -320,18 +320,6 @@ def test_backtracking_equals_the_exact_step_where_that_is_short_enough():
     np.testing.assert_allclose(backtracked.weights, exact.weights, rtol=1e-5)
 
 
-@pytest.mark.parametrize("algorithm", ["IHT", "AIHT", "AIHT2"])
-def test_top_k_iterates_are_still_the_papers(algorithm):
-    atoms = make_atoms(np.random.default_rng(10), 20)
-    path = reference_solver.hard_thresholding(
-        atoms.T, atoms.sum(axis=0), 4, algorithm=algorithm, max_iters=12, tol=0.0
-    )
-    with jax.enable_x64(True):
-        solver = getattr(jc, algorithm)(max_iters=12, tol=0.0)
-        found = jc.solve(jc.CoresetProblem(atoms), 4, solver).dense(20)
-    np.testing.assert_allclose(found, path[-1], atol=1e-9)
-
-
 STRUCTURED = ["group", "stratified", "reserved"]
 
 

@@ -73,7 +73,7 @@ def test_run_stops_at_a_target_it_has_reached_and_repeats_the_solution(solver, x
 def test_long_run_to_the_limit_of_float32_is_finite_honest_and_falling(solver):
     # Atoms of rank three, so that the target can be matched by a few of them.
     basis = np.random.default_rng(1).standard_normal((3, 60))
-    atoms = (unequal_atoms(num_draws=3) @ basis).astype(np.float32)
+    atoms = (unequal_atoms(s=3) @ basis).astype(np.float32)
     path = path_in_float32(atoms, solver)
     errors = np.asarray(path.relative_error)
     assert np.isfinite(errors).all()

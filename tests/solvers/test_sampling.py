@@ -42,7 +42,7 @@ def test_draws_with_their_weights_equal_the_reference(solver):
 
 @pytest.mark.parametrize("solver", SAMPLERS)
 def test_sampling_is_unbiased_for_the_sum_of_the_atoms(solver):
-    atoms = unequal_atoms(n=30, num_draws=8).astype(np.float32)
+    atoms = unequal_atoms(n=30, s=8).astype(np.float32)
     atoms[4] = 0
     problem = CoresetProblem(atoms)
     keys = jax.random.split(jax.random.key(11), 4000)

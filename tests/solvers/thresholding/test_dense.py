@@ -62,37 +62,6 @@ def test_sweep_equals_the_reference_for_every_k(algorithm, fractions):
         np.testing.assert_allclose(path.objective[i], expected, rtol=1e-10)
 
 
-def test_fixed_step_is_the_single_solves():
-    atoms, solver = independent_atoms(seed=1), jc.IHT(step=1e-3, max_iters=20)
-    with jax.enable_x64(True):
-        problem = jc.CoresetProblem(atoms)
-        path = jc.sweep(problem, KS, solver)
-        for i, k in enumerate(KS):
-            single = jc.solve(problem, int(k), solver)
-            assert path.indices[i, :k].tolist() == single.indices.tolist()
-            np.testing.assert_allclose(path.weights[i, :k], single.weights, rtol=1e-9)
-
-
-@pytest.mark.parametrize("algorithm", SOLVERS)
-def test_vmapped_sweeps_equal_single_ones(algorithm):
-    batch = np.stack([independent_atoms(n=60, s=40, seed=seed) for seed in range(3)])
-    solver = SOLVERS[algorithm](max_iters=8)  # the momentum multiplies rounding errors
-    with jax.enable_x64(True):
-        problems = jax.vmap(jc.CoresetProblem)(batch)
-        both = jax.vmap(lambda p: jc.sweep(p, KS, solver))(problems)
-        for i in range(3):
-            single = jc.sweep(jc.CoresetProblem(batch[i]), KS, solver)
-            assert both.num_iters[i].tolist() == single.num_iters.tolist()
-            np.testing.assert_allclose(both.weights[i], single.weights, rtol=1e-7, atol=1e-9)
-
-
-def test_no_positive_direction_gives_no_rows():
-    path = jc.sweep(jc.CoresetProblem(np.eye(12), -np.ones(12)), np.arange(1, 10), jc.AIHT2())
-    assert np.all(np.asarray(path.weights) == 0)
-    np.testing.assert_allclose(path.objective, 12.0, rtol=1e-6)
-    assert np.all(np.asarray(path.converged))
-
-
 def test_float32_sweep_is_about_as_good_as_single_solves():
     """Lane by lane rounding decides near ties otherwise, for better or worse."""
     problem = jc.CoresetProblem(correlated_atoms().astype(np.float32))
