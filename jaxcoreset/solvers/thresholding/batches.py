@@ -16,8 +16,8 @@ choices:
 An estimate scaled by n/B is correct on average, but a hard threshold does not average: it selects
 rows because the batch contains them, not because they are good. With "pool" an iteration is one of
 the full method on a smaller problem, that of the rows in the batch or the support, whose gradient
-is exact, and every solution of it is a solution of the full problem. ``benchmarks/solvers/stochastic.py``
-compares the estimators.
+is exact, and every solution of it is a solution of the full problem.
+``benchmarks/solvers/stochastic.py`` compares the estimators.
 """
 
 from typing import Literal

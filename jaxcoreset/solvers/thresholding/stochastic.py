@@ -54,9 +54,9 @@ class StochasticAIHT(Stochastic):
 
     With ``batch_size=1.0`` nothing is random and the run is that of `base`, whose last iterate it
     returns. For the same number of rows read, batches reached a lower objective than all rows on
-    all four problems measured (``benchmarks/solvers/stochastic.py``). Smaller batches with `normalise`
-    reached the lowest, as long as an iteration reads more than 2k rows. ‖y − Φw‖/‖y‖ after 60 n
-    rows at n = 5000, k = 100: 0.44 for `AIHT2`, 0.25 with ``batch_size=0.2``, 0.022 with
+    all four problems measured (``benchmarks/solvers/stochastic.py``). Smaller batches with
+    `normalise` reached the lowest, as long as an iteration reads more than 2k rows. ‖y − Φw‖/‖y‖
+    after 60 n rows at n = 5000, k = 100: 0.44 for `AIHT2`, 0.25 with ``batch_size=0.2``, 0.022 with
     ``batch_size=0.02, normalise=True``.
 
     Args:
