@@ -152,7 +152,7 @@ def check_command(words: list[str]) -> None:
     elif program == ".ci/run":
         assert (ROOT / program).is_file()
     else:
-        assert program in ("ruff", "pyright", "lint-imports", "mkdocs", "srun"), (
+        assert program in ("ruff", "pyright", "lint-imports", "mkdocs", "mpirun", "srun"), (
             f"{program} is not known to this test"
         )
 

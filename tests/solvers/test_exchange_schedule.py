@@ -1,244 +1,88 @@
-"""What a run does next, from where it is."""
+"""The schedule of a run of `ExchangePursuit`, by the sizes that it goes through."""
 
-import dataclasses
+import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcoreset.solvers.exchange.schedule import (
-    MAX_START_SIZE,
-    Progress,
-    RunLimits,
-    consider_move,
-    decide_move,
-    is_stale,
-)
+import jaxcoreset as jc
+from jaxcoreset.solvers.exchange import pursuit
+from tests.problems import low_rank_atoms
 
-NO = jnp.zeros((), bool)
-LIMITS = RunLimits(
-    top=jnp.asarray(12),
-    bottom=jnp.asarray(3),
-    max_size=jnp.asarray(10),
-    num_starts=jnp.asarray(2),
-    max_moves=jnp.asarray(500),
-    exchanges_down=5,
-    min_gain=0.01,
-    selects_candidates=False,
-)
+NUM_DATA, MAX_K, NUM_STARTS = 40, 8, 2
+ORTHOGONAL = np.diag(1.1 ** -np.arange(NUM_DATA))
 
 
-def progress(**values):
-    """Before the first move, but for some values."""
-    start = Progress.at_start(jnp.float32, NO)
-    new = {name: jnp.asarray(x, getattr(start, name).dtype) for name, x in values.items()}
-    return dataclasses.replace(start, **new)
+@pytest.fixture(scope="module")
+def sizes_of():
+    """The number of atoms in use at each move of a run for k, of atoms of one shape."""
+    moves, programs = [], {}
+
+    def decide_move(progress, limits, *, size, **found):
+        jax.debug.callback(lambda *move: moves.append(move), progress.num_moves, size)
+        return original(progress, limits, size=size, **found)
+
+    original, pursuit.decide_move = pursuit.decide_move, decide_move
+
+    def run(atoms, k, exchanges_down=5):
+        if exchanges_down not in programs:
+            solver = jc.ExchangePursuit(exchanges_down=exchanges_down, num_starts=NUM_STARTS)
+            programs[exchanges_down] = jax.jit(lambda p, k: solver.run(p, k, MAX_K))
+        moves.clear()
+        problem = jc.CoresetProblem(np.asarray(atoms, np.float32))
+        solution = programs[exchanges_down](problem, jnp.asarray(k))
+        jax.block_until_ready(solution)
+        jax.effects_barrier()
+        assert solution.converged
+        return [int(size) for _, size in sorted(moves)]
+
+    yield run
+    pursuit.decide_move = original
 
 
-def move(before, *, size, objective, limits=LIMITS, **found):
-    """A move that finds these things; without others, one in which an atom would bring something.
-
-    Args:
-        before: where the run is.
-        size: how many atoms are in use.
-        objective: of their weights.
-        limits: what bounds the run.
-        found: `blocked`, `stopped`, `any_useful` and `gains`, flags.
-    """
-    flags = {"blocked": False, "stopped": False, "any_useful": True, "gains": False} | found
-    flags = {name: jnp.asarray(flag) for name, flag in flags.items()}
-    size, objective = jnp.asarray(size), jnp.asarray(objective, jnp.float32)
-    feasible = ~flags["blocked"] & ~flags["stopped"]
-    could = consider_move(
-        before,
-        limits,
-        size=size,
-        objective=objective,
-        feasible=feasible,
-        any_useful=flags["any_useful"],
-    )
-    after = decide_move(
-        could,
-        limits,
-        size=size,
-        objective=objective,
-        feasible=feasible,
-        stopped=flags["stopped"],
-        gains=flags["gains"],
-    )
-    return after, {
-        name for name in ("removes", "inserts", "restarts", "stopped") if _is(after, name)
-    }
+def starts_of(sizes):
+    """The sizes of each start, which begins without atoms."""
+    begins = [i for i, size in enumerate(sizes) if size == 0]
+    return [sizes[a:b] for a, b in itertools.pairwise([*begins, len(sizes)])]
 
 
-def _is(record, name):
-    return bool(getattr(record, name))
+def grow_and_shrink(top, bottom):
+    return [*range(top + 1), *range(top - 1, bottom - 1, -1)]
 
 
-def test_it_rises_to_the_top():
-    after, done = move(progress(objective=0.5), size=11, objective=0.4)
-    assert done == {"inserts"}
-    assert after.num_changes == 1
-    assert after.num_moves == 1
-    assert not after.shrinking
-    np.testing.assert_allclose(after.objective, 0.4)
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_a_run_grows_beyond_k_and_shrinks_to_it_and_further_starts_are_short(sizes_of, k):
+    # The second start is matching pursuit.
+    expected = [grow_and_shrink(top, k) for top in (k + 10, k + 2, k + 4)]
+    assert starts_of(sizes_of(ORTHOGONAL, k)) == expected
 
 
-def test_at_the_top_it_turns():
-    after, done = move(progress(objective=0.5), size=12, objective=0.4)
-    assert done == {"removes"}
-    assert after.shrinking
+def test_a_run_turns_where_no_atom_is_useful(sizes_of):
+    atoms = ORTHOGONAL * (np.arange(NUM_DATA) < 5)
+    for sizes in starts_of(sizes_of(atoms, 3)):
+        assert sizes == grow_and_shrink(5, 3)
 
 
-def test_it_turns_where_no_atom_brings_anything():
-    after, done = move(progress(objective=0.5), size=5, objective=0.4, any_useful=False)
-    assert done == {"removes"}
-    assert after.shrinking
+def test_a_weight_that_is_blocked_lets_its_atom_go_and_the_run_grows_on(sizes_of):
+    first, *_ = starts_of(sizes_of(low_rank_atoms(NUM_DATA, NUM_DATA), 8))
+    top = first.index(18)
+    assert max(first) == 18
+    assert min(np.diff(first[:top])) == -1
+    assert first[-1] == 8
 
 
-def test_it_turns_where_the_objective_is_as_precise_as_the_arithmetic():
-    _, done = move(progress(objective=0.5), size=5, objective=1e-12)
-    assert done == {"removes"}
-
-
-def test_it_turns_after_some_atoms_num_useless():
-    now, rises = progress(objective=0.4, reference=0.4), 0
-    while True:
-        now, done = move(now, size=5, objective=0.4)
-        if done == {"removes"}:
-            break
-        assert done == {"inserts"}
-        rises += 1
-    assert rises == 5
-
-
-def test_an_atom_that_brings_something_ends_the_count():
-    now = progress(objective=0.4, num_useless=4)
-    assert move(now, size=5, objective=0.39)[0].num_useless == 0
-    assert move(now, size=5, objective=0.4)[0].num_useless == 5
-
-
-def test_it_turns_after_many_moves_that_brought_next_to_nothing():
-    now = progress(objective=0.4, reference=0.4, num_stalled=105)
-    assert move(now, size=5, objective=0.399)[1] == {"removes"}
-    assert move(now, size=6, objective=0.399)[1] == {"inserts"}
-    assert move(now, size=5, objective=0.39)[1] == {"inserts"}
-
-
-def test_on_the_way_down_it_exchanges_what_is_worth_it():
-    now = progress(objective=0.5, shrinking=True)
-    after, done = move(now, size=8, objective=0.4, gains=True)
-    assert done == {"removes", "inserts"}
-    assert after.num_exchanges == 1
-    assert after.num_changes == 0
-    after, done = move(now, size=8, objective=0.4, gains=False)
-    assert done == {"removes"}
-    assert after.num_exchanges == 0
-    assert after.num_changes == 1
-
-
-def test_it_exchanges_only_so_often_at_a_size():
-    now, exchanges = progress(objective=0.5, shrinking=True), 0
-    for turn in range(10):
-        now, done = move(now, size=8, objective=0.4 * 0.9**turn, gains=True)
-        if done != {"removes", "inserts"}:
-            break
-        exchanges += 1
-    assert exchanges == 5
-    assert done == {"removes"}
-    assert now.num_exchanges == 0
-
-
-def test_an_exchange_that_missed_what_it_promised_is_the_last_at_its_size():
-    now = progress(objective=0.4, shrinking=True, num_exchanges=1)
-    assert move(now, size=8, objective=0.399, gains=True)[1] == {"removes"}
-    assert move(now, size=8, objective=0.397, gains=True)[1] == {"removes", "inserts"}
-
-
-def test_a_weight_that_is_blocked_lets_its_atom_go():
-    now = progress(objective=0.4, shrinking=True, num_exchanges=2, reference=0.4)
-    after, done = move(now, size=8, objective=0.1, blocked=True, gains=True)
-    assert done == {"removes"}
-    # Such weights are no solution, and their objective says nothing.
-    assert after.objective == now.objective
-    assert after.reference == now.reference
-    assert after.num_exchanges == 2
-    assert after.num_moves == 1
-
-
-def test_at_the_bottom_the_next_start_begins():
-    now = progress(objective=0.5, shrinking=True, reference=0.4, num_stalled=7, start=1)
-    after, done = move(now, size=3, objective=0.4)
-    assert done == {"restarts"}
-    assert after.start == 2
-    assert not after.shrinking
-    assert np.isinf(after.objective)
-    assert np.isinf(after.reference)
-    assert after.num_stalled == 0
-    assert is_stale(after, jnp.asarray(0), 0.1)
-
-
-def test_after_the_last_start_it_stops():
-    now = progress(objective=0.5, shrinking=True, start=2)
-    assert move(now, size=3, objective=0.4)[1] == {"stopped"}
-
-
-def test_out_of_moves_it_stops():
-    assert "stopped" in move(progress(num_moves=500), size=5, objective=0.4)[1]
-    assert "stopped" not in move(progress(num_moves=499), size=5, objective=0.4)[1]
-
-
-@pytest.mark.parametrize("start", [1, 2, 3])
-def test_further_starts_are_short(start):
-    limits = dataclasses.replace(LIMITS, top=jnp.asarray(120), max_size=jnp.asarray(100))
-    now = progress(objective=0.5, start=start)
-    assert move(now, size=MAX_START_SIZE - 1, objective=0.4, limits=limits)[1] == {"inserts"}
-    assert move(now, size=MAX_START_SIZE, objective=0.4, limits=limits)[1] == {"removes"}
-    over = 10 + 2 * start
-    assert move(now, size=over - 1, objective=0.4)[1] == {"inserts"}
-    assert move(now, size=over, objective=0.4)[1] == {"removes"}
-
-
-def test_what_has_stopped_stays_as_it_is():
-    now = progress(
-        objective=0.5, shrinking=True, start=1, num_moves=20, num_changes=2, num_exchanges=3
-    )
-    after, done = move(now, size=3, objective=0.1, stopped=True, gains=True)
-    assert not done
-    for name in (
-        "shrinking",
-        "objective",
-        "start",
-        "num_moves",
-        "num_changes",
-        "num_exchanges",
-        "reference",
-    ):
-        assert getattr(after, name) == getattr(now, name), name
-
-
-def test_candidates_that_have_no_more_to_give_are_chosen_anew():
-    limits = dataclasses.replace(LIMITS, selects_candidates=True)
-    now = progress(objective=0.5, num_changes=1)
-    after, done = move(now, size=5, objective=0.4, any_useful=False, limits=limits)
-    assert not done
-    assert is_stale(after, jnp.asarray(5), 0.1)
-    # Where new ones brought nothing either, it turns.
-    now = progress(objective=0.4, num_changes=1, refresh_objective=0.4)
-    assert move(now, size=5, objective=0.4, any_useful=False, limits=limits)[1] == {"removes"}
-    # All atoms are candidates: there are no others.
-    assert move(progress(objective=0.5, num_changes=1), size=5, objective=0.4, any_useful=False)[
-        1
-    ] == {"removes"}
-
-
-def test_candidates_are_chosen_anew_after_a_change_of_the_size():
-    def stale(changes, size, start=0):
-        return bool(is_stale(progress(num_changes=changes, start=start), size, 0.1))
-
-    assert stale(1, jnp.asarray(5))
-    assert not stale(0, jnp.asarray(5))
-    assert stale(4, jnp.asarray(40))
-    assert not stale(3, jnp.asarray(40))
-    assert stale(2, jnp.asarray(5), start=2)
-    assert not stale(1, jnp.asarray(5), start=2)
+@pytest.mark.parametrize("exchanges_down", [0, 5])
+def test_atoms_are_exchanged_on_the_way_down_and_only_so_often_at_a_size(sizes_of, exchanges_down):
+    stays = []
+    for seed in range(4):
+        for sizes in starts_of(
+            sizes_of(low_rank_atoms(NUM_DATA, NUM_DATA, seed), 8, exchanges_down)
+        ):
+            top = sizes.index(max(sizes))
+            assert 0 not in np.diff(sizes[: top + 1])
+            stays += [len(list(group)) - 1 for _, group in itertools.groupby(sizes[top:])]
+    # A weight that is blocked brings the run to the next size with exchanges that it has left.
+    assert max(stays) <= exchanges_down
+    assert (max(stays) > 0) == (exchanges_down > 0)
