@@ -1,8 +1,6 @@
 """Claims about `ExchangePursuit`, held against all supports, SciPy's NNLS and `MatchingPursuit`."""
 
-import functools
 import itertools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,20 +17,14 @@ from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.solvers.solve import solve, sweep
 from tests.datasets import NAMES, atoms_of
+from tests.problems import low_rank_atoms
+from tests.solvers.helpers import pick, used
 
 # Relative errors below this are rounding in float32.
 FLOAT32_FLOOR = 3e-5
 # Nearly all tests share one shape and one bound on k, and so a few compiled programs.
 NUM_DATA, NUM_DRAWS, MAX_K = 60, 40, 24
 KS = np.arange(1, MAX_K + 1)
-
-
-def _synthetic(seed: int = 0) -> np.ndarray:
-    """Atoms with a common part, as log-likelihoods have, so that the target needs many of them."""
-    rng = np.random.default_rng(seed)
-    low_rank = rng.standard_normal((NUM_DATA, 6)) @ rng.standard_normal((6, NUM_DRAWS))
-    atoms = low_rank + 0.5 * rng.standard_normal((NUM_DATA, NUM_DRAWS))
-    return atoms * rng.exponential(size=(NUM_DATA, 1))
 
 
 def _problem(atoms: np.ndarray, target: np.ndarray | None = None) -> CoresetProblem:
@@ -48,20 +40,6 @@ def _solve(problem: CoresetProblem, k: int | jax.Array = MAX_K) -> Solution:
 
 def _sweep(problem: CoresetProblem) -> Solution:
     return sweep(problem, KS, ExchangePursuit())
-
-
-@jax.jit
-def _sweep_batch(problems: CoresetProblem) -> Solution:
-    return jax.vmap(_sweep)(problems)
-
-
-def _lone(batch: Any, at: int) -> Any:
-    return jax.tree.map(lambda x: x[at], batch)
-
-
-def _used(solution: Solution) -> tuple[np.ndarray, np.ndarray]:
-    weights = np.asarray(solution.weights, np.float64)
-    return np.asarray(solution.indices)[weights > 0], weights[weights > 0]
 
 
 def _on_support(atoms: np.ndarray, target: np.ndarray, support: np.ndarray) -> float:
@@ -132,12 +110,12 @@ def test_error_is_never_above_matching_pursuits(name: str) -> None:
 
 
 def test_weights_are_scipys_on_the_support() -> None:
-    atoms = _synthetic()
+    atoms = low_rank_atoms()
     target = atoms.sum(axis=0)
     with jax.enable_x64(True):
         path = _sweep(_problem(atoms))
     for i in range(len(KS)):
-        support, weights = _used(_lone(path, i))
+        support, weights = used(pick(path, i))
         objective = _on_support(atoms, target, support)
         np.testing.assert_allclose(path.objective[i], objective, rtol=1e-9, atol=1e-20)
         np.testing.assert_allclose(
@@ -146,55 +124,34 @@ def test_weights_are_scipys_on_the_support() -> None:
 
 
 def test_float32_objective_is_scipys_on_the_support() -> None:
-    atoms = _synthetic().astype(np.float32).astype(np.float64)
+    atoms = low_rank_atoms().astype(np.float32).astype(np.float64)
     target = atoms.sum(axis=0)
     path = _sweep(_problem(atoms))
     for i in range(len(KS)):
-        support, weights = _used(_lone(path, i))
+        support, weights = used(pick(path, i))
         true = np.sum((target - weights @ atoms[support]) ** 2)
         assert true <= 1.001 * _on_support(atoms, target, support)
         np.testing.assert_allclose(path.objective[i], true, rtol=1e-3)
 
 
 def test_path_falls_and_uses_no_more_rows_than_allowed() -> None:
-    path = _sweep(_problem(_synthetic()))
+    path = _sweep(_problem(low_rank_atoms()))
     assert np.all(np.diff(path.objective) <= 1e-6 * path.objective[:-1])
     assert np.all(np.asarray(path.size) <= KS)
     assert path.converged.all()
 
 
 def test_a_solve_is_about_as_good_as_the_sweep() -> None:
-    problem = _problem(_synthetic())
+    problem = _problem(low_rank_atoms())
     path = _sweep(problem)
     for k in (3, 10, MAX_K):
         # Of the two the sweep comes down from further up.
         assert _solve(problem, k).objective <= 1.25 * path.objective[k - 1]
 
 
-def test_vmapped_sweep_equals_single_sweeps() -> None:
-    problems = [_problem(_synthetic(seed)) for seed in range(3)]
-    batch = jax.tree.map(lambda *x: jnp.stack(x), *problems)
-    together = _sweep_batch(batch)
-    for i, problem in enumerate(problems):
-        alone = _sweep(problem)
-        np.testing.assert_allclose(together.objective[i], alone.objective, rtol=2e-2)
-        # Rounding may break a tie between moves; the beginning has none.
-        np.testing.assert_array_equal(together.indices[i, :2], alone.indices[:2])
-
-
-def test_vmapped_solve_over_k_equals_single_solves() -> None:
-    problem = _problem(_synthetic())
-    ks = jnp.array([2, 7, MAX_K])
-    together = jax.vmap(functools.partial(_solve, problem))(ks)
-    for i, k in enumerate(ks.tolist()):
-        alone = _solve(problem, k)
-        np.testing.assert_allclose(together.objective[i], alone.objective, rtol=1e-3)
-        assert together.size[i] <= k
-
-
 @pytest.mark.slow
 def test_few_candidates_at_a_time_are_enough_to_beat_matching_pursuit() -> None:
-    atoms = np.concatenate([_synthetic(seed) for seed in range(10)])
+    atoms = np.concatenate([low_rank_atoms(seed=seed) for seed in range(10)])
     problem = _problem(atoms)
     ks = np.array([4, 12, MAX_K])
     ours = sweep(problem, ks, ExchangePursuit(working_set=100))
@@ -202,19 +159,6 @@ def test_few_candidates_at_a_time_are_enough_to_beat_matching_pursuit() -> None:
     ratios = np.asarray(ours.objective) / np.asarray(theirs.objective)
     assert ratios.max() <= 1.02
     assert np.median(ratios) <= 0.9
-
-
-def test_duplicates_and_zero_atoms_do_no_harm() -> None:
-    atoms = _synthetic()
-    atoms[30:] = atoms[:30]
-    atoms[:5] = 0
-    path = _sweep(_problem(atoms))
-    support, _ = _used(_lone(path, MAX_K - 1))
-    assert np.isfinite(np.asarray(path.objective)).all()
-    assert np.all(np.linalg.norm(atoms[support], axis=1) > 0)
-    # Of two equal rows only one is of use, and it is the first.
-    assert len(set(support % 30)) == len(support)
-    assert _solve(_problem(atoms), 1).indices[0] < 30
 
 
 def test_fewer_useful_atoms_than_k_end_early() -> None:
@@ -227,28 +171,11 @@ def test_fewer_useful_atoms_than_k_end_early() -> None:
     assert solution.converged
 
 
-def test_atoms_opposed_to_the_target_are_left_alone() -> None:
-    atoms = _synthetic()
-    solution = _solve(_problem(atoms, target=-atoms.sum(axis=0) * 0 + atoms[0]))
-    np.testing.assert_allclose(solution.dense(NUM_DATA)[0], 1, rtol=1e-4)
-    alone = np.abs(_synthetic())
-    nothing = _solve(_problem(alone, target=-alone[0]))
-    assert nothing.size == 0
-    np.testing.assert_allclose(nothing.relative_error, 1, rtol=1e-6)
-
-
 @pytest.mark.parametrize("n", [1, 3])
 def test_all_rows_may_be_asked_for(n: int) -> None:
-    atoms = _synthetic()[:n]
+    atoms = low_rank_atoms()[:n]
     solution = solve(_problem(atoms), n, ExchangePursuit())
     np.testing.assert_allclose(solution.dense(n), 1, rtol=1e-3)
-
-
-def test_a_target_of_zero_needs_no_rows() -> None:
-    solution = _solve(_problem(_synthetic(), target=np.zeros(NUM_DRAWS)))
-    assert solution.size == 0
-    assert solution.objective == 0
-    assert solution.converged
 
 
 @pytest.mark.parametrize("argument", ["exchanges_down", "overshoot", "num_starts", "working_set"])
@@ -397,7 +324,7 @@ def test_a_long_sweep_is_at_small_k_as_good_as_a_short_one(monkeypatch, largest,
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_further_start_takes_nothing_away(seed):
-    problem = _problem(_synthetic(seed))
+    problem = _problem(low_rank_atoms(seed=seed))
     errors = np.array(
         [
             sweep(problem, KS, ExchangePursuit(num_starts=number)).relative_error
