@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Int, Num
 
-from jaxcoreset.data.messages import did_you_mean, listed, require
+from jaxcoreset.data.messages import DataError, did_you_mean, no_column, not_parquet, require
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +30,7 @@ SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
 _MAX_INT64 = 2**63 - 1
 
 
-class TableError(ValueError):
+class TableError(DataError):
     """A table or an option cannot be used; the message says where, what was found, what to do."""
 
 
@@ -76,10 +76,7 @@ class Table:
             TableError: if there is none; the message suggests the nearest names.
         """
         if name not in self.columns:
-            raise TableError(
-                f"{self.path} has no column {name!r}{did_you_mean(name, self.columns)} Its columns "
-                f"are {listed(self.columns)}."
-            )
+            raise TableError(no_column(self.path, name, self.columns))
 
     def numbers(self, name: str, hint: str = "") -> Num[np.ndarray, " n"]:
         """One column as numbers: int64 or float64; true and false become 1 and 0.
@@ -337,7 +334,7 @@ def _read_parquet(path: Path) -> "pd.DataFrame":
     try:
         frame = pd.read_parquet(path, engine="pyarrow")
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise TableError(f"{path} cannot be read as Parquet: {error}") from error
+        raise TableError(not_parquet(path, error)) from error
     named = frame.reset_index() if any(name is not None for name in frame.index.names) else frame
     named.columns = [str(name) for name in named.columns]
     return named.reset_index(drop=True)

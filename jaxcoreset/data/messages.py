@@ -6,6 +6,10 @@ from collections.abc import Iterable, Sequence
 _LISTED = 12
 
 
+class DataError(ValueError):
+    """Data cannot be used; the message says where, what was found, and what to do."""
+
+
 def text_table(title: str, rows: Iterable[tuple[str, str]]) -> str:
     """Names and texts in two columns under a title."""
     rows = list(rows)
@@ -14,7 +18,7 @@ def text_table(title: str, rows: Iterable[tuple[str, str]]) -> str:
 
 
 def require(package: str) -> None:
-    """See that a package of the extra ``tables`` is installed.
+    """Check that a package of the extra ``tables`` is installed.
 
     Raises:
         ModuleNotFoundError: if it is not.
@@ -34,6 +38,22 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if not near:
         return "."
     return f"; did you mean {' or '.join(repr(by_case[other]) for other in near)}?"
+
+
+def no_column(where: object, name: str, columns: Sequence[str]) -> str:
+    """A sentence that a table has no such column, with the nearest names."""
+    return (
+        f"{where} has no column {name!r}{did_you_mean(name, columns)} Its columns are "
+        f"{listed(columns)}."
+    )
+
+
+def not_parquet(path: object, error: Exception) -> str:
+    """A sentence that a file cannot be read as Parquet."""
+    return (
+        f"{path} cannot be read as Parquet: {error} Expected a whole Parquet file; if writing or "
+        "copying it was interrupted, repeat that."
+    )
 
 
 def listed(names: Sequence[str]) -> str:

@@ -15,12 +15,13 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jaxcoreset.data.dtypes import cast, handed_on, is_float, is_number
+from jaxcoreset.data.messages import DataError
 
 # Where a source can choose, a batch has about so many bytes.
 BATCH_BYTES = 1 << 24
 
 
-class SourceError(ValueError):
+class SourceError(DataError):
     """A source cannot be used as it was described; the message says where and what to do."""
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxcoreset.data.dtypes import cast, default_float, handed_on, is_float, is_number
 from jaxcoreset.data.fingerprint import Hash
-from jaxcoreset.data.messages import did_you_mean, listed, require
+from jaxcoreset.data.messages import did_you_mean, listed, no_column, not_parquet, require
 from jaxcoreset.data.sources.base import BATCH_BYTES, RawBatch, RowSource, SourceError
 
 if TYPE_CHECKING:
@@ -190,10 +190,7 @@ def _open(filesystem: "FileSystem", info: "FileInfo", label: str) -> _File:
             metadata, schema = table.metadata, table.schema_arrow
             sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise SourceError(
-            f"{info.path} cannot be read as Parquet: {error} Expected a whole Parquet file; if "
-            "writing or copying it was interrupted, repeat that."
-        ) from error
+        raise SourceError(not_parquet(info.path, error)) from error
     repeated = [name for name in set(schema.names) if schema.names.count(name) > 1]
     if repeated:
         raise SourceError(
@@ -238,10 +235,7 @@ def _column_types(files: Sequence[_File], names: Sequence[str]) -> dict[str, np.
     for file in files:
         for name in names:
             if name not in file.columns:
-                raise SourceError(
-                    f"{file.path} has no column {name!r}{did_you_mean(name, file.columns)} Its "
-                    f"columns are {listed(list(file.columns))}."
-                )
+                raise SourceError(no_column(file.path, name, list(file.columns)))
             dtype, described = file.columns[name]
             if dtype is None:
                 raise SourceError(
