@@ -55,7 +55,7 @@ from jaxcoreset.solvers.exchange.support import (
     refinement_step,
 )
 from jaxcoreset.solvers.exchange.swap import choose_leaving, clipped_distances, exceeds_rounding
-from jaxcoreset.solvers.exchange.tree_reductions import first_of, largest_of
+from jaxcoreset.solvers.exchange.tree_reductions import first_true, tree_max
 from jaxcoreset.solvers.exchange.working_set import (
     all_candidates,
     choose_candidates,
@@ -340,8 +340,8 @@ class ExchangePursuit(PathSolver):
         distance = jnp.maximum(support.weights - solved, jnp.finfo(solved.dtype).tiny)
         blocking = support.active & (solved <= 0)
         fractions = jnp.where(blocking, support.weights / distance, jnp.inf)
-        nearest = -largest_of(-fractions)
-        first = first_of(fractions <= nearest)
+        nearest = -tree_max(-fractions)
+        first = first_true(fractions <= nearest)
         blocked = nearest < jnp.inf
         feasible = ~blocked & ~stopped
 
@@ -359,8 +359,8 @@ class ExchangePursuit(PathSolver):
         num_draws = constants.target.shape[0]
         useful = eligible & exceeds_rounding(candidates.correlations, objective, num_draws)
         gains = jnp.where(useful, candidates.correlations**2 / divisors, 0)
-        largest = largest_of(gains)
-        added = first_of(gains >= (1 - resolution(gains.dtype)) * largest)
+        largest = tree_max(gains)
+        added = first_true(gains >= (1 - resolution(gains.dtype)) * largest)
         progress = consider_move(
             before,
             limits,

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxcoreset.solvers.exchange.slot_matrix import SlotMatrix
-from jaxcoreset.solvers.exchange.tree_reductions import first_of, sum_of
+from jaxcoreset.solvers.exchange.tree_reductions import first_true, tree_sum
 from jaxcoreset.solvers.numerics import any_in_batch, product, resolution
 
 # An atom may enter if its distance from the span is more than this many units of rounding.
@@ -162,7 +162,7 @@ def refine(
     Returns:
         The support, with refined weights if that was necessary or due, and their objective.
     """
-    predicted = sum_of(support.residual**2)
+    predicted = tree_sum(support.residual**2)
     promising = predicted < known
 
     # The first time the weights may be refined, and if they are, the residual is computed a second
@@ -173,7 +173,7 @@ def refine(
             lambda s: (s.lstsq_weights, s.residual), support, (state.weights, state.residual)
         )
         residual = compute_residual(target, current)
-        objective = sum_of(residual**2)
+        objective = tree_sum(residual**2)
         underestimated = objective > (1 + resolution(predicted.dtype)) * predicted
         refines = state.is_first & (due | (promising & underestimated))
 
@@ -255,7 +255,7 @@ def apply_move(
     # The slots that are freed and filled.
     slots = jnp.arange(support.active.shape[0])
     slot_out = leaving.slot
-    slot_in = jnp.where(removes, slot_out, first_of(~support.active))
+    slot_in = jnp.where(removes, slot_out, first_true(~support.active))
     freed_slot, filled_slot = (slots == slot_out) & removes, slots == slot_in
 
     # The direction that leaves the span: its coordinates in the basis, and those of the candidates.
@@ -274,9 +274,9 @@ def apply_move(
     spanned = support.basis.combine(jnp.stack([lost, first]), support.active)
     rest = atom - spanned[1]
     second = support.basis.dot(rest, support.active)
-    second = second - sum_of(lost * second) * lost
+    second = second - tree_sum(lost * second) * lost
     rest = rest - support.basis.combine(second, support.active)
-    norm = jnp.sqrt(sum_of(rest**2))
+    norm = jnp.sqrt(tree_sum(rest**2))
     enters = inserts & (norm > _INDEPENDENT * jnp.finfo(norm.dtype).eps)
     scale = 1 / jnp.where(enters, norm, 1)
     direction = rest * scale

@@ -1,8 +1,9 @@
-"""Reductions of short arrays that a CPU does fast: a sum, the largest entry, the first that is set.
+"""Reductions of short arrays that are fast on a CPU: maximum, sum, any, and the first true entry.
 
-Compilers do not vectorise a maximum of floats along the last axis, because of what it has to do
-about entries that are not numbers, nor an argmax, and split any reduction in two. Half of an array
-against the other half, again and again, is a single vectorised program, five times faster.
+XLA does not vectorise a maximum of floats along the last axis, because of how it treats NaN, nor an
+argmax, and it splits any reduction in two. Combining one half of an array with the other half,
+again and again, is a single vectorised program. Together these functions save about a tenth of the
+exchange solver's compilation and an eighth of its time in a batch.
 """
 
 from collections.abc import Callable
@@ -12,51 +13,42 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-# Shorter than this, arrays are reduced in the usual way, which goes over them in one piece.
-_SHORT = 32
-# Longer ones may be spread over devices, and each fold of them doubles the program.
-_LONG = 4096
+# The lengths that are halved. Shorter arrays are reduced in one pass anyway; longer ones may be
+# spread over devices, and each halving of them doubles the program.
+_SHORTEST, _LONGEST = 33, 4096
 
 
-def largest_of(values: Float[Array, "*b n"]) -> Float[Array, "*b"]:
+def tree_max(values: Float[Array, "*b n"]) -> Float[Array, "*b"]:
     """The largest entry along the last axis."""
-    return jnp.max(_folded(values, jnp.maximum), axis=-1)
+    return jnp.max(_halve(values, jnp.maximum), axis=-1)
 
 
-def sum_of(values: Float[Array, "*b n"]) -> Float[Array, "*b"]:
+def tree_sum(values: Float[Array, "*b n"]) -> Float[Array, "*b"]:
     """The sum along the last axis."""
-    return jnp.sum(_folded(values, jnp.add, neutral=0), axis=-1)
+    return jnp.sum(_halve(values, jnp.add), axis=-1)
 
 
-def first_of(flags: Bool[Array, "*b n"]) -> Int[Array, "*b"]:
-    """Index of the first entry that is set along the last axis, the last index if none is."""
+def tree_any(flags: Bool[Array, "*b n"]) -> Bool[Array, "*b"]:
+    """Return whether any entry along the last axis is true."""
+    return jnp.any(_halve(flags, jnp.logical_or), axis=-1)
+
+
+def first_true(flags: Bool[Array, "*b n"]) -> Int[Array, "*b"]:
+    """The index of the first true entry along the last axis; the last index if there is none."""
     last = flags.shape[-1] - 1
     indices = jnp.where(flags, jnp.arange(last + 1, dtype=jnp.int32), last)
-    return jnp.min(_folded(indices, jnp.minimum), axis=-1)
+    return jnp.min(_halve(indices, jnp.minimum), axis=-1)
 
 
-def any_of(flags: Bool[Array, "*b n"]) -> Bool[Array, "*b"]:
-    """Whether any entry along the last axis is set."""
-    return jnp.any(_folded(flags, jnp.logical_or), axis=-1)
-
-
-def _folded(
-    values: Shaped[Array, "*b n"], pick: Callable[[Array, Array], Array], neutral: int | None = None
+def _halve(
+    values: Shaped[Array, "*b n"], combine: Callable[[Array, Array], Array]
 ) -> Shaped[Array, "*b m"]:
-    """Few entries with the same reduction.
-
-    Args:
-        values: the entries.
-        pick: the reduction of two of them.
-        neutral: an entry that changes nothing, for a reduction that minds an entry twice.
-    """
-    if values.shape[-1] > _LONG:
-        return values
-    while (length := values.shape[-1]) > _SHORT:
+    """A few entries with the same reduction; `combine` reduces two entries to one."""
+    while _SHORTEST <= (length := values.shape[-1]) <= _LONGEST:
         half = -(-length // 2)
         first = jax.lax.slice_in_dim(values, 0, half, axis=-1)
         second = jax.lax.slice_in_dim(values, length - half, length, axis=-1)
-        if neutral is not None and length % 2:
-            second = jnp.where(np.arange(half) > 0, second, neutral)
-        values = pick(first, second)
+        if combine is jnp.add and length % 2:  # both halves hold the middle entry
+            second = jnp.where(np.arange(half) > 0, second, 0)
+        values = combine(first, second)
     return values
