@@ -6,6 +6,7 @@ wait for the slowest one. So large elements are processed in chunks, or one afte
 compiles like the program for a single element. A GPU processes all of them at once.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -36,23 +37,22 @@ def chunked_vmap(
     """
     # Under jit it is traced once, for the single call as for all chunks and platforms.
     on_cpu = jax.jit(function)
-    elsewhere = on_cpu if default is None else jax.jit(default)
-
-    def call(*args: PyTree) -> PyTree:
-        return jax.lax.platform_dependent(
-            *args, cpu=_in_chunks(on_cpu, num_bytes), default=elsewhere
-        )
-
-    return call
+    return _in_chunks(on_cpu, num_bytes, on_cpu if default is None else jax.jit(default))
 
 
-def _in_chunks(function: Callable[..., PyTree], num_bytes: int) -> Callable[..., PyTree]:
-    """A function that does the same, and under `vmap` processes the batch in chunks."""
-    function = jax.jit(function)
+def _in_chunks(
+    on_cpu: Callable[..., PyTree], num_bytes: int, elsewhere: Callable[..., PyTree] | None
+) -> Callable[..., PyTree]:
+    """See `chunked_vmap`; `elsewhere` is None inside a program for a CPU."""
+
+    def choose(cpu: Callable[..., PyTree], default: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        if elsewhere is None or cpu is default:
+            return cpu
+        return functools.partial(jax.lax.platform_dependent, cpu=cpu, default=default)
 
     @jax.custom_batching.custom_vmap
     def call(*args: PyTree) -> PyTree:
-        return function(*args)
+        return choose(on_cpu, elsewhere or on_cpu)(*args)
 
     @call.def_vmap
     def _batched(axis_size: int, in_batched: list, *args: PyTree) -> tuple[PyTree, PyTree]:
@@ -61,24 +61,34 @@ def _in_chunks(function: Callable[..., PyTree], num_bytes: int) -> Callable[...,
         batched = [leaf for leaf, has in zip(leaves, has_axis, strict=True) if has]
         shared = [leaf for leaf, has in zip(leaves, has_axis, strict=True) if not has]
 
-        def one_element(batched: PyTree, shared: PyTree) -> PyTree:
+        def one_element(function: Callable[..., PyTree], batched: PyTree, shared: PyTree) -> PyTree:
             own, other = iter(batched), iter(shared)
             given = [next(own) if has else next(other) for has in has_axis]
             return function(*jax.tree.unflatten(tree, given))
 
-        all_at_once = jax.vmap(one_element, in_axes=(0, None))
-        size = _chunk_size(axis_size, max(1, _CACHE // num_bytes))
-        if size == 1:
+        def all_at_once(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+            return jax.vmap(functools.partial(one_element, function), in_axes=(0, None))
+
+        def one_by_one(batched: PyTree, shared: PyTree) -> PyTree:
             # Under another vmap the elements of both batches are processed one after another;
             # chunks, below, are divided further.
-            alone = _in_chunks(one_element, num_bytes)
-            found = jax.lax.map(lambda own: alone(own, shared), batched)
-        elif size == axis_size:
-            found = all_at_once(batched, shared)
-        else:
-            chunk = _in_chunks(all_at_once, size * num_bytes)
+            alone = _in_chunks(functools.partial(one_element, on_cpu), num_bytes, None)
+            return jax.lax.map(lambda own: alone(own, shared), batched)
+
+        def in_chunks(batched: PyTree, shared: PyTree) -> PyTree:
+            chunk = _in_chunks(all_at_once(on_cpu), size * num_bytes, None)
             found = jax.lax.map(lambda own: chunk(own, shared), _split(batched, size))
-            found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:axis_size], found)
+            return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:axis_size], found)
+
+        size = _chunk_size(axis_size, max(1, _CACHE // num_bytes))
+        default = all_at_once(elsewhere or on_cpu)
+        if size == 1:
+            cpu = one_by_one
+        elif size < axis_size:
+            cpu = in_chunks
+        else:
+            cpu = default if elsewhere in (None, on_cpu) else all_at_once(on_cpu)
+        found = choose(cpu, default)(batched, shared)
         return found, jax.tree.map(lambda _: True, found)
 
     return call
