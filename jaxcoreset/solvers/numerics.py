@@ -51,6 +51,15 @@ def pick_largest(
     return jnp.argmax(candidates).astype(jnp.int32), largest > floor
 
 
+def first_true(flags: Bool[Array, "*b n"]) -> Int[Array, "*b"]:
+    """The index of the first true entry along the last axis; the last index if there is none.
+
+    A minimum of indices, since XLA does not vectorise an argmax on a CPU.
+    """
+    last = flags.shape[-1] - 1
+    return jnp.min(jnp.where(flags, jnp.arange(last + 1, dtype=jnp.int32), last), axis=-1)
+
+
 def rounding(residual_norm: Float[Array, ""], num_draws: int) -> tuple[Array, Array]:
     """The `floor` and `slack` of `pick_largest` for correlations of unit atoms with a residual."""
     unit = jnp.finfo(residual_norm.dtype).eps * residual_norm

@@ -55,14 +55,13 @@ from jaxcoreset.solvers.exchange.support import (
     refinement_step,
 )
 from jaxcoreset.solvers.exchange.swap import choose_leaving, clipped_distances, exceeds_rounding
-from jaxcoreset.solvers.exchange.tree_reductions import first_true, tree_max
 from jaxcoreset.solvers.exchange.working_set import (
     all_candidates,
     choose_candidates,
     empty_candidates,
     working_set_size,
 )
-from jaxcoreset.solvers.numerics import any_in_batch, divide, product, resolution
+from jaxcoreset.solvers.numerics import any_in_batch, divide, first_true, product, resolution
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution
 
@@ -340,7 +339,7 @@ class ExchangePursuit(PathSolver):
         distance = jnp.maximum(support.weights - solved, jnp.finfo(solved.dtype).tiny)
         blocking = support.active & (solved <= 0)
         fractions = jnp.where(blocking, support.weights / distance, jnp.inf)
-        nearest = -tree_max(-fractions)
+        nearest = jnp.min(fractions)
         first = first_true(fractions <= nearest)
         blocked = nearest < jnp.inf
         feasible = ~blocked & ~stopped
@@ -359,7 +358,7 @@ class ExchangePursuit(PathSolver):
         num_draws = constants.target.shape[0]
         useful = eligible & exceeds_rounding(candidates.correlations, objective, num_draws)
         gains = jnp.where(useful, candidates.correlations**2 / divisors, 0)
-        largest = tree_max(gains)
+        largest = jnp.max(gains, axis=-1)
         added = first_true(gains >= (1 - resolution(gains.dtype)) * largest)
         progress = consider_move(
             before,

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jaxcoreset.solvers.exchange.tree_reductions import tree_any
 from jaxcoreset.solvers.numerics import any_in_batch, product
 
 # The ends of the parts, as fractions of all slots: for k = 100 further starts need the first part.
@@ -162,7 +161,7 @@ class SlotMatrix(eqx.Module):
     def _in_use(self, active: Bool[Array, " p"]) -> list[Array | None]:
         """For each part but the first: whether a slot is in use, in any element of a batch."""
         later = range(1, len(self.parts))
-        return [None, *(any_in_batch(tree_any(self._slots_of(i, active))) for i in later)]
+        return [None, *(any_in_batch(jnp.any(self._slots_of(i, active))) for i in later)]
 
     def _sum(
         self, function: Callable[[Array, Array], Array], by_slot: Array, active: Bool[Array, " p"]

@@ -23,8 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxcoreset.solvers.exchange.slot_matrix import SlotMatrix
-from jaxcoreset.solvers.exchange.tree_reductions import first_true, tree_sum
-from jaxcoreset.solvers.numerics import any_in_batch, product, resolution
+from jaxcoreset.solvers.numerics import any_in_batch, first_true, product, resolution
 
 # An atom may enter if its distance from the span is more than this many units of rounding.
 _INDEPENDENT = 100
@@ -162,7 +161,7 @@ def refine(
     Returns:
         The support, with refined weights if that was necessary or due, and their objective.
     """
-    predicted = tree_sum(support.residual**2)
+    predicted = jnp.sum(support.residual**2)
     promising = predicted < known
 
     # The first time the weights may be refined, and if they are, the residual is computed a second
@@ -173,7 +172,7 @@ def refine(
             lambda s: (s.lstsq_weights, s.residual), support, (state.weights, state.residual)
         )
         residual = compute_residual(target, current)
-        objective = tree_sum(residual**2)
+        objective = jnp.sum(residual**2)
         underestimated = objective > (1 + resolution(predicted.dtype)) * predicted
         refines = state.is_first & (due | (promising & underestimated))
 
@@ -274,9 +273,9 @@ def apply_move(
     spanned = support.basis.combine(jnp.stack([lost, first]), support.active)
     rest = atom - spanned[1]
     second = support.basis.dot(rest, support.active)
-    second = second - tree_sum(lost * second) * lost
+    second = second - jnp.sum(lost * second) * lost
     rest = rest - support.basis.combine(second, support.active)
-    norm = jnp.sqrt(tree_sum(rest**2))
+    norm = jnp.sqrt(jnp.sum(rest**2))
     enters = inserts & (norm > _INDEPENDENT * jnp.finfo(norm.dtype).eps)
     scale = 1 / jnp.where(enters, norm, 1)
     direction = rest * scale

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxcoreset.solvers.exchange.support import Candidates, LeavingAtom, Support
-from jaxcoreset.solvers.exchange.tree_reductions import first_true, tree_any, tree_max
-from jaxcoreset.solvers.numerics import any_in_batch, resolution, rounding
+from jaxcoreset.solvers.numerics import any_in_batch, first_true, resolution, rounding
 
 # The number of atoms that are tried for an exchange; more atoms do not improve the results.
 _NUM_LEAVING = 8
@@ -150,7 +149,7 @@ def _best_exchange(
     distances = clipped_distances(candidates) + scale[:, None] * few.shares**2
     counts = eligible & exceeds_rounding(correlations, objective, support.residual.shape[0])
     gains = jnp.where(counts, correlations**2 / distances, 0) + few.decreases[:, None]
-    gain = tree_max(gains)
+    gain = jnp.max(gains, axis=-1)
     positions = first_true(gains >= gain[:, None])
 
     def at_positions(values: Array) -> Array:
@@ -163,7 +162,7 @@ def _best_exchange(
     shift = shift + weight[:, None] * candidates.coordinates.columns(positions).T
     after = solved - support.coefficients.combine(shift, support.active)
     stays = support.active & (jnp.arange(solved.shape[0]) != few.slots[:, None])
-    gains = jnp.where(tree_any(stays & ~(after > 0)), -jnp.inf, gain)
+    gains = jnp.where(jnp.any(stays & ~(after > 0), axis=-1), -jnp.inf, gain)
     best = jnp.argmax(gains)
     enough = gains[best] > min_gain * objective
     return BestExchange(positions[best].astype(jnp.int32), best.astype(jnp.int32), enough)
