@@ -43,7 +43,7 @@ def test_without_total_or_allowed_entries_the_projection_is_zero():
 
 @pytest.mark.parametrize("value", [2.5, "3", None, True])
 def test_what_is_not_an_integer_is_refused(value):
-    with pytest.raises(TypeError, match="size is .*; expected an integer"):
+    with pytest.raises(TypeError, match=r"size is .*; expected an integer"):
         as_integer("size", value)
 
 
