@@ -224,26 +224,6 @@ def test_sweep_over_problems_and_k_ends_in_the_set(name):
             assert found.objective[i, j] == pytest.approx(residual @ residual, rel=1e-3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["reserved", "simplex"])
-def test_vmapped_solve_in_float64_equals_the_single_one_and_ends_in_the_set(name):
-    rng = np.random.default_rng(3)
-    n, total = 24, 30.0
-    groups = np.arange(n) % 3
-    constraint = make_set(name, groups, total)
-    solver = jc.AIHT(constraint=constraint, line_search="backtracking", max_iters=25)
-    with jax.enable_x64(True):
-        problem = jc.CoresetProblem(make_atoms(rng, n))
-        single = jc.solve(problem, 5, solver, max_k=8)
-        batch = jax.vmap(lambda k: jc.solve(problem, k, solver, max_k=8))(jnp.array([2, 5, 8]))
-        assert single.weights.dtype == jnp.float64
-        np.testing.assert_allclose(batch.dense(n)[1], single.dense(n), rtol=1e-6, atol=1e-9)
-        for k, weights in zip([2, 5, 8], np.asarray(batch.dense(n)), strict=True):
-            assert is_in_set(name, weights, k, groups, total)
-        if name == "simplex":
-            assert float(single.weights.sum()) == pytest.approx(total, rel=1e-14)
-
-
 def test_new_labels_budgets_and_totals_do_not_compile_again():
     compiled = []
 
