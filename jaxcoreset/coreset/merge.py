@@ -68,7 +68,7 @@ def merge(
     first, clock = coresets[0], Clock()
     for other in coresets[1:]:
         _check_alike(first, other)
-    # All the weighted rows, with their numbers among all the data.
+    # Collect all the weighted rows, with their row numbers among all the data.
     data = [
         np.concatenate([np.asarray(leaf) for leaf in leaves])
         for leaves in zip(*(one.arguments.data for one in coresets), strict=True)
@@ -81,7 +81,7 @@ def merge(
     size = min(size, weights.size)
     num_draws = None if num_draws is None else check_int("num_draws", num_draws, 2)
     num_draws = num_draws or max(MIN_DRAWS, DRAWS_PER_ROW * size)
-    # Draws of the posterior of all of them, and the weighted sums there.
+    # Draw from the Laplace approximation of their joint posterior, and evaluate the rows there.
     with clock.stage("model"):
         arguments = first.arguments.with_data(data)
         args, kwargs = arguments.call
@@ -130,7 +130,7 @@ def merge(
 
 
 def _check_alike(first: Coreset, other: Coreset) -> None:
-    places = [(one.arguments.data_at, one.arguments.counts_at) for one in (first, other)]
-    if first.data_dims != other.data_dims or places[0] != places[1]:
+    positions = [(one.arguments.data_at, one.arguments.counts_at) for one in (first, other)]
+    if first.data_dims != other.data_dims or positions[0] != positions[1]:
         raise ValueError("coresets are of different models; expected one model for all of them.")
     first.arguments.check_same_constants(first.arguments.like(other.args, other.kwargs))

@@ -75,7 +75,7 @@ def updated(
     path, sizes = solve_path(pool, before.size, clock, has_tol=before.tol is not None)
     selection = select_size(pool, path, sizes, clock, tol=before.tol)
     pool.check_alone(selection.positions)
-    # What the old draws are worth, and the error under importance weights.
+    # Find what the old draws are worth, and the error under importance weights.
     relative_ess, weighted = _reweighted(pool, selection)
     held_out = pool.count("confirmation") or pool.count("selection")
     step = {

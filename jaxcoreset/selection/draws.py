@@ -235,9 +235,9 @@ class DrawPool:
             ModelError: if they differ, see `verification.check_alone`.
         """
         part = self._parts["solver"][0]
-        numbers = self.indices_of(positions) if self._are_inside else None
+        indices = self.indices_of(positions) if self._are_inside else None
         data = self.data_of(positions)
-        check_alone(self.likelihood, part.draws, data, part.values[positions], numbers)
+        check_alone(self.likelihood, part.draws, data, part.values[positions], indices)
 
     def move(self, use: Use, to: Use) -> None:
         """Give all the draws of one use to another."""

@@ -118,9 +118,10 @@ class Checker:
         self._sampler: CoresetSampler | None = None
 
     def needs_check(self, pool: DrawPool) -> tuple[bool, float]:
-        """Whether the coreset posterior has to be sampled, and the relative ESS of π̂'s draws.
+        """Return whether the coreset posterior has to be sampled, and the relative ESS under π̂.
 
-        It has to be if that effective sample size is too small to trust the estimate under π̂.
+        It has to be sampled if that effective sample size of the draws of π̂ is too small to trust
+        the estimate under π̂.
         """
         relative_ess = relative_ess_of(pool)
         self.is_settled = relative_ess >= MIN_RELATIVE_ESS
@@ -182,7 +183,7 @@ class Checker:
 def agree(
     under_weighting: KLEstimate, own: KLEstimate, before: bool, tol: float | None = None
 ) -> tuple[bool, bool]:
-    """Whether the estimates under π̂ and under the coreset's own posterior agree.
+    """Return whether the estimates under π̂ and under the coreset's own posterior agree.
 
     They agree if they differ by at most a quarter of the smaller one plus two of their joint
     standard errors, which count only up to the smaller one itself, because an estimate with a
