@@ -14,7 +14,7 @@ from jaxcoreset.selection.draws import DrawPool, Use
 # The maximum number of candidates that are kept besides the rows of the coreset.
 _MOST_CANDIDATES = 4_000
 # The names of uses in files of earlier versions.
-_EARLIER_USES: dict[str, Use] = {"select": "selection", "confirm": "confirmation"}
+_EARLIER_USES: dict[str, Any] = {"select": "selection", "confirm": "confirmation"}
 
 
 @dataclass(frozen=True)

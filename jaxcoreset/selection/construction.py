@@ -203,7 +203,7 @@ class Construction:
             if float(after.objective[-1]) < objective:
                 path = after
             else:  # The search of a solver may end in a worse solution; the one before still holds.
-                positions = np.searchsorted(pool.indices, before).astype(np.int32)
+                positions = np.searchsorted(np.union1d(before, useful), before).astype(np.int32)
                 path = dataclasses.replace(path, indices=jnp.asarray(positions)[path.indices])
             objective_after = float(path.objective[-1])
             self.searches[-1] |= {"num_added": useful.size, "objective_after": objective_after}
