@@ -6,7 +6,6 @@ model's arguments. Nothing in the file is executed when it is loaded.
 
 import copy
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -25,7 +24,7 @@ from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.coreset.update import updated
 from jaxcoreset.coreset.warm_start import WarmStart, warm_start
-from jaxcoreset.data.arrays import decode, encode
+from jaxcoreset.data.arrays import decode, encode, load_archive, save_archive
 from jaxcoreset.data.messages import require
 from jaxcoreset.data.utils import Clock, write_whole
 from jaxcoreset.likelihood.arguments import Arguments, arguments_by_length
@@ -239,10 +238,7 @@ class Coreset:
             else encode(self.summary.to_dict(), arrays, "summary"),
         }
         arrays |= {"indices": self.indices, "weights": self.weights}
-        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-        return write_whole(
-            path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays)
-        )
+        return save_archive(path, header, arrays)
 
     def to_frame(
         self, table: "pd.DataFrame | None" = None, *, weight: str = "weight", row: str = "row"
@@ -415,16 +411,9 @@ def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:
     path = Path(path)
     if not path.exists() and path.with_name(path.name + ".npz").exists():
         path = path.with_name(path.name + ".npz")
-    with open(path, "rb") as file:
-        try:
-            contents = np.load(file, allow_pickle=False)
-            arrays = {name: contents[name] for name in contents.files}
-            header = json.loads(arrays["header"].tobytes())
-        except Exception as error:
-            raise ValueError(
-                f"{os.fspath(path)!r} is not a coreset, or is truncated; expected a file that "
-                "Coreset.save wrote."
-            ) from error
+    header, arrays = load_archive(
+        path, "format", "is no coreset, or is cut short; expected a file that Coreset.save wrote."
+    )
     if header["format"] > _FORMAT:
         raise ValueError(
             f"{os.fspath(path)!r} was written by a newer version of jaxcoreset; upgrade to read it."

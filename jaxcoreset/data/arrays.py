@@ -1,34 +1,94 @@
-"""Pytrees of arrays: their number of rows, and how they are saved as JSON beside the arrays."""
+"""Pytrees of arrays: their number of rows, and how they are saved without pickle.
 
+An archive is an ``.npz`` file with arrays and JSON. Coresets and checkpoints are archives. Its zip
+format has a checksum for each array, so damage is noticed.
+"""
+
+import json
+import os
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from jaxcoreset.data.utils import write_whole
+
 
 def leading(tree: PyTree, name: str = "data") -> int:
-    """The common length of the leading axes; a ValueError, with `name`, where there is none."""
+    """The common length of the leading axes.
+
+    Raises:
+        ValueError: if there is none; the message calls the arrays `name`.
+    """
     lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(tree)}
     if len(lengths) != 1 or () in lengths:
         found = sorted(length[0] if length else 0 for length in lengths)
         raise ValueError(
-            f"the arrays of {name} have leading axes {found or 'none'}; wanted one common length."
+            f"the arrays of {name} have leading axes {found or 'none'}; expected one common length."
         )
     return lengths.pop()[0]
 
 
+def save_archive(
+    path: str | os.PathLike, header: Any, arrays: Mapping[str, np.ndarray], *, compress: bool = True
+) -> Path:
+    """Write JSON and arrays to one ``.npz`` file, whole or not at all.
+
+    Args:
+        path: the file.
+        header: what becomes JSON; see `encode`.
+        arrays: the arrays by name; none is called ``header``.
+        compress: whether the arrays are compressed, which takes time.
+    """
+    text = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    save = np.savez_compressed if compress else np.savez
+
+    def write(file: IO[bytes]) -> None:
+        save(file, allow_pickle=False, **arrays, header=text)
+        file.flush()
+        os.fsync(file.fileno())
+
+    return write_whole(path, write)
+
+
+def load_archive(
+    path: str | os.PathLike, kind: str, trouble: str
+) -> tuple[Any, dict[str, np.ndarray]]:
+    """The header and the arrays of a file that `save_archive` wrote.
+
+    Args:
+        path: the file.
+        kind: a key that the header has if the file is of the expected kind.
+        trouble: what the message says after the path if it is not.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is another file, or damaged.
+    """
+    with open(path, "rb") as file:
+        try:
+            contents = np.load(file, allow_pickle=False)
+            arrays = {name: contents[name] for name in contents.files}
+            header = json.loads(arrays.pop("header").tobytes())
+            header[kind]
+        except Exception as error:  # of zip, NumPy, zlib or JSON
+            raise ValueError(f"{os.fspath(path)!r} {trouble}") from error
+    return header, arrays
+
+
 def encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
-    """A value as JSON; its arrays go to `arrays` under names that the JSON refers to.
+    """Turn a value into JSON; its arrays go to `arrays` under names that the JSON refers to.
 
     Args:
         value: arrays, numbers, strings, None, and tuples, lists or dictionaries of those.
-        arrays: what is added to.
-        name: what the names start with.
+        arrays: the dictionary that arrays are added to.
+        name: the prefix of their names.
 
     Raises:
-        TypeError: if there is anything else in it.
+        TypeError: if the value contains anything else.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
@@ -37,7 +97,7 @@ def encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
         arrays[name] = storable(array)
         if arrays[name] is array:
             return {"array": name, "jax": is_jax}
-        # Under a key of its own, so that versions that know nothing of it do not read integers.
+        # Under a key of its own, so that older versions do not read the bits as integers.
         return {"bits": name, "type": type_name(array.dtype), "jax": is_jax}
     if type(value) in (list, tuple):
         items = [encode(item, arrays, f"{name}.{i}") for i, item in enumerate(value)]
@@ -45,13 +105,13 @@ def encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {"dict": {key: encode(item, arrays, f"{name}.{key}") for key, item in value.items()}}
     raise TypeError(
-        f"{name} holds a {type(value).__name__}, which cannot be saved without pickle; wanted "
+        f"{name} holds a {type(value).__name__}, which cannot be saved without pickle; expected "
         "arrays, numbers, strings, None, and tuples, lists or dictionaries of those."
     )
 
 
 def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """The value that `encode` made JSON and arrays of."""
+    """The inverse of `encode`."""
     if "value" in value:
         return value["value"]
     if "array" in value:
@@ -67,20 +127,20 @@ def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def storable(array: np.ndarray) -> np.ndarray:
-    """An array that NumPy can store: of bfloat16 and the like, the bits as unsigned integers."""
+    """An array that NumPy can store: the bits of bfloat16 and similar types become integers."""
     return array.view(f"u{array.dtype.itemsize}") if _is_foreign(array.dtype) else array
 
 
 def restored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The array of a type that `storable` was given."""
+    """The inverse of `storable`, given the type of its argument."""
     return array.view(dtype) if _is_foreign(dtype) else array
 
 
 def type_name(dtype: np.dtype) -> str:
-    """What a type is called in a file: `np.dtype` of it is the type."""
+    """The name of a type in a file; `np.dtype` of the name is the type."""
     return dtype.name if _is_foreign(dtype) else dtype.str
 
 
 def _is_foreign(dtype: np.dtype) -> bool:
-    """Whether a type is another package's, as ml_dtypes', and not NumPy's own."""
+    """Return whether a type is from another package, such as ml_dtypes, and not NumPy's own."""
     return dtype.isbuiltin == 2
