@@ -412,7 +412,9 @@ def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:
     if not path.exists() and path.with_name(path.name + ".npz").exists():
         path = path.with_name(path.name + ".npz")
     header, arrays = load_archive(
-        path, "format", "is no coreset, or is cut short; expected a file that Coreset.save wrote."
+        path,
+        "format",
+        "is not a coreset, or is truncated; expected a file that Coreset.save wrote.",
     )
     if header["format"] > _FORMAT:
         raise ValueError(
