@@ -105,12 +105,11 @@ def plot_contours(
     """
     first, second = _Marginals(coreset), _Marginals(full)
     names = _names(names, first, second)
-    if not masses or not all(0 < mass < 1 for mass in masses):
-        raise ValueError(f"masses is {masses!r}; expected numbers between 0 and 1.")
+    masses = _checked(masses)
     ax = new_axes(ax, (4.6, 4.2))
     i, j = parameters
-    second.draw_pair(ax, i, j, sorted(masses), FULL, "-", 2.2)
-    first.draw_pair(ax, i, j, sorted(masses), CORESET, DASHES[1], 1.6)
+    second.draw_pair(ax, i, j, masses, FULL, "-", 2.2)
+    first.draw_pair(ax, i, j, masses, CORESET, DASHES[1], 1.6)
     ax.set(xlabel=names[i], ylabel=names[j])
     ax.spines[["top", "right"]].set_visible(False)
     ax.autoscale_view()
@@ -155,6 +154,7 @@ def plot_pairs(
 
     first, second = _Marginals(coreset), _Marginals(full)
     names = _names(names, first, second)
+    masses = _checked(masses)
     shown = list(range(min(5, len(names)))) if parameters is None else list(parameters)
     p = len(shown)
     figure, axes = plt.subplots(
@@ -170,8 +170,8 @@ def plot_pairs(
                 second.draw_line(ax, i, labels[1])
                 _clean_marginal(ax)
             else:
-                second.draw_pair(ax, j, i, sorted(masses), FULL, "-", 1.9)
-                first.draw_pair(ax, j, i, sorted(masses), CORESET, DASHES[1], 1.4)
+                second.draw_pair(ax, j, i, masses, FULL, "-", 1.9)
+                first.draw_pair(ax, j, i, masses, CORESET, DASHES[1], 1.4)
                 ax.autoscale_view()
                 ax.spines[["top", "right"]].set_visible(False)
                 ax.tick_params(labelsize=7)
@@ -190,7 +190,7 @@ def plot_pairs(
             axes[row, column].set_xlim(low, high)
         for other in range(column):
             axes[column, other].set_ylim(low, high)
-    share = " and ".join(f"{mass:.0%}" for mass in sorted(masses))
+    share = " and ".join(f"{mass:.0%}" for mass in masses)
     figure.legend(
         _line_handles(),
         [labels[1], labels[0]],
@@ -327,6 +327,12 @@ def _names(names: Sequence[str] | None, first: _Marginals, second: _Marginals) -
     if len(names) != d:
         raise ValueError(f"names has {len(names)} entries; expected {d}, one for each parameter.")
     return names
+
+
+def _checked(masses: Sequence[float]) -> list[float]:
+    if not masses or not all(0 < mass < 1 for mass in masses):
+        raise ValueError(f"masses is {masses!r}; expected numbers between 0 and 1.")
+    return sorted(masses)
 
 
 def _limits(i: int, *posteriors: _Marginals) -> tuple[float, float]:

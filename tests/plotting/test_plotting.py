@@ -168,8 +168,9 @@ def test_posteriors_that_do_not_fit_are_refused():
         plotting.plot_marginals((np.zeros(3), np.ones(3)), GAUSSIAN)
     with pytest.raises(ValueError, match="differ in their number of draws"):
         plotting.plot_marginals({"a": np.zeros(5), "b": np.zeros(6)}, GAUSSIAN)
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        plotting.plot_contours(GAUSSIAN, GAUSSIAN, masses=[95.0])
+    for plot in (plotting.plot_contours, plotting.plot_pairs):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            plot(GAUSSIAN, GAUSSIAN, masses=[95.0])
 
 
 POINTS = np.random.default_rng(0).normal(size=(50, 2))
