@@ -33,7 +33,7 @@ from jaxcoreset.data.utils import Clock, check_int, peak_memory, progress_bar
 from jaxcoreset.likelihood.embedding import centre, log_likelihood_matrix, log_likelihood_sum
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
-from jaxcoreset.likelihood.verification import check_alone, check_program
+from jaxcoreset.likelihood.verification import check_alone
 from jaxcoreset.selection.estimate import kl_of_residuals
 from jaxcoreset.weighting import Laplace, Weighting
 
@@ -159,8 +159,7 @@ class SparseVI:
         Raises:
             ValueError: if the model or the data cannot be used, there are not two draws at which
                 every log-likelihood is finite, or no row has a weight in the end.
-            ModelError, RuntimeError: if a row's log-likelihood depends on other rows, or the
-                compiled program is wrong, see `check_program`.
+            ModelError: if a row's log-likelihood depends on other rows.
         """
         path = self.run_path(key, *args, **kwargs)
         if self.size not in path:
@@ -255,7 +254,6 @@ class SparseVI:
         evaluate = likelihood.log_likelihood
         chosen = likelihood.take(path.indices)
         values = log_likelihood_matrix(evaluate, draws, chosen)
-        check_program(likelihood, draws, chosen, values)
         check_alone(likelihood, draws, chosen, values)
         atoms = centre(values)
         target = np.asarray(centre(log_likelihood_sum(evaluate, draws, likelihood.data)))

@@ -11,6 +11,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcoreset.builders.posterior_sampler import PosteriorSampler
+from jaxcoreset.likelihood.embedding import centre
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.solvers.numerics import HIGHEST
 
@@ -112,9 +113,9 @@ class Growth(eqx.Module):
             rows = jax.random.randint(rows_key, (num_rows,), 0, n)
             values, of_kept = evaluate(_take(data, rows)), evaluate(kept)
             usable = jnp.isfinite(values).all(axis=0) & jnp.isfinite(of_kept).all(axis=0)
-        atoms = _centre(values, usable)
+        atoms = centre(values, usable)
         target = (n / num_rows) * jnp.sum(atoms, axis=0)
-        return _Embedding(rows, atoms, _centre(of_kept, usable), target, usable), sampler, reliable
+        return _Embedding(rows, atoms, centre(of_kept, usable), target, usable), sampler, reliable
 
     def _choose(
         self, data: PyTree, state: State, key: PRNGKeyArray
@@ -204,13 +205,6 @@ def _gradient(
         # Σ_s c_s r_s = 0 once r is centred, so that the atoms need not be.
         residual = counts * (residual - jnp.vdot(counts, residual) / num)
     return -jnp.matmul(embedding.kept, residual, precision=HIGHEST)
-
-
-def _centre(values: Float[Array, "m s"], usable: Bool[Array, " s"]) -> Float[Array, "m s"]:
-    """`centre` over the draws that are usable; zero at the others."""
-    num = jnp.maximum(jnp.sum(usable), 1)
-    means = jnp.sum(values, axis=1, where=usable, keepdims=True) / num
-    return jnp.where(usable, (values - means) / jnp.sqrt(num.astype(values.dtype)), 0)
 
 
 def _correlations(atoms: Float[Array, "m s"], residual: Float[Array, " s"]) -> Float[Array, " m"]:

@@ -155,8 +155,7 @@ class Coreset:
         Raises:
             ValueError: if the coreset has no `summary`, or the arguments differ from those before
                 in more than the rows.
-            ModelError, RuntimeError: if a row's log-likelihood depends on other rows, or the
-                compiled program is wrong, see `check_program`.
+            ModelError: if a row's log-likelihood depends on other rows.
         """
         arguments = self.arguments.like(args, kwargs)
         self.arguments.check_same_constants(arguments)

@@ -17,7 +17,6 @@ from jaxcoreset.coreset.update import ExhaustedSource
 from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.precision import matrix_of_weighted
-from jaxcoreset.likelihood.verification import check_program
 from jaxcoreset.selection.construction import DRAWS_PER_ROW, MIN_DRAWS
 from jaxcoreset.selection.draws import DrawPool, Part, Use
 from jaxcoreset.selection.estimate import KLEstimate
@@ -58,8 +57,7 @@ def merge(
     Raises:
         ValueError: if there are no coresets, they differ in more than the rows of their model's
             arguments, or the posterior has no mode.
-        ModelError, RuntimeError: if a row's log-likelihood depends on other rows, or the compiled
-            program is wrong, see `check_program`.
+        ModelError: if a row's log-likelihood depends on other rows.
     """
     size = check_int("size", size, 1)
     num_held_out = check_int("num_held_out", num_held_out, 8)
@@ -93,7 +91,6 @@ def merge(
     with clock.stage("embedding"):
         draws = approximation.draws(key, num_draws + num_held_out)
         values = matrix_of_weighted(likelihood, draws, likelihood.data, weights.sum())
-        check_program(likelihood, draws, likelihood.data, values)
         total = jnp.asarray(weights @ np.asarray(values, np.float64), values.dtype)
         shares: dict[Use, slice] = {
             "solver": slice(num_draws),

@@ -26,7 +26,6 @@ from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import matrix_of_weighted
-from jaxcoreset.likelihood.verification import check_program
 from jaxcoreset.selection.construction import CANDIDATES_PER_ROW, MIN_CANDIDATES
 from jaxcoreset.selection.draws import DrawPool, Part, Use
 from jaxcoreset.selection.estimate import KLEstimate, kl_of_residuals
@@ -149,7 +148,6 @@ def _joined_pool(
         for old, leaf in zip(summary.candidates, likelihood.take(chosen), strict=True)
     )
     values = matrix_of_weighted(likelihood, draws, data, before.num_data + likelihood.num_data)
-    check_program(likelihood, draws, data, values)
     pool = DrawPool(likelihood, ExhaustedSource(summary.inefficiency), key)
     indices = np.concatenate([summary.indices, before.num_data + chosen])
     pool.set_outside_candidates(indices, data)

@@ -16,8 +16,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, PyTree
 
 from jaxcoreset.data.arrays import leading
-from jaxcoreset.likelihood.fisher import fisher_features, fisher_matrix, fisher_sum
-from jaxcoreset.likelihood.passes import LogLikelihood
+from jaxcoreset.likelihood.fisher import fisher_features
+from jaxcoreset.likelihood.passes import LogLikelihood, feature_matrix, feature_sum
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.weighting.laplace import LaplaceApproximation
 
@@ -231,13 +231,11 @@ def fisher_distance(
             "for both."
         )
     features = fisher_features(draws)
-    residual = np.asarray(
-        fisher_sum(log_likelihood, features, data, batch_size=batch_size), np.float64
-    )
+    residual = np.asarray(feature_sum(log_likelihood, features, data, batch_size), np.float64)
     step = batch_size or max(1, _ENTRIES // features.width)
     for first in range(0, len(indices), step):
         rows = jax.tree.map(lambda leaf, at=first: leaf[indices[at : at + step]], data)
-        block = fisher_matrix(log_likelihood, features, rows, batch_size=leading(rows))
+        block = feature_matrix(log_likelihood, features, rows, leading(rows))
         residual = residual - weights[first : first + step] @ np.asarray(block, np.float64)
     return float(np.linalg.norm(residual))
 

@@ -2,146 +2,23 @@
 
 Since the prior is the same, the log-ratio at a draw is L(θ) − L_w(θ), the sum of all rows'
 log-likelihoods less the weighted sum of the coreset's. Both are of the order of n nats and their
-difference is to be right to a fraction of one, so each row is centred over the draws before
-anything is added, and float64 on the host adds what float32 on the device cannot.
+difference must be right to a fraction of one, see `jaxcoreset.likelihood.totals`.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Float, PyTree
 
 from jaxcoreset.coreset.coreset import Coreset
-from jaxcoreset.data.arrays import leading
-from jaxcoreset.data.blocks import column_sums
 from jaxcoreset.data.dtypes import in_float64
-from jaxcoreset.data.rows import BadRows, Rows, State
 from jaxcoreset.likelihood.arguments import is_array, is_same
-from jaxcoreset.likelihood.embedding import check_single
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
-from jaxcoreset.likelihood.passes import LogLikelihood, centred_columns
 from jaxcoreset.likelihood.precision import wants_float64
-
-# A sum in float32 that is lower has a log-likelihood of −inf in it.
-_LOWEST = -1e37
-# Rows whose values are added up together in `_in_sums`, as `column_sums` does it.
-_PART_ROWS = 256
-# The numbers of draws for which a likelihood's programs have been held to another one.
-_checked: WeakKeyDictionary[ModelLikelihood, set[int]] = WeakKeyDictionary()
-
-
-def log_likelihood_totals(
-    log_likelihood: LogLikelihood,
-    draws: PyTree,
-    data: "PyTree | Rows",
-    weights: Float[np.ndarray, " n"] | None = None,
-    *,
-    batch_size: int | None = None,
-    on_rows: Callable[[int], Any] = lambda rows: None,
-    check: bool = False,
-) -> Float[np.ndarray, " s"]:
-    """The weighted sum over all rows of the log-likelihood at each draw, in nats and in float64.
-
-    Unlike `embedding.log_likelihood_sum` it keeps the constant, which evidence needs, and takes
-    −inf at a draw, whose total is then −inf.
-
-    Args:
-        log_likelihood: ``log_likelihood(draw, data) -> (n,)``; vmapped over draws.
-        draws: pytree of arrays with a leading axis of length S.
-        data: pytree of arrays with a leading axis of length n.
-        weights: how often each row counts; once if left out.
-        batch_size: rows per chunk; chosen from S if left out.
-        on_rows: called with the number of rows done since the last call, for a progress bar.
-        check: whether to hold the first rows' values to another program's, see `check_single`.
-
-    Raises:
-        ValueError: if a log-likelihood is NaN or +inf; the message names rows.
-        RuntimeError: if the compiled program is found to be wrong.
-    """
-    num_draws = leading(draws, "draws")
-    rows = Rows.of(data, batch_size)
-
-    def add(state: State, values: tuple, first: int, num: int) -> State:
-        parts, means = values
-        means = means.reshape(-1)[:num].astype(np.float64)
-        if weights is None:
-            parts = np.where(parts < _LOWEST, -np.inf, parts)
-            if check and first == rows.offset:
-                shared = min(_PART_ROWS, *means.shape, rows.block(num_draws))
-                sums = parts[0, :, 0].astype(np.float64) + means[:shared].sum()
-                check_single(log_likelihood, draws, rows.head(shared), sums[None], in_sum=True)
-            total = parts.sum(axis=(0, 2), dtype=np.float64) + means.sum()
-        else:  # float32 cannot hold the weights' products: n nats, of which a fraction matters
-            local = np.asarray(weights, np.float64)[first - rows.offset :][:num]
-            by_row = np.moveaxis(parts, 1, 2).reshape(-1, num_draws)[:num].astype(np.float64)
-            if check and first == rows.offset:
-                some = by_row[:_PART_ROWS]
-                check_single(log_likelihood, draws, rows.head(len(some)), some)
-            total = local @ by_row + local @ means
-        return {"total": state["total"] + total}
-
-    args = log_likelihood, jax.tree.map(jnp.asarray, draws)
-    states = rows.map_reduce(
-        _in_sums if weights is None else _by_row,
-        args,
-        num_draws,
-        {"total": np.zeros(num_draws)},
-        add,
-        what="log-likelihoods at draws",
-        on_rows=on_rows,
-    )
-    total = np.sum([state["total"] for state in states], axis=0)
-    if (np.isnan(total) | (total == np.inf)).any():
-        _name_bad_rows(args, num_draws, rows)
-    return total
-
-
-def _by_row(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array]:
-    """Each row's log-likelihood at the draws less a number of the row's, and that number."""
-    log_likelihood, draws = args
-    values, means = centred_columns(log_likelihood, draws, rows[0])
-    return values - means, means
-
-
-def _in_sums(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array]:
-    """The same, with the centred log-likelihoods added up by some rows.
-
-    What is −inf becomes a number that is too low to be one, since rows that do not count are
-    multiplied by zero.
-    """
-    log_likelihood, draws = args
-    values, means = centred_columns(log_likelihood, draws, rows[0])
-    # Not by `maximum`: XLA's fused programs for a CPU lose a NaN in it (jaxlib 0.10 and 0.11).
-    values = jnp.clip(values, jnp.finfo(values.dtype).min, jnp.inf) - means
-    return column_sums(values * counted.astype(values.dtype)), means
-
-
-def _name_bad_rows(args: tuple, num_draws: int, rows: Rows) -> None:
-    """Raise a ValueError that names the rows whose log-likelihood is NaN or +inf."""
-    states = rows.map_reduce(
-        _bad_rows,
-        args,
-        num_draws,
-        BadRows.start(),
-        BadRows.add,
-        what="rows that are not finite",
-    )
-    count, shown = BadRows.merged(states)
-    raise ValueError(
-        f"the log-likelihood is NaN or +inf at one of the draws in {count} of {rows.num_rows} "
-        f"rows, the first of them {shown}. Look at these rows for missing values."
-    )
-
-
-def _bad_rows(args: tuple, rows: tuple, counted: Array) -> Array:
-    log_likelihood, draws = args
-    values, _ = centred_columns(log_likelihood, draws, rows[0])
-    return (jnp.isnan(values) | (values == jnp.inf)).any(axis=0)
+from jaxcoreset.likelihood.totals import log_likelihood_totals
 
 
 def log_ratios(
@@ -156,20 +33,16 @@ def log_ratios(
 
     Raises:
         ValueError: if the coreset's own likelihood is zero at a draw, or one is NaN or +inf.
-        RuntimeError: if a compiled program is found to be wrong, see `check_single`.
     """
-    # A program is compared with another one once for each number of draws, which compiles it anew.
-    checked = _checked.setdefault(likelihood, set())
-    check = len(next(iter(draws.values()))) not in checked
     evaluate = likelihood.log_likelihood_constrained
     at = {name: jnp.asarray(values) for name, values in draws.items()}
     full = log_likelihood_totals(
-        evaluate, at, likelihood.rows, batch_size=batch_size, on_rows=on_rows, check=check
+        evaluate, at, likelihood.rows, batch_size=batch_size, on_rows=on_rows
     )
     kept = likelihood.take(coreset.indices)
 
     def weigh(draws: PyTree, kept: tuple) -> Float[np.ndarray, " s"]:
-        return log_likelihood_totals(evaluate, draws, kept, coreset.weights, check=check)
+        return log_likelihood_totals(evaluate, draws, kept, coreset.weights)
 
     weighted = (
         in_float64(weigh, at, kept)
@@ -182,7 +55,6 @@ def log_ratios(
             f"{np.count_nonzero(~np.isfinite(weighted))} of the {weighted.size} draws, so they "
             "are not from its posterior; expected samples of NUTS on coreset.model."
         )
-    checked.add(full.size)
     return full - weighted
 
 

@@ -19,24 +19,18 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.blocks import column_sums
-from jaxcoreset.data.dtypes import in_float64
-from jaxcoreset.likelihood.checks import refuse_other_program
-from jaxcoreset.likelihood.fisher import fisher_features, fisher_matrix
-from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.fisher import fisher_features
 from jaxcoreset.likelihood.passes import (
     Features,
     LogLikelihood,
+    centred,
     centred_columns,
     check_shape,
     checked_draws,
     feature_matrix,
     feature_sum,
 )
-from jaxcoreset.likelihood.verification import check_program
-from jaxcoreset.solvers.problem import CoresetProblem, is_concrete
-
-# Rows and draws at which a program for many draws is held to one for a single draw.
-_CHECKED_ROWS, _CHECKED_DRAWS = 61, 24
+from jaxcoreset.solvers.problem import CoresetProblem
 
 
 def embed(
@@ -50,10 +44,6 @@ def embed(
     key: PRNGKeyArray | None = None,
 ) -> CoresetProblem:
     """Evaluate log-likelihoods at draws into a `CoresetProblem` with an atom for every datum.
-
-    Compilers make wrong programs now and then. So for "l2" some of the values are held to those of
-    a program for a single draw: `check_program` where the function is that of a
-    likelihood, and `check_single` for any other. For "fisher" nothing is checked.
 
     Args:
         log_likelihood: ``log_likelihood(draw, data) -> (n,)``, the log-likelihood of each datum at
@@ -82,11 +72,10 @@ def embed(
             "l2".
         TypeError: if `num_features` is not a whole number, or draws to be differentiated at are
             not floating-point.
-        RuntimeError: if the compiled program is found to be wrong.
     """
     if norm == "fisher":
         features = fisher_features(draws, num_features, key)
-        atoms = fisher_matrix(log_likelihood, features, data, batch_size=batch_size)
+        atoms = feature_matrix(log_likelihood, features, data, batch_size)
     elif norm == "l2":
         if num_features is not None:
             raise ValueError(
@@ -94,74 +83,25 @@ def embed(
                 "draw; leave it out, or pass norm='fisher'."
             )
         values = log_likelihood_matrix(log_likelihood, draws, data, batch_size=batch_size)
-        owner = getattr(log_likelihood, "__self__", None)
-        if not is_concrete(values, draws, data):
-            pass  # under somebody's jit, where no value can be looked at
-        elif isinstance(owner, ModelLikelihood) and log_likelihood == owner.log_likelihood:
-            check_program(owner, draws, jax.tree.leaves(data), values)
-        else:
-            at = np.linspace(0, len(values) - 1, min(_CHECKED_ROWS, len(values))).astype(int)
-            some = jax.tree.map(lambda leaf: np.asarray(leaf[at]), data)
-            check_single(log_likelihood, draws, some, np.asarray(values[at]))
         atoms = centre(values)
     else:
         raise ValueError(f"norm is {norm!r}; wanted 'l2' or 'fisher'.")
     return CoresetProblem(atoms, jnp.sum(atoms, axis=0))
 
 
-def check_single(
-    log_likelihood: LogLikelihood,
-    draws: PyTree,
-    data: PyTree,
-    values: Float[np.ndarray, "m s"],
-    *,
-    in_sum: bool = False,
-) -> None:
-    """Hold values that a program for many draws has made to those of one for a single draw.
-
-    It costs the compilation of the latter, and the evaluation of these rows at 24 of the draws.
-    `check_program` has a program already, and looks at more.
+def centre(
+    values: Float[Array, "... s"], usable: Bool[Array, " s"] | None = None
+) -> Float[Array, "... s"]:
+    """Log-likelihoods at S draws, along the last axis, into atoms: centred and divided by √S.
 
     Args:
-        log_likelihood: as in `embed`.
-        draws: as in `embed`.
-        data: m rows.
-        values: their log-likelihoods at the draws, each row up to a constant.
-        in_sum: whether `values` is one row, the sum of the m rows.
-
-    Raises:
-        RuntimeError: if they differ by more than rounding. Where float32 is too coarse to tell and
-            the function cannot be evaluated in float64, nothing is raised.
+        values: the log-likelihoods.
+        usable: which draws count; the atoms are zero at the other draws. All of them by default.
     """
-    num_draws = values.shape[1]
-    columns = np.unique(np.linspace(0, num_draws - 1, _CHECKED_DRAWS).round().astype(int))
-    each = [jax.tree.map(lambda leaf, at=at: leaf[at], draws) for at in columns]
-    program = jax.jit(log_likelihood)
-
-    def by(evaluate: Callable) -> np.ndarray:
-        found = np.stack([np.asarray(evaluate(draw, data)) for draw in each], axis=1)
-        return found.sum(axis=0, keepdims=True, dtype=np.float64) if in_sum else found
-
-    def exact() -> np.ndarray:
-        try:
-            found = by(lambda *given: in_float64(jax.jit(log_likelihood), *given))
-        except Exception:  # the function wants another type
-            return seen
-        return found[:, usable]
-
-    again = by(program)
-    # A draw may be one that the data rule out.
-    usable = np.isfinite(again).all(axis=0) & np.isfinite(values[:, columns]).all(axis=0)
-    seen = np.asarray(values, np.float64)[:, columns][:, usable]
-    if usable.any():
-        dtype = jax.dtypes.canonicalize_dtype(float)
-        refuse_other_program(seen, again[:, usable].astype(dtype), exact)
-
-
-def centre(values: Float[Array, "... s"]) -> Float[Array, "... s"]:
-    """Log-likelihoods at S draws, along the last axis, into atoms: centred and divided by √S."""
-    centred = values - jnp.mean(values, axis=-1, keepdims=True)
-    return centred / np.sqrt(values.shape[-1])
+    if usable is None:
+        return centred(values) / np.sqrt(values.shape[-1])
+    num = jnp.maximum(jnp.sum(usable), 1).astype(values.dtype)
+    return jnp.where(usable, centred(values, usable) / jnp.sqrt(num), 0)
 
 
 def log_likelihood_matrix(
@@ -218,9 +158,8 @@ class _Values(Features):
     def block(self, log_likelihood: LogLikelihood, chunk: PyTree) -> tuple[Array, Array]:
         values = jax.vmap(log_likelihood, in_axes=(0, None), out_axes=-1)(self.draws, chunk)
         check_shape(values.shape[:-1], leading(chunk))
-        # The mean is finite where all its values are; that is cheaper to ask.
-        mean = jnp.mean(values, axis=-1, keepdims=True)
-        return values - mean, ~jnp.isfinite(mean[:, 0])
+        # A mean is finite if all its values are, and it is cheaper to check.
+        return centred(values), ~jnp.isfinite(jnp.mean(values, axis=-1))
 
     def sum(
         self, log_likelihood: LogLikelihood, chunk: PyTree, counted: Bool[Array, " m"]

@@ -22,8 +22,6 @@ from jaxcoreset.likelihood.passes import (
     LogLikelihood,
     check_shape,
     checked_draws,
-    feature_matrix,
-    feature_sum,
 )
 
 
@@ -162,51 +160,3 @@ def fisher_features(
         coordinate_order[(positions + rounds) % num_coordinates],
         unravel,
     )
-
-
-def fisher_matrix(
-    log_likelihood: LogLikelihood,
-    features: FisherFeatures,
-    data: PyTree,
-    *,
-    batch_size: int | None = None,
-) -> Float[Array, "n j"]:
-    """The Fisher features of all rows, which are their atoms, streamed in chunks.
-
-    Args:
-        log_likelihood: as in `embed`.
-        features: made by `fisher_features`.
-        data: as in `embed`.
-        batch_size: as in `embed`.
-
-    Raises:
-        ValueError: if lengths differ, there are no rows, or a log-likelihood or its gradient is not
-            finite (the message names rows).
-    """
-    return feature_matrix(log_likelihood, features, data, batch_size)
-
-
-def fisher_sum(
-    log_likelihood: LogLikelihood,
-    features: FisherFeatures,
-    data: PyTree,
-    *,
-    batch_size: int | None = None,
-    on_rows: Callable[[int], Any] = lambda rows: None,
-) -> Float[Array, " j"]:
-    """The sum over all rows of their Fisher features, a target, in one pass.
-
-    Nothing of size n × J is kept, and the blocks' sums are added in float64 on the host. The
-    log-likelihood is differentiated backwards here, once per draw, so that all S·D features cost a
-    few evaluations per draw.
-
-    Arguments and errors as in `fisher_matrix`.
-
-    Args:
-        log_likelihood: as in `embed`.
-        features: made by `fisher_features`.
-        data: as in `embed`.
-        batch_size: as in `embed`.
-        on_rows: called with the number of rows done since the last call, for a progress bar.
-    """
-    return feature_sum(log_likelihood, features, data, batch_size, on_rows)

@@ -51,7 +51,7 @@ class Features(eqx.Module):
 
 
 def feature_matrix(
-    log_likelihood: LogLikelihood, features: Features, data: PyTree, batch_size: int | None
+    log_likelihood: LogLikelihood, features: Features, data: PyTree, batch_size: int | None = None
 ) -> Array:
     """The features of all rows, evaluated in blocks; a ValueError names rows that are not finite.
 
@@ -82,8 +82,8 @@ def feature_sum(
     log_likelihood: LogLikelihood,
     features: Features,
     data: "PyTree | Rows",
-    batch_size: int | None,
-    on_rows: Callable[[int], Any],
+    batch_size: int | None = None,
+    on_rows: Callable[[int], Any] = lambda rows: None,
 ) -> Array:
     """Their sum over all rows, in one pass; see `feature_matrix`.
 
@@ -148,6 +148,11 @@ def _name_rows_not_finite(log_likelihood: LogLikelihood, features: Features, row
         f"{features.quantity} is finite in every row, but not its sum over all {rows.num_rows} of "
         "them; values this large are out of the range of float32. Rescale the model's terms."
     )
+
+
+def centred(values: Array, where: Array | None = None) -> Array:
+    """Values less their mean along the last axis, over the entries named by `where`."""
+    return values - jnp.mean(values, axis=-1, keepdims=True, where=where)
 
 
 def centred_columns(

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxcoreset.data.rows import Rows, State
-from jaxcoreset.likelihood.passes import LogLikelihood
+from jaxcoreset.likelihood.passes import LogLikelihood, centred
 from jaxcoreset.solvers.numerics import HIGHEST
 
 # Directions of the chosen atoms with smaller singular values, relative to the largest, are ignored.
@@ -143,8 +143,8 @@ def _block_scores(criterion: _Criterion, rows: tuple, counted: Array) -> tuple:
         criterion.draws, data
     )
     ends = np.cumsum(criterion.parts)[:-1]
-    centred = [part - jnp.mean(part, -1, keepdims=True) for part in jnp.split(values, ends, -1)]
-    atoms = jnp.concatenate(centred, -1) / np.sqrt(values.shape[-1])
+    parts = [centred(part) for part in jnp.split(values, ends, -1)]
+    atoms = jnp.concatenate(parts, -1) / np.sqrt(values.shape[-1])
     products = jnp.matmul(atoms, criterion.residual, precision=HIGHEST)
     squares = jnp.sum(atoms**2, -1)
     spanned = jnp.sum(jnp.matmul(atoms, criterion.basis, precision=HIGHEST) ** 2, -1)

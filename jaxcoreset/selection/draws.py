@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from jaxcoreset.data.utils import progress_bar
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.likelihood.passes import centred
 from jaxcoreset.likelihood.precision import matrix_of_weighted
 from jaxcoreset.likelihood.verification import check_alone, check_program
 from jaxcoreset.selection.candidate_search import FoundRows, search_rows
@@ -248,8 +249,8 @@ class DrawPool:
         """The candidates' atoms, and the target, under the draws of one use."""
         parts = [part for part in self._parts[use] if part.size > 1]
         scale = 1 / np.sqrt(sum(part.size for part in parts))
-        atoms = [scale * _centred(part.values) for part in parts]
-        target = [scale * _centred(part.total) for part in parts]
+        atoms = [scale * centred(part.values) for part in parts]
+        target = [scale * centred(part.total) for part in parts]
         if len(parts) == 1:
             return CoresetProblem(atoms[0], target[0])
         return CoresetProblem(jnp.concatenate(atoms, axis=1), jnp.concatenate(target))
@@ -273,7 +274,3 @@ class DrawPool:
             return log_likelihood_sum(
                 likelihood.log_likelihood, draws, likelihood.rows, on_rows=bar.update
             )
-
-
-def _centred(values: Float[Array, "... s"]) -> Float[Array, "... s"]:
-    return values - jnp.mean(values, axis=-1, keepdims=True)

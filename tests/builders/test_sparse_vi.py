@@ -11,7 +11,6 @@ from numpyro.infer.util import log_density
 
 import jaxcoreset as jc
 from jaxcoreset.builders.sparse_vi import LaplaceSampler, SparseVI
-from jaxcoreset.likelihood.embedding import log_likelihood_matrix
 from jaxcoreset.weighting.laplace import laplace_approximation
 from tests.models import by_number
 from tests.reference import sparse_vi as reference
@@ -403,14 +402,3 @@ def test_rows_that_are_worth_something_else_alone_are_refused(monkeypatch):
     sparse_vi = SparseVI(by_number(5), 3, num_draws=50, num_iters=3, num_held_out=100)
     with pytest.raises(ValueError, match="of a datum at site 'y' changes when other rows"):
         sparse_vi.run(jax.random.key(0), np.random.default_rng(0).normal(size=200))
-
-
-def test_program_that_is_wrong_is_noticed(monkeypatch):
-    def wrong(*given):
-        values = log_likelihood_matrix(*given)
-        return values + 0.1 * jax.random.normal(jax.random.key(0), values.shape, values.dtype)
-
-    monkeypatch.setattr("jaxcoreset.builders.sparse_vi.log_likelihood_matrix", wrong)
-    sparse_vi = SparseVI(gaussian, 3, num_draws=50, num_iters=3, num_held_out=100)
-    with pytest.raises(RuntimeError, match="wrong"):
-        sparse_vi.run(jax.random.key(0), gaussian_data(200))

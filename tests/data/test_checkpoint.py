@@ -17,7 +17,7 @@ import pytest
 import jaxcoreset as jc
 from jaxcoreset.data import rows as rows_module
 from jaxcoreset.data.checkpoint import CheckpointFile
-from jaxcoreset.diagnostics.log_ratio import log_likelihood_totals
+from jaxcoreset.likelihood.totals import log_likelihood_totals
 
 NUM_ROWS = 3000
 

@@ -1,7 +1,6 @@
 """Certificates against a linear model whose posteriors and evidences are closed forms."""
 
 import dataclasses
-import functools
 import json
 
 import jax
@@ -17,8 +16,8 @@ from numpyro.infer import MCMC, NUTS
 import jaxcoreset as jc
 from jaxcoreset.diagnostics.certificate import certificate_of
 from jaxcoreset.diagnostics.gaussian import gaussian_kl
-from jaxcoreset.diagnostics.log_ratio import log_likelihood_totals
 from jaxcoreset.diagnostics.psis import khat_limit, pareto_smooth
+from jaxcoreset.likelihood.totals import log_likelihood_totals
 from tests.gaussian_coreset import case, coreset_of, kl, regression
 
 
@@ -283,34 +282,6 @@ def test_few_effective_draws_are_told_of_a_good_coreset_too():
     assert "There are only 50 effective draws (R-hat 1.03): run NUTS for longer" in few.reason
     assert "R-hat" not in certificate_of(ratios, 0.05, rhat=1.005, **facts).reason
     assert "effective" not in certificate_of(ratios, 0.5, rhat=1.03, **facts).reason
-
-
-def test_wrong_program_is_refused_once_it_is_compiled(poor, monkeypatch):
-    """Of a loaded coreset, no build has looked at the programs that make its certificate."""
-    import jaxcoreset.diagnostics.log_ratio as module
-
-    coreset = coreset_of(poor, likelihood=None)
-    certify = functools.partial(jc.certify, coreset, poor.samples, num_draws=200)
-    likelihood = jc.model_likelihood(regression, (poor.x, poor.y))
-    looked = []
-    right = module.check_single
-    monkeypatch.setattr(module, "check_single", lambda *a, **k: (looked.append(1), right(*a, **k)))
-    certify(likelihood=likelihood)
-    assert len(looked) == 2  # the sum over all rows, and that of the coreset
-    certify(likelihood=likelihood)
-    assert len(looked) == 2  # of as many draws, they are the same programs
-    for name in ("_in_sums", "_by_row"):
-        right_sums = getattr(module, name)
-
-        def wrong(args, rows, counted, of=right_sums):
-            values, means = of(args, rows, counted)
-            bad = (jnp.arange(values.shape[0]) % 64 < 16).astype(values.dtype)
-            return values + 5 * bad.reshape(-1, *[1] * (values.ndim - 1)), means
-
-        with monkeypatch.context() as patched:
-            patched.setattr(module, name, wrong)
-            with pytest.raises(RuntimeError, match="The compiler has made a wrong program"):
-                certify(poor.x, poor.y)
 
 
 def test_limit_of_khat_is_that_of_the_paper():

@@ -3,16 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
 import scipy.stats
 
 import jaxcoreset as jc
-from jaxcoreset.likelihood import embedding
 from jaxcoreset.likelihood.densities import bernoulli_log_prob
-from jaxcoreset.likelihood.embedding import log_likelihood_matrix, log_likelihood_sum
-from jaxcoreset.likelihood.fisher import fisher_features, fisher_matrix, fisher_sum
+from jaxcoreset.likelihood.embedding import log_likelihood_sum
+from jaxcoreset.likelihood.fisher import fisher_features
+from jaxcoreset.likelihood.passes import feature_matrix, feature_sum
 
 
 def gaussian(draw, data):
@@ -42,33 +40,6 @@ def test_atoms_are_centred_log_likelihoods_whatever_the_chunks(problem_data, bat
     np.testing.assert_allclose(problem.atoms, expected, atol=2e-6)
     np.testing.assert_allclose(problem.target, expected.sum(0), atol=2e-4)
     np.testing.assert_allclose(problem.atoms.sum(1), 0, atol=1e-5)
-
-
-def wrong_matrix(*args, **kwargs):
-    values = log_likelihood_matrix(*args, **kwargs)
-    return values + jnp.where(jnp.arange(values.shape[1]) % 64 < 16, 0.5, 0)
-
-
-def test_wrong_program_is_refused_whatever_the_function(problem_data, monkeypatch):
-    draws, data = problem_data
-    draws = jnp.asarray(np.tile(draws, (5, 1)), jnp.float32)
-
-    def model(x, y):
-        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]).to_event(1))
-        numpyro.sample("y", dist.Normal(x @ b, 1), obs=y)
-
-    likelihood = jc.model_likelihood(model, data)
-    functions = (
-        (gaussian, draws, data),
-        (likelihood.log_likelihood, {"b": draws}, likelihood.data),
-        (likelihood.log_likelihood_constrained, {"b": draws}, likelihood.data),
-    )
-    for function, at, rows in functions:
-        jc.embed(function, at, rows)
-    monkeypatch.setattr(embedding, "log_likelihood_matrix", wrong_matrix)
-    for function, at, rows in functions:
-        with pytest.raises(RuntimeError, match="The compiler has made a wrong program"):
-            jc.embed(function, at, rows)
 
 
 def test_last_group_is_not_compiled_again(problem_data):
@@ -268,8 +239,8 @@ def test_streamed_fisher_sum_equals_the_sum_of_atoms(problem_data, num_features)
     draws, data = problem_data
     features = fisher_features(draws.astype(np.float32), num_features, jax.random.key(0))
     rows = []
-    total = fisher_sum(gaussian, features, data, batch_size=300, on_rows=rows.append)
-    atoms = np.asarray(fisher_matrix(gaussian, features, data, batch_size=1000), float)
+    total = feature_sum(gaussian, features, data, batch_size=300, on_rows=rows.append)
+    atoms = np.asarray(feature_matrix(gaussian, features, data, batch_size=1000), float)
     np.testing.assert_allclose(total, atoms.sum(0), atol=2e-6 * np.abs(atoms).sum(0).max())
     assert sum(rows) == 1000
 
@@ -284,8 +255,8 @@ def test_last_chunk_of_fisher_features_is_not_compiled_again(problem_data, num_f
         shapes.append(data[1].shape)
         return gaussian(draw, data)
 
-    fisher_sum(counted, features, data, batch_size=300)
-    fisher_matrix(counted, features, data, batch_size=300)
+    feature_sum(counted, features, data, batch_size=300)
+    feature_matrix(counted, features, data, batch_size=300)
     assert shapes == [(256,)] * 2
 
 
@@ -295,7 +266,7 @@ def test_rows_without_a_finite_gradient_are_named(num_features):
     x = np.linspace(1, 2, 50)
     x[[3, 44]] = 0
     features = fisher_features(jnp.ones((30, 2)), num_features, jax.random.key(0))
-    for evaluate in (fisher_matrix, fisher_sum):
+    for evaluate in (feature_matrix, feature_sum):
         with pytest.raises(ValueError, match=r"or its gradient is not finite.*\[3, 44\]"):
             evaluate(lambda p, x: jnp.sqrt(x * p[0]) + p[1], features, x, batch_size=20)
 
@@ -326,7 +297,7 @@ def test_bad_fisher_input_is_refused(problem_data, options, error, message):
 def test_fisher_of_a_log_likelihood_of_wrong_shape_is_refused(problem_data):
     draws, data = problem_data
     features = fisher_features(draws)
-    for evaluate in (fisher_matrix, fisher_sum):
+    for evaluate in (feature_matrix, feature_sum):
         with pytest.raises(ValueError, match="log_likelihood returned shape"):
             evaluate(lambda p, d: jnp.sum(gaussian(p, d)), features, data)
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcoreset.diagnostics.log_ratio import log_likelihood_totals
+from jaxcoreset.likelihood.totals import log_likelihood_totals
 
 DRAWS = np.linspace(0.5, 2.0, 40).astype(np.float32)
 ROWS = np.random.default_rng(0).normal(size=1000).astype(np.float32)
