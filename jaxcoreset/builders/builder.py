@@ -199,7 +199,7 @@ class CoresetBuilder:
         if self.size is not None and self.size >= likelihood.num_data:
             return [whole_coreset(self.model, likelihood, self.size, clock)]
         with clock.stage("rows"):
-            needed = [self.weighting.rows(likelihood, weighting_key), construction.candidates()]
+            needed = [self.weighting.indices(likelihood, weighting_key), construction.candidates()]
             found = [indices for indices in needed if indices is not None]
             likelihood.rows.keep(np.concatenate([np.zeros(0, np.int64), *found]))
         with clock.stage("weighting"):

@@ -17,7 +17,7 @@ from jaxcoreset.data.dtypes import in_float64
 from jaxcoreset.likelihood.arguments import is_array, is_same
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
-from jaxcoreset.likelihood.precision import wants_float64
+from jaxcoreset.likelihood.precision import needs_float64
 from jaxcoreset.likelihood.totals import log_likelihood_totals
 
 
@@ -46,7 +46,7 @@ def log_ratios(
 
     weighted = (
         in_float64(weigh, at, kept)
-        if wants_float64(likelihood, likelihood.num_data)
+        if needs_float64(likelihood, likelihood.num_data)
         else weigh(at, kept)
     )
     if not np.isfinite(weighted).all():

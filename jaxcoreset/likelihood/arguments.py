@@ -27,7 +27,7 @@ class Arguments:
 
     Attributes:
         tree: the structure that the leaves came from.
-        leaves: whatever the model was given.
+        leaves: the model's arguments, of any type.
         names: for each leaf its name in messages, as X or batch['x'].
         positional: the names of the positional arguments.
         data_at: the positions of the data leaves.
@@ -129,10 +129,10 @@ class Arguments:
                 )
 
     def counting_rows(self, num_data: int | None = None) -> "Arguments":
-        """The same, where integers equal to n follow the number of rows.
+        """These arguments, with integers that equal n taken as the number of rows.
 
         Args:
-            num_data: n; that of the data leaves if left out.
+            num_data: n; that of the data leaves by default.
         """
         num_data = self.num_data if num_data is None else num_data
         counts = (
@@ -149,7 +149,7 @@ class Arguments:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf could be data: an array of numbers with at least one axis."""
+    """True if a leaf could be data: an array of numbers with at least one axis."""
     if not isinstance(leaf, np.ndarray | jax.Array | SourceArray) or leaf.ndim == 0:
         return False
     return jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == np.bool_
@@ -166,7 +166,7 @@ def is_same(one: Any, two: Any) -> bool:
 
 
 def flatten(model: Callable | None, args: tuple, kwargs: dict) -> Arguments:
-    """The arguments of `model(*args, **kwargs)`, with no data leaves named yet.
+    """The arguments of `model(*args, **kwargs)`, before any are marked as data.
 
     Raises:
         ModelError: an argument is a data frame or a column of one, or has masked entries.
@@ -179,14 +179,14 @@ def flatten(model: Callable | None, args: tuple, kwargs: dict) -> Arguments:
         names.append(name + jax.tree_util.keystr(tuple(rest)))
         if hasattr(leaf, "to_numpy"):
             raise ModelError(
-                f"argument {names[-1]} is a {type(leaf).__name__}; arrays of numbers are wanted: "
+                f"argument {names[-1]} is a {type(leaf).__name__}; arrays of numbers are expected: "
                 "pass its .to_numpy()."
             )
         if np.ma.isMaskedArray(leaf) and np.ma.getmaskarray(leaf).any():
             first = np.unravel_index(np.argmax(np.ma.getmaskarray(leaf)), leaf.shape)[0]
             raise ModelError(
                 f"argument {names[-1]} has masked entries, the first of them in row {first}; "
-                "numbers are wanted in all rows: fill in or drop such rows."
+                "numbers are expected in all rows: fill in or drop such rows."
             )
     leaves = tuple(leaf.data if np.ma.isMaskedArray(leaf) else leaf for _, leaf in paths)
     return Arguments(tree, leaves, tuple(names), positional)
@@ -214,10 +214,10 @@ def _positional_names(model: Callable | None, count: int) -> tuple[str, ...]:
 
 
 def mark_arrays(arguments: Arguments) -> Arguments:
-    """Marks every array as a data leaf, before it is known which are.
+    """Mark every array as a data leaf, before it is known which arrays are data.
 
     Raises:
-        ModelError: there is none, or one without rows.
+        ModelError: there is no array, or an array has no rows.
     """
     if not arguments.arrays:
         raise ModelError(
@@ -230,7 +230,7 @@ def mark_arrays(arguments: Arguments) -> Arguments:
 
 
 def mark_length(arguments: Arguments, num_data: int) -> Arguments:
-    """Marks as data leaves the arrays with `num_data` rows.
+    """Mark as data leaves the arrays with `num_data` rows.
 
     Raises:
         ModelError: an array of that length does not hold numbers.
@@ -245,24 +245,24 @@ def mark_length(arguments: Arguments, num_data: int) -> Arguments:
 
 
 def refuse_text(arguments: Arguments, num_data: int, reason: str = "") -> None:
-    """Raises an error if an array with `num_data` rows holds text, dates or objects."""
+    """Raise an error if an array with `num_data` rows holds text, dates or objects."""
     for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
         if not isinstance(leaf, np.ndarray | jax.Array) or is_array(leaf):
             continue
         if leaf.shape[:1] == (num_data,):
             raise ModelError(
                 f"argument {name} has as many rows as the data and dtype {leaf.dtype}; numbers are "
-                "wanted: convert it by .astype(float), or number its categories by "
+                "expected: convert it by .astype(float), or number its categories by "
                 "np.unique(values, return_inverse=True)[1]." + reason
             )
 
 
 def mark_axes(arguments: Arguments, args: tuple, kwargs: dict, data_axes: Any) -> Arguments:
-    """Marks as data leaves what `data_axes` says; see `model_likelihood`.
+    """Mark as data leaves what `data_axes` says; see `model_likelihood`.
 
     Raises:
-        ModelError: `data_axes` does not fit the arguments, or names none, or what it names are no
-            arrays, or have no rows, or differ in their number.
+        ModelError: `data_axes` does not fit the arguments or names none of them, or what it names
+            is not an array, has no rows, or has another number of rows than the rest.
     """
     axes = _axes_by_leaf(arguments, args, kwargs, data_axes)
     chosen = tuple(i for i, axis in enumerate(axes) if axis is not None)
@@ -273,7 +273,7 @@ def mark_axes(arguments: Arguments, args: tuple, kwargs: dict, data_axes: Any) -
             found = type(arguments.leaves[i]).__name__
             raise ModelError(
                 f"data_axes gives axis 0 to argument {arguments.names[i]}, which is a {found}; an "
-                "array of numbers with one row per datum is wanted: give it None, or an array."
+                "array of numbers with one row per datum is expected: give it None, or an array."
             )
     shapes = {arguments.names[i]: arguments.leaves[i].shape for i in chosen}
     refuse_unequal_rows(shapes)
@@ -294,13 +294,13 @@ def _axes_by_leaf(arguments: Arguments, args: tuple, kwargs: dict, data_axes: An
     except (TypeError, ValueError) as error:
         raise ModelError(
             f"data_axes={data_axes!r} does not fit the arguments ({arguments}); a prefix of their "
-            f"structure is wanted, as for vmap's in_axes: {error}"
+            f"structure is expected, as for vmap's in_axes: {error}"
         ) from error
     for axis in axes:
         if axis is not None and (isinstance(axis, bool) or axis != 0):
             raise ModelError(
                 f"data_axes has the entry {axis!r}; 0 (one datum per row) or None (not data) is "
-                "wanted: move the data's axis to the front."
+                "expected: move the data's axis to the front."
             )
     return axes
 
@@ -326,23 +326,23 @@ def _axes_by_argument(positional: tuple[str, ...], kwargs: dict, data_axes: Any)
     ):
         raise ModelError(
             f"data_axes={data_axes!r} does not fit {count} positional arguments and the keywords "
-            f"{list(kwargs)}; one entry per positional argument is wanted, then a dict for "
+            f"{list(kwargs)}; one entry per positional argument is expected, then a dict for "
             "keywords, or one dict by argument name."
         )
     return tuple(entries), {name: by_keyword.get(name) for name in kwargs}
 
 
 def refuse_unequal_rows(shapes: Mapping[str, tuple[int, ...]], reason: str = "") -> None:
-    """Raises an error that lists the numbers of rows, if they differ."""
+    """Raise an error that lists the numbers of rows, if they differ."""
     if len({shape[0] for shape in shapes.values()}) > 1:
         listed = " and ".join(f"{name} has {shape[0]} rows" for name, shape in shapes.items())
         raise ModelError(
-            f"argument {listed}; data arguments need equally many: pass one row per datum in each."
-            + reason
+            f"argument {listed}; data arguments are expected to have the same number of rows: pass "
+            "one row per datum in each." + reason
         )
 
 
 def _refuse_no_rows(shapes: Mapping[str, tuple[int, ...]]) -> None:
     for name, shape in shapes.items():
         if shape[0] == 0:
-            raise ModelError(f"argument {name} has 0 rows; at least one is wanted: pass the data.")
+            raise ModelError(f"argument {name} has 0 rows; expected at least one: pass the data.")

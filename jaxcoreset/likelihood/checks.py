@@ -1,4 +1,4 @@
-"""What the values of a model must satisfy: finite, and for each datum the same without the others.
+"""Checks of a model's values: they must be finite, and must not change when other rows are dropped.
 
 Everything here is NumPy on values that were computed elsewhere.
 """
@@ -12,17 +12,17 @@ from jaxtyping import ArrayLike, Float, Int
 
 from jaxcoreset.likelihood.arguments import ModelError
 
-# Rows that are kept where all others are dropped: few of them, so that evaluating them is cheap,
-# and so many that rows which see the one before are noticed where few of those are unlike others.
+# The number of rows that a subset keeps: few, so that evaluating them is cheap, and enough to
+# notice rows that depend on the row before them even if most rows are alike.
 _KEPT_ROWS = 61
-# A program is taken to be right where it is off by no more than so many times what another is.
+# Accept a program if its error is at most this many times that of the reference program.
 _ROUNDED_ALIKE = 10
-# In float64 there are errors of other kinds.
+# The least unit of rounding: in float64 errors of other kinds are larger.
 _LEAST_EPS = 1e-12
-# Where rows are dropped these are larger, as a density's own approximations are rounded otherwise
+# The same for rows that are evaluated alone: a density's own approximations are rounded differently
 # in programs for other numbers of rows.
 _LEAST_EPS_APART = 1e-11
-# So many rows of a subset, and so many pairs of them, are looked at as if there were no others.
+# The number of single rows of a subset, and of pairs of rows, that are evaluated without others.
 _ALIKE_SUBSETS = 6
 
 
@@ -31,12 +31,12 @@ def check_log_likelihood(
     rows: Int[ArrayLike, " m"],
     data: Mapping[str, ArrayLike] = MappingProxyType({}),
 ) -> None:
-    """Raises an error that names the rows where the log-likelihood is NaN or infinite.
+    """Raise an error that names the rows where the log-likelihood is NaN or infinite.
 
     Args:
         values: the log-likelihood of each datum; not traced.
         rows: their row numbers, for the message.
-        data: the arguments with these rows, by name; those that are not finite there are named.
+        data: the arguments with these rows, by name; the error names those that are not finite.
 
     Raises:
         ModelError: an entry is not finite.
@@ -51,7 +51,7 @@ def check_log_likelihood(
         for kind, is_kind in kinds.items()
         if (bad := is_kind(values)).any()
     ]
-    advice = "mend or drop these rows, or keep the model's parameters where it is finite."
+    advice = "fix or drop these rows, or restrict the model's parameters to where it is finite."
     causes = []
     for name, leaf in data.items():
         entries = np.asarray(leaf)[bad_rows].reshape(int(bad_rows.sum()), -1)
@@ -64,8 +64,8 @@ def check_log_likelihood(
             "rows."
         )
     raise ModelError(
-        f"the log-likelihood at a starting point is {', '.join(found)}; a finite one is wanted for "
-        f"every row: {advice}"
+        f"the log-likelihood at a starting point is {', '.join(found)}; a finite one is expected "
+        f"for every row: {advice}"
     )
 
 
@@ -76,21 +76,21 @@ def _list_rows(rows: np.ndarray) -> str:
 
 
 def check_log_prior(value: float) -> None:
-    """Raises an error if the log prior at a starting point is not finite."""
+    """Raise an error if the log prior at a starting point is not finite."""
     if not np.isfinite(value):
         raise ModelError(
-            f"the log prior is {value} at a starting point; a finite one is wanted: check the "
+            f"the log prior is {value} at a starting point; a finite one is expected: check the "
             "parameters of the priors."
         )
 
 
 def disjoint_subsets(num_rows: int) -> Iterator[np.ndarray]:
-    """Two disjoint sets of positions among `num_rows` ≥ 2 rows, both of one size.
+    """Two disjoint sets of positions among `num_rows` ≥ 2 rows, of the same size.
 
-    A row that alone makes a maximum or a range is missing from at least one of them. Their size has
-    no factor in common with `num_rows`, so the mean of a column of zeros and ones, unless it is 0
-    or 1, is another one in the subset. Every second row is dropped, or more, so that each that is
-    kept has another one before it and after it.
+    A row that alone makes a maximum or a range is missing from at least one of the sets. Their size
+    has no factor in common with `num_rows`, so the mean of a column of zeros and ones differs in
+    the subset, unless it is 0 or 1. At least every second row is dropped, so that each row that is
+    kept has another row before it and after it.
     """
     largest = min(_KEPT_ROWS, num_rows // 2)
     size = next(k for k in range(largest, 0, -1) if math.gcd(k, num_rows) == 1)
@@ -99,12 +99,12 @@ def disjoint_subsets(num_rows: int) -> Iterator[np.ndarray]:
 
 
 def alike_subsets(num_rows: int) -> Iterator[np.ndarray]:
-    """Positions among `num_rows` rows, as many, that are all of one row or of a pair.
+    """`num_rows` positions among as many rows that repeat one row or a pair of rows.
 
-    The rows of many are much the same as those of all in what a model may take from them: the least
-    rating is a 1 and the largest a 5. Of one or two they are not. That they are repeated does
-    nothing to rows which do not see one another, and the program for so many is there already; a
-    model that does not run with a single row does so with these.
+    What a model takes from many rows is mostly what it takes from all: the lowest rating is 1 and
+    the highest 5. That does not hold for one or two rows. Repeating a row changes nothing if rows
+    do not depend on one another, the program for this number of rows is compiled already, and a
+    model that does not run with a single row runs with these.
     """
     first = np.unique(np.linspace(0, num_rows - 1, _ALIKE_SUBSETS).round().astype(int))
     half = num_rows // 2
@@ -122,18 +122,18 @@ def refuse_changed_prior(
     num_after: int,
     eps: float | None = None,
 ) -> None:
-    """Raises an error if the log-probability of a site that is not data depends on the rows.
+    """Raise an error if the log-probability of a site that is not data depends on the rows.
 
     Args:
         name: the site.
-        before: its log-probability with more rows.
-        after: with fewer of them.
-        num_before: how many they were.
-        num_after: how many are left.
+        before: its log-probability with all the rows.
+        after: its log-probability with fewer rows.
+        num_before: the number of rows before.
+        num_after: the number of rows that are left.
         eps: the unit of rounding; that of the values if left out, and in float64 a larger one.
 
     Raises:
-        ModelError: they differ by more than rounding.
+        ModelError: the two differ by more than rounding.
     """
     before, after = np.asarray(before), np.asarray(after)
     eps = max(float(np.finfo(before.dtype).eps), _LEAST_EPS) if eps is None else eps
@@ -142,7 +142,7 @@ def refuse_changed_prior(
         raise ModelError(
             f"the log-probability of site {name!r}, which is outside the data axis, changes when "
             f"rows are dropped ({before:.6g} with {num_before} rows, {after:.6g} with {num_after} "
-            "of them at the same parameters); one that does not depend on the data is wanted: "
+            "of them at the same parameters); one that does not depend on the data is expected: "
             "compute what it uses (a mean, a scale, a number of rows) beforehand and pass it as "
             "an argument."
         )
@@ -155,21 +155,21 @@ def refuse_changed_datum(
     largest: float | None = None,
     eps: float | None = None,
 ) -> None:
-    """Raises an error if the log-likelihood of a datum depends on the other rows.
+    """Raise an error if the log-likelihood of a datum depends on the other rows.
 
-    What was not finite before is not looked at. What was and is no more has changed: a scale of 0/0
-    where a row is alone is taken from the others where it is not.
+    Values that were not finite before are ignored. A finite value that is not finite alone has
+    changed: a scale that is 0/0 for a row alone was taken from the other rows.
 
     Args:
         name: the site.
-        before: the log-likelihoods of some data among others.
-        after: the same without the others.
-        largest: the largest log-likelihood that counts for the rounding, without its sign; that of
-            these data if left out.
+        before: the log-likelihoods of some rows among other rows.
+        after: the log-likelihoods of the same rows without the other rows.
+        largest: the largest absolute log-likelihood, which sets the size of rounding; that of these
+            rows if left out.
         eps: the unit of rounding; that of the values if left out, and in float64 a larger one.
 
     Raises:
-        ModelError: they differ by more than rounding.
+        ModelError: the two differ by more than rounding.
     """
     before, after = np.asarray(before), np.asarray(after)
     if eps is None:
@@ -179,8 +179,8 @@ def refuse_changed_datum(
     if before.size == 0:
         return
     largest = float(abs(before).max()) if largest is None else largest
-    # Sums in another order differ by a few rounding errors of the largest terms; data that see one
-    # another differ by far more than a thousand of them.
+    # Sums in another order differ by a few rounding errors of the largest terms; rows that depend
+    # on one another differ by far more than a thousand.
     excess = abs(before - after) - 1e3 * eps * (1 + abs(before) + 0.1 * largest)
     excess[~np.isfinite(after)] = np.inf
     worst = np.argmax(excess)
@@ -188,7 +188,7 @@ def refuse_changed_datum(
         raise ModelError(
             f"the log-likelihood of a datum at site {name!r} changes when other rows are dropped "
             f"({before[worst]:.6g} before, {after[worst]:.6g} after, at the same parameters); data "
-            "that are conditionally independent given the parameters are wanted: standardise or "
+            "that are conditionally independent given the parameters are expected: standardise or "
             "scale by numbers computed beforehand, and use no time series or running sums."
         )
 
@@ -198,55 +198,55 @@ def refuse_other_program(
     again: Float[ArrayLike, "m s"],
     exact: Callable[[], Float[ArrayLike, "m s"]] | None = None,
 ) -> float:
-    """Raises an error if log-likelihoods by two compiled programs differ by more than rounding.
+    """Raise an error if log-likelihoods by two compiled programs differ by more than rounding.
 
     Args:
-        values: those of m rows at s draws, each row up to a constant.
-        again: the same by another program, with the constants.
-        exact: the same in float64. It is asked for where the two differ: a log-likelihood of counts
-            in the thousands is a small difference of large numbers, and rounded as they are.
+        values: the log-likelihoods of m rows at s draws, each row up to a constant.
+        again: the same by the reference program, with the constants.
+        exact: computes the same in float64. It is called only if the two differ: a log-likelihood
+            of counts in the thousands is a small difference of large numbers, and float32 rounds
+            those.
 
     Returns:
-        The variance of a value's rounding, where that was looked at; else 0.
+        The variance of a value's rounding if float64 was computed; else 0.
 
     Raises:
-        RuntimeError: they differ.
+        RuntimeError: the two differ.
     """
     again = np.asarray(again)
     is_float64 = again.dtype == np.float64
     eps = max(float(np.finfo(again.dtype).eps), _LEAST_EPS)
     values, again = np.asarray(values, np.float64), again.astype(np.float64)
-    # A row's constant may be far larger than these values are, where it is the mean over draws some
-    # of which are far out; the values were rounded before it was taken off.
+    # A row's constant is a mean over draws. If some of these are far out it may be far larger than
+    # the values here, which were rounded before it was subtracted.
     constants = np.median(again - values, axis=1)
     rounding = 1e3 * eps * (1 + np.abs(again).max() + np.abs(constants).max())
     values, again, variance = _less_medians(values), _less_medians(again), 0.0
     if not _excess(values, again, rounding).max() <= 0 and exact is not None:
-        wanted = _less_medians(np.asarray(exact(), np.float64))
-        rounding = max(rounding, _ROUNDED_ALIKE * float(np.abs(again - wanted).max()))
-        again, variance = wanted, float(np.mean((again - wanted) ** 2))
+        expected = _less_medians(np.asarray(exact(), np.float64))
+        rounding = max(rounding, _ROUNDED_ALIKE * float(np.abs(again - expected).max()))
+        again, variance = expected, float(np.mean((again - expected) ** 2))
     excess = _excess(values, again, rounding)
     if not excess.max() <= 0:
         row, draw = np.unravel_index(np.argmax(excess), excess.shape)
         way_out = "Install"
         if not is_float64:
             way_out = (
-                "Build in float64, where these come out right: under jax.enable_x64(True), or with "
+                "Build in float64, which computes these right: under jax.enable_x64(True), or with "
                 "JAX_ENABLE_X64=1 in the environment. Or install"
             )
         raise RuntimeError(
             "the compiled program for many draws gives other log-likelihoods than that for one: "
             f"{values[row, draw]:.6g} and {again[row, draw]:.6g} nats from the row's median. The "
-            "compiler has made a wrong program: jaxlib 0.10.2 is known to, on CPUs, for sums over "
-            "short axes, as there are in dist.Beta and dist.BetaProportion, which have two "
-            f"coordinates inside. {way_out} another jaxlib (0.10.1, or 0.11), or "
-            "write the model without them."
+            "compiler has made a wrong program, as jaxlib 0.10.2 does on CPUs for sums over short "
+            "axes, such as the two coordinates inside dist.Beta and dist.BetaProportion. "
+            f"{way_out} another jaxlib (0.10.1, or 0.11), or write the model without them."
         )
     return variance
 
 
 def _less_medians(values: Float[np.ndarray, "m s"]) -> Float[np.ndarray, "m s"]:
-    """Each row less its median, as a few wrong values move a mean."""
+    """Each row less its median, since a few wrong values move a mean."""
     return values - np.median(values, axis=1, keepdims=True)
 
 

@@ -5,8 +5,7 @@ the draws and divided by √S, is its atom: inner products of atoms are then cov
 ‖y − Φw‖² estimates the variance of L − L_w (Campbell and Broderick 2019, section 4.2).
 
 The weighted Fisher information distance, `embed(norm="fisher")`, measures a log-likelihood by its
-gradient instead (`jaxcoreset.likelihood.fisher`). Either way the data go through in chunks of one
-shape.
+gradient instead (`jaxcoreset.likelihood.fisher`). Both evaluate the data in chunks of one shape.
 """
 
 from collections.abc import Callable
@@ -85,7 +84,7 @@ def embed(
         values = log_likelihood_matrix(log_likelihood, draws, data, batch_size=batch_size)
         atoms = centre(values)
     else:
-        raise ValueError(f"norm is {norm!r}; wanted 'l2' or 'fisher'.")
+        raise ValueError(f"norm is {norm!r}; expected 'l2' or 'fisher'.")
     return CoresetProblem(atoms, jnp.sum(atoms, axis=0))
 
 
@@ -113,8 +112,8 @@ def log_likelihood_matrix(
 ) -> Float[Array, "n s"]:
     """Log-likelihoods of all rows at all draws, each row less its mean, streamed in chunks.
 
-    Arguments and errors as in `embed`. The rows' means go because float32 cannot hold a large
-    log-likelihood and its small variation over the draws in a sum.
+    Arguments and errors as in `embed`. The rows' means are subtracted because float32 cannot hold
+    a large log-likelihood and its small variation over the draws in a sum.
     """
     return feature_matrix(log_likelihood, _Values(checked_draws(draws, 2)), data, batch_size)
 
@@ -129,8 +128,8 @@ def log_likelihood_sum(
 ) -> Float[Array, " s"]:
     """The sum over all rows of the log-likelihood at each draw, up to a constant, in one pass.
 
-    Nothing of size n × S is kept. Each row's mean over the first few draws is taken off before it
-    is added, and the blocks' sums are added in float64 on the host.
+    Nothing of size n × S is stored. Each row's mean over the first few draws is subtracted before
+    the row is added, and the blocks' sums are added in float64 on the host.
 
     Arguments and errors as in `embed`.
 

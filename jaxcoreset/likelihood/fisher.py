@@ -28,9 +28,8 @@ from jaxcoreset.likelihood.passes import (
 class FisherFeatures(Features):
     """Partial derivatives of log-likelihoods at draws, made by `fisher_features`.
 
-    Feature j of datum i is √(D/J) ∂L_i/∂θ_d at θ = draw s for the j-th pair (s, d). Candidates and
-    the target over all rows, or atoms and those held out, are comparable where the features are
-    the same.
+    Feature j of datum i is √(D/J) ∂L_i/∂θ_d at θ = draw s for the j-th pair (s, d). Use the same
+    features for candidates and for the target over all rows, or they cannot be compared.
 
     Attributes:
         points: shape (S, D), the draws, each as one row.
@@ -59,7 +58,7 @@ class FisherFeatures(Features):
         num_coordinates = self.points.shape[1]
         basis = jnp.eye(num_coordinates, dtype=self.points.dtype)
         if self.draw_indices is None:
-            # One evaluation per draw, whose linear part is then applied to every direction.
+            # One evaluation per draw; its linear part is then applied to every direction.
             def slopes_at(point: Float[Array, " d"]) -> tuple[Array, Array]:
                 value, slope = jax.linearize(values, point)
                 return value, jax.vmap(slope, out_axes=-1)(basis)
@@ -95,7 +94,7 @@ class FisherFeatures(Features):
             points, rows = self.points[rows], jnp.arange(self.width)
         values, gradients = jax.vmap(gradient_at, out_axes=(-1, 0))(points)
         slopes = gradients.ravel() if rows is None else gradients[rows, self.coordinates]
-        # A value may be infinite where its gradient is not.
+        # A value may be infinite although its gradient is finite.
         slopes = jnp.where(jnp.isfinite(values).all(), slopes, jnp.nan)
         return slopes * np.sqrt(num_coordinates / self.width)
 
@@ -107,15 +106,15 @@ def fisher_features(
 
     Campbell and Broderick, "Automated scalable Bayesian inference via Hilbert coresets" (JMLR
     2019), on random projection, as their "Greedy iterative geodesic ascent" (2018, section 4) uses
-    it: feature j of datum i is √(D/J) ∂L_i/∂θ_d at draw s, with s and d uniform. Here the pairs
-    (s, d) differ from each other and use draws equally often, up to one, and coordinates nearly so.
-    Every pair alone is uniform, so inner products of atoms are unbiased as in the papers; they vary
-    less. All S·D pairs give the mean over the draws exactly; J = S uses every draw once.
+    it: feature j of datum i is √(D/J) ∂L_i/∂θ_d at draw s, with s and d uniform. Here no pair
+    (s, d) is repeated; draws are used equally often, up to one, and coordinates nearly so. Each
+    pair is uniform, so inner products of atoms are unbiased as in the papers, and vary less. All
+    S·D pairs give the mean over the draws exactly; J = S uses every draw once.
 
     Args:
         draws: pytree of floating-point arrays with a leading axis of length S.
         num_features: J, between 1 and S·D; all pairs by default.
-        key: a JAX random key, wanted with `num_features`.
+        key: a JAX random key, required with `num_features`.
 
     Raises:
         ValueError: if there are no draws or their lengths differ, or `num_features` is out of range
@@ -126,7 +125,7 @@ def fisher_features(
     for leaf in jax.tree.leaves(draws):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise TypeError(
-                f"draws holds an array of type {leaf.dtype}; wanted floating-point numbers, at "
+                f"draws holds an array of type {leaf.dtype}; expected floating-point numbers, at "
                 "which the log-likelihood has a gradient."
             )
     num_draws = leading(draws)
@@ -138,16 +137,16 @@ def fisher_features(
     try:
         width = operator.index(num_features)
     except TypeError:
-        raise TypeError(f"num_features is {num_features!r}; wanted a whole number.") from None
+        raise TypeError(f"num_features is {num_features!r}; expected a whole number.") from None
     if not 1 <= width <= num_draws * num_coordinates:
         raise ValueError(
-            f"num_features is {width}; wanted 1 ≤ num_features ≤ {num_draws * num_coordinates}, "
+            f"num_features is {width}; expected 1 ≤ num_features ≤ {num_draws * num_coordinates}, "
             f"the number of pairs of {num_draws} draws and {num_coordinates} coordinates. Leave it "
             "out to use them all."
         )
     if key is None:
         raise ValueError(
-            "key is missing; num_features draws random pairs, so pass key=jax.random.key(seed)."
+            "key is missing; num_features draws random pairs: pass key=jax.random.key(seed)."
         )
     draw_key, coordinate_key = jax.random.split(key)
     # Round t of the draws pairs the p-th with coordinate p + t, both in random order.

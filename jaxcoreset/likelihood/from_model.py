@@ -34,28 +34,28 @@ def model_likelihood(
 ) -> ModelLikelihood:
     """Turns a NumPyro model and its arguments into per-datum log-likelihoods and a prior.
 
-    Which arguments are data is found by itself: every array, in pytrees and keywords too, whose
-    leading axis is as long as the data plate, the longest plate of an observed site that an
-    argument matches; without plates, as long as an observed site's leading axis. Where that is not
-    what is meant, say so by `data_axes` or `plate`. An integer argument equal to n follows the rows
-    if the model does not run with fewer rows otherwise, as where it is the plate's size.
+    The data are found for you: every array, in pytrees and keywords too, whose leading axis is as
+    long as the data plate, the longest plate of an observed site that an argument matches; without
+    plates, as long as an observed site's leading axis. If that is not what you mean, use
+    `data_axes` or `plate`. An integer argument equal to n follows the number of rows if the model
+    does not run with fewer rows otherwise, for instance because it is the plate's size.
 
-    The model is checked on the way. It is traced abstractly for two row counts, evaluated on all
-    rows once, in chunks, at a starting point, and on two small subsets, where the values must be
-    the same.
+    The model is checked on the way. It is traced abstractly for two numbers of rows, evaluated once
+    on all rows, in chunks, at a starting point, and on two small subsets, which must have the same
+    values.
 
     Args:
-        model: a NumPyro model. It may be wrapped in handlers.
+        model: a NumPyro model; it may be wrapped in handlers.
         args: its positional arguments, with all the rows, as in `MCMC.run`.
         kwargs: its keyword arguments.
         data_axes: which arguments are data, like `in_axes` of `jax.vmap`: 0 for one row per datum,
-            None for no data, each for an argument or a pytree prefix of one. Either a dict by
-            argument name, positional or keyword ({"X": 0, "y": 0}; what is not named is no data),
-            or a tuple with one entry per positional argument, and after them, where keyword
-            arguments are data, a dict for these: (0, None, {"y": 0}). A bare 0 stands for all
-            positional arguments.
-        plate: the name of the data plate, where several would do.
-        key: for the starting point and the rows of the checks; a fixed one by default.
+            None for an argument that is not data; each entry is for an argument or a pytree prefix
+            of one. Either a dict by argument name, positional or keyword ({"X": 0, "y": 0}; the
+            rest is not data), or a tuple with one entry per positional argument and, if keyword
+            arguments are data, a dict for these at the end: (0, None, {"y": 0}). A bare 0 stands
+            for all positional arguments.
+        plate: the name of the data plate, if several plates are possible.
+        key: for the starting point and the rows of the checks; a fixed key by default.
         context: where rows are read and evaluated.
 
     Returns:
@@ -65,9 +65,9 @@ def model_likelihood(
         ModelError: the model has no observed or no latent site, subsamples, has discrete or
             per-datum latent sites or `numpyro.param` sites; data are not conditionally independent
             given the parameters, or the prior or a datum's likelihood changes when rows are
-            dropped; no argument holds data, or data arguments differ in their number of rows, or
-            have none; the likelihood is not finite (the rows are named). What the model itself
-            raises surfaces unchanged, with a note on how it was called.
+            dropped; no argument holds data, or data arguments differ in their number of rows or
+            have no rows; the likelihood is not finite (the message names the rows). Errors of the
+            model itself pass through, with a note on how it was called.
     """
     generator = np.random.default_rng(0) if key is None else host_generator(key)
     readings = find_data(model, tuple(args), dict(kwargs or {}), data_axes, plate)
@@ -84,7 +84,7 @@ def model_likelihood(
     )
     evaluate = jax.jit(likelihood.by_site)
     start = _find_start(likelihood, evaluate, generator)
-    # Near zero a standardisation hardly shows, so a point farther out is looked at as well.
+    # Near zero a standardisation hardly shows, so a point farther out is checked as well.
     farther = draw_uniform(structure.latent_shapes, 1.0, generator)
     with context.processes.all_or_none("model"), _naming_data(arguments, data_axes):
         reference = check_subsets(likelihood, evaluate, (farther, start), generator)
@@ -93,7 +93,7 @@ def model_likelihood(
 
 @contextlib.contextmanager
 def _naming_data(arguments: Arguments, data_axes: Any) -> Iterator[None]:
-    """Says with an error what was taken as data, where that was found and may be the cause."""
+    """Add to an error which arguments were taken as data, if they were found and not given."""
     try:
         yield
     except ModelError as error:
@@ -101,7 +101,7 @@ def _naming_data(arguments: Arguments, data_axes: Any) -> Iterator[None]:
             names = [arguments.names[i] for i in arguments.data_at]
             error.add_note(
                 f"taken as data, since they have {arguments.num_data} rows: {', '.join(names)}; if "
-                "one of them is no data, name those that are by data_axes"
+                "one of them is not data, name those that are by data_axes"
             )
         raise
 
@@ -111,7 +111,8 @@ def _find_start(
 ) -> dict[str, Array]:
     """Unconstrained values at which the log prior and the log-likelihoods are finite.
 
-    Those of all rows, where they are in memory; else of some, and the first pass sees the others.
+    All rows are evaluated if they are in memory; otherwise some, and the first pass checks the
+    rest.
     """
     shapes = {name: value.shape for name, value in likelihood.init_params.items()}
     processes = likelihood.rows.context.processes
@@ -135,12 +136,12 @@ def _find_start(
         first_error = first_error or error
     raise first_error or ModelError(
         "another process found no starting point at which its rows' log-likelihood is finite; see "
-        "what it says."
+        "its error."
     )
 
 
 def _checked_rows(likelihood: ModelLikelihood) -> Iterator[tuple[tuple, int]]:
-    """Rows of this process in chunks of one shape, with the first row's number."""
+    """Rows of this process in chunks of one shape, with the index of each chunk's first row."""
     rows, size = likelihood.rows, chunk_rows(likelihood)
     if rows.is_streamed:
         yield rows.head(size), rows.offset

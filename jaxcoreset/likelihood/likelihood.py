@@ -30,7 +30,7 @@ from jaxcoreset.likelihood.independence import Reference
 from jaxcoreset.likelihood.structure import not_independent
 from jaxcoreset.likelihood.trace import full_precision, is_latent, log_prob, run
 
-# Widths of the draws at which models are told apart.
+# Widths of the draws at which models are compared.
 _TOLD_APART = (0.1, 0.5, 1.0)
 
 # Unconstrained values of the latent sites, by name.
@@ -53,7 +53,7 @@ class ModelLikelihood:
             data is finite; their names and shapes are those of any `params`.
         arguments: the model's arguments, and which of them hold rows.
         two_rows: two rows of the data, laid out as `data`.
-        reference: what later checks use again; None where there is one row.
+        reference: what later checks use again; None if there is one row only.
     """
 
     model: Callable
@@ -84,8 +84,8 @@ class ModelLikelihood:
             data: one array per entry of `self.data`, each with the same number of rows.
 
         Returns:
-            The arguments; all that is not data is what `model_likelihood` was given, but for an
-            integer that counts the rows, which follows `data`.
+            The arguments. What is not data is as `model_likelihood` was given it, except that an
+            integer that counts the rows follows `data`.
         """
         return self.arguments.fill(data)
 
@@ -118,9 +118,9 @@ class ModelLikelihood:
         return sum(others, start=first)
 
     def values_as_text(self) -> str:
-        """Log-likelihoods of two rows and log priors at some points, to tell this model by.
+        """Log-likelihoods of two rows and log priors at some points, which identify this model.
 
-        Two models whose code is alike may differ in what they use: a default, a global, an object.
+        Two models with the same code may differ in what they use: a default, a global, an object.
         """
         generator = np.random.default_rng(0)
         shapes = {name: value.shape for name, value in self.init_params.items()}
@@ -134,7 +134,7 @@ class ModelLikelihood:
     def log_likelihood_constrained(
         self, params: Mapping[str, Any], data: Sequence
     ) -> Float[Array, " m"]:
-        """As `log_likelihood`, at parameters as the model and `MCMC.get_samples` have them."""
+        """As `log_likelihood`, at constrained parameters, as in `MCMC.get_samples`."""
         first, *others = self.by_site(params, data, constrained=True)[0].values()
         return sum(others, start=first)
 
@@ -142,7 +142,7 @@ class ModelLikelihood:
         """The log-density of all that is not summed over data, at unconstrained parameters.
 
         It is the log prior, plus log |det| of the Jacobian of the transform to constrained values,
-        plus the observed sites outside the data axis. Two rows of the data are all it looks at.
+        plus the observed sites outside the data axis. It is evaluated with two rows of the data.
 
         Raises:
             ModelError: `params` lacks a latent site.
@@ -167,7 +167,7 @@ class ModelLikelihood:
         if missing:
             raise ModelError(
                 f"params lacks the latent sites {missing}; values for {list(self.init_params)} "
-                f"are wanted and {list(params)} were given: add them."
+                f"are expected, and {list(params)} were given: add the missing ones."
             )
         return {name: jnp.asarray(params[name]) for name in self.init_params}
 
@@ -199,7 +199,7 @@ class ModelLikelihood:
 
 
 class _HideData(Messenger):
-    """Leaves the log-probabilities of the sites in the data axis out, uncomputed."""
+    """Leave out the log-probabilities of the sites in the data axis, without computing them."""
 
     def __init__(self, fn: Callable, names: Mapping[str, int]):
         super().__init__(fn)

@@ -1,8 +1,8 @@
-"""Numbers of a datum's log-likelihood that can be added over data, as matrices and as sums.
+"""Features of a datum's log-likelihood that can be added over data, as matrices and as sums.
 
-`Features` says what the numbers are: log-likelihoods at draws (`likelihood.embedding`) or their
-partial derivatives (`likelihood.fisher`). Passes over the data go block by block, note rows whose
-numbers are not finite, and name them at the end.
+`Features` defines them: log-likelihoods at draws (`likelihood.embedding`) or their partial
+derivatives (`likelihood.fisher`). A pass over the data goes block by block, collects the rows whose
+features are not finite, and names them at the end.
 """
 
 import abc
@@ -21,7 +21,7 @@ from jaxcoreset.data.rows import BadRows, Rows, State
 
 LogLikelihood = Callable[[Any, Any], Array]
 
-# Before log-likelihoods are added over rows, each row's are centred by their mean at so many draws.
+# Number of draws whose mean is subtracted from a row's log-likelihoods before rows are added.
 _FEW_DRAWS = 16
 
 
@@ -29,7 +29,7 @@ class Features(eqx.Module):
     """What the log-likelihood of a datum is reduced to: numbers that can be added over data.
 
     Attributes:
-        quantity: what these numbers need to be finite, in words.
+        quantity: the quantity that must be finite, in words.
     """
 
     quantity: ClassVar[str]
@@ -37,17 +37,17 @@ class Features(eqx.Module):
     @property
     @abc.abstractmethod
     def width(self) -> int:
-        """How many numbers a datum has."""
+        """The number of features of a datum."""
 
     @abc.abstractmethod
     def block(self, log_likelihood: LogLikelihood, chunk: PyTree) -> tuple[Array, Array]:
-        """The numbers of a chunk's m rows, (m, width), and which rows are not finite, (m,)."""
+        """The features of a chunk's m rows, (m, width), and which rows are not finite, (m,)."""
 
     @abc.abstractmethod
     def sum(
         self, log_likelihood: LogLikelihood, chunk: PyTree, counted: Bool[Array, " m"]
     ) -> Array:
-        """The sum of `block` over the rows counted, (width,), not finite where a row is not."""
+        """The sum of `block` over the rows counted, (width,); not finite if a row is not."""
 
 
 def feature_matrix(
@@ -85,17 +85,17 @@ def feature_sum(
     batch_size: int | None = None,
     on_rows: Callable[[int], Any] = lambda rows: None,
 ) -> Array:
-    """Their sum over all rows, in one pass; see `feature_matrix`.
+    """The sum of the features over all rows, in one pass; see `feature_matrix`.
 
     Args:
         log_likelihood: as in `embed`.
         features: as in `feature_matrix`.
-        data: arrays, or `Rows`, which may be anywhere.
-        batch_size: as in `feature_matrix`; of `Rows`, their own holds.
+        data: arrays, or `Rows`, which may be read from files or other processes.
+        batch_size: as in `feature_matrix`; `Rows` have their own.
         on_rows: called with the number of rows done since the last call.
 
     Raises:
-        ValueError: if it is not finite. A second pass finds the rows to name.
+        ValueError: if the sum is not finite. A second pass finds the rows to name.
     """
     if not isinstance(data, Rows):
         _num_rows(data)
@@ -158,11 +158,11 @@ def centred(values: Array, where: Array | None = None) -> Array:
 def centred_columns(
     log_likelihood: LogLikelihood, draws: PyTree, chunk: PyTree
 ) -> tuple[Array, Array]:
-    """Log-likelihoods at draws with a column for each row, and what to centre the columns by.
+    """Log-likelihoods at draws with a column for each row, and what to subtract from the columns.
 
-    Centred by the mean over a few draws and not over all, each value is used once. With draws in
-    front, products and no selections, XLA on a CPU then adds columns up while it evaluates them,
-    and keeps no matrix.
+    With the mean over a few draws instead of all, each value is used once. With draws in front,
+    products and no selections, XLA on a CPU then adds columns while it evaluates them, and stores
+    no matrix.
 
     Args:
         log_likelihood: as in `embed`.
@@ -182,11 +182,11 @@ def centred_columns(
 
 
 def checked_draws(draws: PyTree, lowest: int) -> PyTree:
-    """The draws; a ValueError where there are too few or their lengths differ."""
+    """The draws; a ValueError if there are too few or their lengths differ."""
     num_draws = leading(draws, "draws")
     if num_draws < lowest:
-        wanted = "at least two, to centre them" if lowest == 2 else "at least one"
-        raise ValueError(f"draws has {num_draws} draws; wanted {wanted}.")
+        expected = "at least two, to centre them" if lowest == 2 else "at least one"
+        raise ValueError(f"draws has {num_draws} draws; expected {expected}.")
     return draws
 
 
@@ -194,8 +194,8 @@ def check_shape(shape: tuple[int, ...], num_rows: int) -> None:
     """Raise a ValueError if a log-likelihood does not return one number per row."""
     if shape != (num_rows,):
         raise ValueError(
-            f"log_likelihood returned shape {shape} for {num_rows} rows; wanted ({num_rows},), the "
-            "log-likelihood of each row at one draw."
+            f"log_likelihood returned shape {shape} for {num_rows} rows; expected ({num_rows},), "
+            "the log-likelihood of each row at one draw."
         )
 
 
@@ -213,5 +213,5 @@ def _check_health(states: Sequence[State], num_rows: int, quantity: str) -> None
 def _num_rows(data: PyTree) -> int:
     num_rows = leading(data, "data")
     if num_rows == 0:
-        raise ValueError("data has no rows; wanted at least one.")
+        raise ValueError("data has no rows; expected at least one.")
     return num_rows

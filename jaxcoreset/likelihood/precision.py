@@ -1,10 +1,10 @@
-"""Float64 where float32 cannot hold what a long table weighs, though JAX's x64 is off.
+"""Float64 for the weighted rows of a long table, even if JAX's x64 is off.
 
-A row's log-likelihood is rounded to some 1e-8 nats, and a coreset row of a table of n rows has a
-weight of n/k. So k rows add up with an error of variance (n²/k)·1e-15 nats², which is nothing for
-n = 10⁵ and 0.1 for n = 10⁸; and the weighted sum itself, of the order of n nats, is rounded to
-n·1e-7. The few rows that are weighted are therefore evaluated in float64 from a million rows on. A
-row's log-likelihood less its mean over the draws is then small, and float32 holds it well.
+Float32 rounds a row's log-likelihood to about 1e-8 nats, and a coreset row of a table of n rows has
+a weight of n/k. So the sum of k rows has an error of variance (n²/k)·1e-15 nats², which is nothing
+for n = 10⁵ and 0.1 for n = 10⁸; and the weighted sum itself, of the order of n nats, is rounded to
+n·1e-7. From a million rows on, the few weighted rows are therefore evaluated in float64. A row's
+log-likelihood less its mean over the draws is then small, and float32 holds it well.
 """
 
 import warnings
@@ -20,21 +20,20 @@ from jaxcoreset.data.dtypes import in_float64
 from jaxcoreset.likelihood.embedding import log_likelihood_matrix
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 
-# From so many rows on. At a million the variance is 2e-5 with 50 rows.
+# Float64 from this number of rows on. At a million the variance is 2e-5 with 50 rows.
 _LONG = 1_000_000
-# Where more rows than this are candidates, float64 would take memory that may not be there.
+# Not for more candidate rows than this: float64 would take memory that may be missing.
 _MANY = 100_000
-# NUTS gets lost where energies are rounded to more nats than this.
+# NUTS fails if energies are rounded to more nats than this.
 _ROUGH = 0.2
 
 T = TypeVar("T")
 
 
-def wants_float64(likelihood: ModelLikelihood, total_weight: float | int) -> bool:
-    """Whether rows whose weights have this sum are to be evaluated in float64.
+def needs_float64(likelihood: ModelLikelihood, total_weight: float | int) -> bool:
+    """True if rows whose weights have this sum should be evaluated in float64.
 
-    Not where JAX does so anyway, nor where the model cannot: where it fixes a type, as some loops
-    do.
+    False if JAX does so anyway, or if the model cannot because it fixes a type, as some loops do.
     """
     if total_weight < _LONG or jax.config.jax_enable_x64:  # pyright: ignore
         return False
@@ -56,20 +55,20 @@ def matrix_of_weighted(
     total_weight: float | int,
     batch_size: int | None = None,
 ) -> Float[Array, "m s"]:
-    """Log-likelihoods at draws of rows that are to be weighted, each row less its mean.
+    """Log-likelihoods at draws of rows that will be weighted, each row less its mean.
 
     Args:
         likelihood: the model's likelihood.
         draws: s draws of unconstrained parameters, with a leading axis.
         data: m rows, laid out as the likelihood's data.
-        total_weight: what their weights add up to, as the number of rows they stand for.
-        batch_size: rows that are evaluated at a time.
+        total_weight: the sum of their weights, such as the number of rows they stand for.
+        batch_size: the number of rows that are evaluated at a time.
     """
 
     def evaluate(draws: Params, data: tuple) -> Float[Array, "m s"]:
         return log_likelihood_matrix(likelihood.log_likelihood, draws, data, batch_size=batch_size)
 
-    if leading(data) > _MANY or not wants_float64(likelihood, total_weight):
+    if leading(data) > _MANY or not needs_float64(likelihood, total_weight):
         return evaluate(draws, data)
     return jnp.asarray(np.asarray(in_float64(evaluate, draws, data)), float)
 
@@ -80,13 +79,13 @@ def rounding_of(
     data: tuple,
     weights: Float[np.ndarray, " m"],
 ) -> float | None:
-    """What float32 rounds a coreset's log-likelihood to, in nats; None where it is little.
+    """The rounding of a coreset's log-likelihood in float32, in nats; None if it is negligible.
 
-    Warns that NUTS on the coreset wants float64, else.
+    Otherwise warns that NUTS on the coreset needs float64.
 
     Args:
         likelihood: the model's likelihood and data.
-        params: unconstrained parameters at which to look, such as a draw of the posterior.
+        params: unconstrained parameters at which to evaluate it, such as a posterior draw.
         data: the coreset's rows, laid out as the likelihood's data.
         weights: its weights.
     """
@@ -97,8 +96,8 @@ def rounding_of(
     if rounding <= _ROUGH:
         return None
     warnings.warn(
-        f"the coreset's log density is rounded to {rounding:.1g} nats in float32, in which NUTS "
-        "gets lost. Run it in float64, which costs little on so few rows: under "
+        f"the coreset's log density is rounded to {rounding:.1g} nats in float32, which makes NUTS "
+        "fail. Run it in float64, which costs little on so few rows: under "
         "jax.enable_x64(True), or with jax.config.update('jax_enable_x64', True).",
         stacklevel=2,
     )

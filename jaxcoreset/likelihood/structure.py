@@ -1,9 +1,8 @@
 """Which arguments of a model are data, and along which axis its observed sites follow them.
 
 The *data axis* is the one dimension of an observed site's log-probability that grows with the rows
-of the data; mostly it is the dimension of the model's data plate, but a model without plates has
-one too. It is found by tracing the model abstractly with two numbers of rows and looking at which
-dimension followed; so nothing is guessed from names.
+of the data. It is mostly that of the model's data plate, but a model without plates has one too. To
+find it, the model is traced abstractly with two numbers of rows; nothing is guessed from names.
 """
 
 import contextlib
@@ -30,12 +29,12 @@ _ABSTRACT_ROWS = (31, 37)
 
 @dataclass(frozen=True)
 class Structure:
-    """What is known of a model and its arguments before any value is computed.
+    """The structure of a model and its arguments, known before any value is computed.
 
     Attributes:
         arguments: the arguments, with their data leaves.
-        data_dims: for each observed site with a data axis that dimension, counted from the right.
-        latent_shapes: for each latent site the shape of its unconstrained value.
+        data_dims: the data axis of each observed site that has one, counted from the right.
+        latent_shapes: the shape of each latent site's unconstrained value.
     """
 
     arguments: Arguments
@@ -49,11 +48,11 @@ def find_data(
     """The arguments with their data leaves, given by `data_axes`, or found if that is None.
 
     Returns:
-        The ways to read them, the likeliest first: with `data_axes` or `plate` one, and else one
-        for each plate of the observed site with the longest that arguments match.
+        The possible readings, the likeliest first: one with `data_axes` or `plate`, otherwise one
+        for each plate, matched by arguments, of the observed site with the longest such plate.
 
     Raises:
-        ModelError: there are none, or the model as its user calls it cannot be used.
+        ModelError: there are no data, or the model as its user calls it cannot be used.
     """
     arguments = flatten(model, args, kwargs)
     if data_axes is not None:
@@ -68,7 +67,7 @@ def find_data(
 
 
 def _refuse_no_arrays(arguments: Arguments, args: tuple, kwargs: dict) -> None:
-    """Raises an error that names lists and structured arrays, where there is nothing else."""
+    """Raise an error that names lists and structured arrays, if there are any."""
 
     def is_list(part: Any) -> bool:
         leaves = jax.tree.leaves(part) if isinstance(part, list | tuple) else []
@@ -88,15 +87,15 @@ def _refuse_no_arrays(arguments: Arguments, args: tuple, kwargs: dict) -> None:
     if found:
         raise ModelError(
             f"{' and '.join(found)}, and no argument is an array of numbers; arrays with one row "
-            f"per datum are wanted: pass {advice}."
+            f"per datum are expected: pass {advice}."
         )
 
 
 def _find_num_data(observed: list[Site], arguments: Arguments, plate: str | None) -> list[int]:
     """The number of data: the largest size along an observed site that an argument has too.
 
-    After it the smaller ones of the same site: where items are more than persons, and each item
-    has a covariate, the model may not run with fewer items, and does with fewer persons.
+    After it come the smaller sizes of the same site. With more items than persons and a covariate
+    for each item, the model may not run with fewer items, but it does with fewer persons.
     """
     if plate is None:
         sizes = {size for site in observed for size in _sizes(site)}
@@ -130,15 +129,15 @@ def _sizes(site: Site) -> set[int]:
 
 
 def find_structure(model: Callable, readings: list[Arguments]) -> Structure:
-    """Finds the data axes; an integer argument equal to n counts rows if the model needs that.
+    """Find the data axes; an integer argument equal to n counts rows if the model needs that.
 
     Args:
         model: the model.
-        readings: its arguments, with what may be the data; the first that will do is taken.
+        readings: its arguments, as `find_data` returns them; the first that works is used.
 
     Raises:
-        ModelError: a latent site grows with the rows, or an observed one does in another way than
-            by one entry for each.
+        ModelError: a latent site grows with the rows, or an observed site grows other than by one
+            entry for each row.
     """
     try:
         return _structure_of(model, readings[0])
@@ -152,9 +151,9 @@ def find_structure(model: Callable, readings: list[Arguments]) -> Structure:
         names = ", ".join(arguments.names[i] for i in arguments.data_at)
         lengths = " and ".join(str(other.num_data) for other in readings)
         raise FixedSizeError(
-            f"the data were taken to be {names}, with {arguments.num_data} rows, as an observed "
-            f"site's longest axis has (it has axes of {lengths}); if they are not, name those that "
-            f"are by data_axes, or their plate by plate. If they are: {error}"
+            f"the data were taken to be {names}, with {arguments.num_data} rows, the length of an "
+            f"observed site's longest axis (its axes have {lengths}); if that is wrong, name the "
+            f"data by data_axes, or their plate by plate. If it is right: {error}"
         ) from error
 
 
@@ -174,7 +173,7 @@ def _structure(model: Callable, arguments: Arguments) -> Structure:
     if changed:
         raise ModelError(
             f"the sites {sorted(changed)[:3]} come and go with the number of rows; the same sites "
-            "for any rows are wanted: sample all rows in one site, within a plate."
+            "for any rows are expected: sample all rows in one site, within a plate."
         )
     data_dims = {}
     for site, other in zip(few, more, strict=True):
@@ -213,7 +212,7 @@ def _data_dim(few: Site, more: Site) -> int | None:
 def not_independent(name: str, found: str) -> ModelError:
     """The error for an observed site without one log-probability per datum."""
     return ModelError(
-        f"the log-probability of observed site {name!r} {found}; one entry per datum is wanted, "
+        f"the log-probability of observed site {name!r} {found}; one entry per datum is expected, "
         "with the data conditionally independent given the parameters: drop to_event over the "
         "data, do not sum over them in numpyro.factor, and do not use a joint distribution over "
         "them (a multivariate normal, a Gaussian process, a time series)."
@@ -235,5 +234,5 @@ def _refuse_fixed_plate(observed: list[Site], num_data: int) -> None:
             if size == num_data:
                 raise FixedSizeError(
                     f"plate {name!r} has the size {size} whatever rows are passed; a size that "
-                    "follows the data is wanted: take it from an argument (X.shape[0])."
+                    "follows the data is expected: take it from an argument (X.shape[0])."
                 )

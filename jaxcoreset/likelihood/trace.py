@@ -1,8 +1,8 @@
-"""One run of a NumPyro model: the sites in it, their shapes and log-probabilities.
+"""One run of a NumPyro model: its sites, their shapes and log-probabilities.
 
 Most runs here are abstract: `jax.eval_shape` traces the model with shapes in place of data, so
-nothing of the data's length is computed. What a coreset cannot handle in a site by itself, as a
-discrete latent one, is refused here.
+nothing of the data's length is computed. Sites that a coreset cannot handle, such as discrete
+latent ones, are refused here.
 """
 
 import re
@@ -49,7 +49,7 @@ class Site:
 
 
 def full_precision() -> AbstractContextManager:
-    """Products in the model at full float32.
+    """Compute the model's products at full float32 precision.
 
     On a GPU the default rounds inputs to 10 bits, and a sum over all the data inherits that.
     """
@@ -57,7 +57,7 @@ def full_precision() -> AbstractContextManager:
 
 
 def run(model: Callable, arguments: tuple[tuple, dict], fill: Callable) -> Any:
-    """The model's trace, latent sites set by `fill`. To be called under `full_precision`."""
+    """The model's trace, with latent sites set by `fill`. Call it under `full_precision`."""
     args, kwargs = arguments
     # The key serves models that ask for one; every latent site is filled.
     filled = seed(substitute(model, substitute_fn=fill), rng_seed=0)
@@ -65,7 +65,7 @@ def run(model: Callable, arguments: tuple[tuple, dict], fill: Callable) -> Any:
 
 
 def is_latent(site: Mapping) -> bool:
-    """Whether a site is a parameter."""
+    """True if a site is a parameter."""
     return site["type"] == "sample" and not site["is_observed"]
 
 
@@ -76,7 +76,7 @@ def log_prob(site: Mapping) -> Any:
 
 
 def latent_shapes(model: Callable, arguments: tuple[tuple, dict]) -> dict[str, tuple[int, ...]]:
-    """The shape of one constrained value of each latent site of a model that is known to work."""
+    """The shape of one constrained value of each latent site, for a model that has been checked."""
     found: list[Site] = []
 
     def describe() -> None:
@@ -88,9 +88,9 @@ def latent_shapes(model: Callable, arguments: tuple[tuple, dict]) -> dict[str, t
 
 
 def plate_names(model: Callable, arguments: tuple[tuple, dict]) -> dict[str, list[str]]:
-    """The names of each site's axes: of its plates, then what infer={"event_dims": …} says.
+    """The names of each site's axes: its plates, then those given by infer={"event_dims": …}.
 
-    As ``arviz.from_numpyro`` infers them for a model without weights.
+    ``arviz.from_numpyro`` infers the same names for a model without weights.
     """
     found: dict[str, list[str]] = {}
 
@@ -108,17 +108,17 @@ def plate_names(model: Callable, arguments: tuple[tuple, dict]) -> dict[str, lis
 
 
 def sites_with_all_rows(model: Callable, arguments: Arguments) -> list[Site]:
-    """The sites of the model as its user calls it; what the model raises surfaces unchanged.
+    """The sites of the model as its user calls it; errors of the model itself pass through.
 
     Raises:
-        ModelError: a site cannot be used; no site is observed, or none is latent; the model fails
-            since arguments have unequal numbers of rows.
+        ModelError: a site cannot be used; no site is observed, or no site is latent; the model
+            fails because arguments have unequal numbers of rows.
     """
     try:
         try:
             sites = _abstract_sites(model, arguments)
         except _VALUE_ERRORS:
-            # Perhaps an array that is no data, such as spline knots, is read as numbers.
+            # The model may read numbers from an array that is not data, such as spline knots.
             with full_precision():
                 sites = _describe(run(model, arguments.fill(arguments.data), _fill_origin))
     except ModelError:
@@ -132,15 +132,15 @@ def sites_with_all_rows(model: Callable, arguments: Arguments) -> list[Site]:
     if not any(site.observed for site in sites):
         raise ModelError(
             "the model has no observed site; at least one numpyro.sample(..., obs=...) or "
-            "numpyro.factor is wanted: pass the observations (is an argument None?)."
+            "numpyro.factor is expected: pass the observations (is an argument None?)."
         )
     if all(site.observed for site in sites):
-        raise ModelError("the model has no latent site, so there is no posterior to keep.")
+        raise ModelError("the model has no latent site, so there is no posterior to approximate.")
     return sites
 
 
 def sites_with_rows(model: Callable, arguments: Arguments, num_rows: int) -> list[Site]:
-    """The sites for another number of rows, which a usable model accepts.
+    """The sites for another number of rows, with which the model must run.
 
     Raises:
         ModelError: the model reads values of the data.
@@ -158,9 +158,9 @@ def sites_with_rows(model: Callable, arguments: Arguments, num_rows: int) -> lis
         ) from error
     except Exception as error:
         raise FixedSizeError(
-            f"the model runs with all the rows but not with {num_rows} of them; sizes are to come "
-            "from the data arguments (X.shape[0]), and arrays with one row per datum are to be "
-            f"arguments: change the model so. It was called with {arguments} and said: {error}"
+            f"the model runs with all the rows but not with {num_rows} of them: take sizes from "
+            "the data arguments (X.shape[0]), and pass arrays with one row per datum as arguments. "
+            f"It was called with {arguments} and said: {error}"
         ) from error
 
 
@@ -179,13 +179,13 @@ def _abstract_sites(
 
 def _abstract(leaf: Any, num_rows: int | None) -> jax.ShapeDtypeStruct:
     rows = leaf.shape[0] if num_rows is None else num_rows
-    # The dtype that JAX gives the leaf, which is float32 for float64 where x64 is off.
+    # The dtype that JAX gives the leaf: float32 for float64 unless x64 is on.
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
     return jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), dtype)
 
 
 def _explain_unequal_rows(error: Exception, arguments: Arguments) -> None:
-    """Where shapes clash and the longest arguments nearly agree, that is the likely cause."""
+    """Raise an error about unequal rows if shapes clash and the longest arguments nearly agree."""
     if re.search("shape|broadcast|dimension", str(error)):
         longest = max(shape[0] for shape in arguments.arrays.values())
         close = {name: s for name, s in arguments.arrays.items() if 2 * s[0] > longest}
@@ -197,8 +197,8 @@ def _describe(model_trace: Mapping) -> list[Site]:
         if site["type"] == "param":
             raise ModelError(
                 f"site {name!r} is a numpyro.param, which has no posterior; a numpyro.sample is "
-                "wanted: give it a prior, or pass its value as an argument (LocScaleReparam makes "
-                "one unless it is told how far to centre: LocScaleReparam(0.0))."
+                "expected: give it a prior, or pass its value as an argument (LocScaleReparam "
+                "makes one unless it is told how far to centre: LocScaleReparam(0.0))."
             )
         if site["type"] == "plate":
             _refuse_subsampling(name, *site["args"])
@@ -209,7 +209,7 @@ def _refuse_subsampling(name: str, size: int, subsample_size: int | None) -> Non
     if subsample_size is not None and subsample_size != size:
         raise ModelError(
             f"plate {name!r} subsamples {subsample_size} of {size} rows; a plate over all rows is "
-            "wanted, since the coreset takes the subsample's place: drop subsample_size."
+            "expected, since the coreset takes the subsample's place: drop subsample_size."
         )
 
 
@@ -227,14 +227,14 @@ def _describe_sample(site: Mapping) -> Site:
 
 
 def _fill_origin(site: Mapping) -> Any:
-    """Sets a latent site to the image of unconstrained zero: its shape needs no random draw."""
+    """Set a latent site to the image of unconstrained zero; its shape needs no random draw."""
     if not is_latent(site):
         return None
     name, distribution = site["name"], site["fn"]
     if distribution.support is None or distribution.support.is_discrete:
         raise ModelError(
             f"latent site {name!r} is discrete ({type(distribution).__name__}); continuous "
-            "parameters are wanted: sum it out of the model by hand."
+            "parameters are expected: sum it out of the model by hand."
         )
     shape = site["kwargs"].get("sample_shape", ()) + distribution.shape()
     transform = _transform(site)

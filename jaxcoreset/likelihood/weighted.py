@@ -15,10 +15,10 @@ from jaxcoreset.likelihood.likelihood import ModelLikelihood
 class WeightedModel:
     """A NumPyro model whose observed sites in the data axis are weighted datum by datum.
 
-    It is called as the model is, with as many rows as there are weights. With another number of
-    rows the sites in the data axis must not be observed, as in `Predictive` on new rows, where
-    weights do not matter. Two of these with the same model and weights are equal, so that compiled
-    functions are found again; it can be pickled where the model can.
+    Call it as the model, with one row for each weight. With another number of rows the sites in the
+    data axis must not be observed, as in `Predictive` on new rows, where weights do not matter. Two
+    weighted models with the same model and weights are equal, so that compiled functions are found
+    again. A weighted model can be pickled if the model can.
     """
 
     def __init__(self, model: Callable, weights: Any, data_dims: Mapping[str, int]):
@@ -31,7 +31,7 @@ class WeightedModel:
         self.data_dims = dict(data_dims)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the model, as its user would call it, under the weights."""
+        """Run the model under the weights, with the model's own arguments."""
         with _Weigh(self.weights, self.data_dims):
             return self.model(*args, **kwargs)
 
@@ -57,23 +57,23 @@ def weighted_model(
     """The model with the log-probability of datum i multiplied by weight i.
 
     Args:
-        model: what `model_likelihood` returned, or a NumPyro model with `data_dims`.
+        model: a `ModelLikelihood`, or a NumPyro model together with `data_dims`.
         weights: shape (m,), finite and not negative; traced values are taken as they are.
-        data_dims: `ModelLikelihood.data_dims`, where a bare model is given.
+        data_dims: `ModelLikelihood.data_dims`, needed for a bare model.
 
     Returns:
         A NumPyro model, to be called with m rows.
 
     Raises:
-        ValueError: the weights are not a vector, negative or not finite, or a bare model comes
-            without `data_dims`.
+        ValueError: the weights are not a vector, are negative or not finite, or a bare model is
+            given without `data_dims`.
     """
     if isinstance(model, ModelLikelihood):
         return WeightedModel(model.model, weights, model.data_dims)
     if data_dims is None:
         raise ValueError(
             "a model was given without data_dims; the dimension of the data axis of each observed "
-            "site is wanted: pass ModelLikelihood.data_dims, or the likelihood itself."
+            "site is expected: pass ModelLikelihood.data_dims, or the likelihood itself."
         )
     return WeightedModel(model, weights, data_dims)
 
@@ -82,17 +82,17 @@ def _check_weights(weights: np.ndarray) -> None:
     if weights.ndim != 1 or not np.issubdtype(weights.dtype, np.number):
         raise ValueError(
             f"weights has the shape {weights.shape} and dtype {weights.dtype}; numbers of shape "
-            "(m,) are wanted, one per row."
+            "(m,) are expected, one per row."
         )
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if wrong.size:
         raise ValueError(
-            f"weights[{wrong[0]}] is {weights[wrong[0]]}; finite weights of at least 0 are wanted."
+            f"weights[{wrong[0]}] is {weights[wrong[0]]}; expected finite weights of at least 0."
         )
 
 
 class _Weigh(Messenger):
-    """Multiplies the scale of sites in the data axis by the weights, along that axis."""
+    """Multiply the scale of sites in the data axis by the weights, along that axis."""
 
     def __init__(self, weights: Any, data_dims: Mapping[str, int]):
         super().__init__()
@@ -100,9 +100,9 @@ class _Weigh(Messenger):
         self.data_dims = data_dims
 
     def process_message(self, msg: Any) -> None:
-        # Not only where the site is observed: a condition handler outside this one speaks later,
-        # and the scale of a site that is merely sampled has no effect. For the same reason one
-        # row may turn out to be more: a scalar distribution, with the value still to come.
+        # Weigh sites that are not observed too: a condition handler outside this one acts later,
+        # and the scale of a sampled site has no effect. For the same reason one row may become
+        # more: a scalar distribution whose value is not set yet.
         if self._concerns(msg) and self._rows(msg) in (1, self.weights.shape[0]):
             weights = jnp.reshape(self.weights, (-1,) + (1,) * (-self._dim(msg) - 1))
             msg["scale"] = weights if msg["scale"] is None else weights * msg["scale"]
@@ -111,8 +111,8 @@ class _Weigh(Messenger):
         if self._concerns(msg) and msg["is_observed"] and self._rows(msg) != self.weights.shape[0]:
             raise ModelError(
                 f"site {msg['name']!r} is observed with {self._rows(msg)} rows, but the model has "
-                f"weights for {self.weights.shape[0]}; the coreset's own rows are wanted: pass its "
-                "args and kwargs, None for the observations to predict new rows, or use the "
+                f"weights for {self.weights.shape[0]}; the coreset's own rows are expected: pass "
+                "its args and kwargs, None for the observations to predict new rows, or use the "
                 "original model."
             )
 

@@ -23,7 +23,7 @@ from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.construction import MOST_SEARCHES, Construction
 from jaxcoreset.weighting import Laplace, Weighting
-from jaxcoreset.weighting.laplace import LaplaceFitter, warm_start_rows
+from jaxcoreset.weighting.laplace import LaplaceFitter, warm_start_indices
 
 # The memory of the compiled programs of the solver and of the estimates on a CPU.
 _PROGRAMS = 350 << 20
@@ -118,7 +118,7 @@ def plan_build(
     if not (rows.is_local and rows.has_random_access):
         passes["candidates"] = 1
     if isinstance(weighting, Laplace):
-        is_warm = warm_start_rows(rows.num_rows, jax.random.key(0)) is not None
+        is_warm = warm_start_indices(rows.num_rows, jax.random.key(0)) is not None
         passes["Laplace"] = _WARM_PASSES if is_warm else _COLD_PASSES
         fitter = LaplaceFitter(likelihood)
         seconds["Laplace"] = passes["Laplace"] * _time(
@@ -142,7 +142,7 @@ def plan_build(
     itemsize = jax.dtypes.canonicalize_dtype(float).itemsize
     matrices = itemsize * num_candidates * (_MATRICES * counts["solver"] + num_draws)
     one = row_bytes(rows.data)
-    started_on = warm_start_rows(rows.num_rows, jax.random.key(0))
+    started_on = warm_start_indices(rows.num_rows, jax.random.key(0))
     kept = 2 * one * (num_candidates + (0 if started_on is None else started_on.size))
     on_host = jax.default_backend() == "cpu"
     host = (peak_memory() or 0) + kept + _PROGRAMS + (matrices if on_host else 0)

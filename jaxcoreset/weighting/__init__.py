@@ -1,7 +1,7 @@
-"""How π̂ is found, the weighting distribution whose draws the log-likelihoods are compared at.
+"""Ways to find π̂, the weighting distribution at whose draws log-likelihoods are compared.
 
-A `Weighting` is given the model's likelihood and hands back a `DrawSource`, from which draws are
-taken as they are needed. Draws are dictionaries of *unconstrained* parameters with a leading axis.
+A `Weighting` takes the model's likelihood and returns a `DrawSource`, which makes draws as they are
+needed. Draws are dictionaries of *unconstrained* parameters with a leading axis.
 """
 
 from importlib import import_module as _import_module
@@ -19,7 +19,7 @@ if _TYPE_CHECKING:
     from jaxcoreset.weighting.nuts import SubsampleNUTS as SubsampleNUTS
     from jaxcoreset.weighting.pathfinder import Pathfinder as Pathfinder
 
-# What brings optax or NumPyro's samplers with it is imported when it is asked for.
+# Modules that import optax or NumPyro's samplers are imported when they are used.
 _LATER = {"Guide": "guide", "Pathfinder": "pathfinder", "SubsampleNUTS": "nuts"}
 
 

@@ -1,4 +1,4 @@
-"""What every weighting is, and what it hands back."""
+"""The base classes: a weighting, and the source of draws that it returns."""
 
 import abc
 
@@ -10,7 +10,7 @@ from jaxtyping import Int, PRNGKeyArray
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.weighting.laplace import LaplaceApproximation
 
-# Fewer draws can be neither centred nor shared out.
+# Minimum number of draws: fewer cannot be centred or divided among uses.
 FEWEST = 8
 
 
@@ -19,46 +19,46 @@ class DrawSource(abc.ABC):
 
     @property
     def approximation(self) -> LaplaceApproximation | None:
-        """The Laplace approximation that they are draws of; None for other draws."""
+        """The Laplace approximation that the draws come from; None for other draws."""
         return None
 
     @property
     def limit(self) -> int | None:
-        """How many draws there are; None where there are as many as one wants."""
+        """The number of draws that there are; None if it is unlimited."""
         return None
 
     @property
     def inefficiency(self) -> float:
-        """How many of the draws are worth one independent draw, at least 1."""
+        """The number of draws that are worth one independent draw, at least 1."""
         return 1.0
 
     @abc.abstractmethod
     def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
-        """The draws with the numbers `start`, …, `start` + `num` − 1.
+        """The draws at positions `start`, …, `start` + `num` − 1 of the sequence.
 
-        With one key and calls that go on where the last one ended, draws are never handed out
-        twice, and those that were there before stay the same.
+        Use the same key in every call and continue where the last call ended: then no draw is
+        returned twice, and earlier draws stay the same.
 
         Args:
             key: a JAX random key, the same in every call of one sequence.
             start: the number of draws that were taken before.
-            num: how many more; with `limit`, no more than are left.
+            num: the number of further draws; with a `limit`, at most those that are left.
 
         Returns:
             A dictionary of unconstrained parameters with leading axis `num`.
         """
 
     def split(self, key: PRNGKeyArray, num_draws: int, num_held_out: int) -> tuple[Params, Params]:
-        """Draws for the solver, and others that it does not see.
+        """Draws for the solver, and held-out draws that it does not see.
 
         Args:
             key: a JAX random key.
-            num_draws: how many draws the solver is to have.
-            num_held_out: how many are to be held out.
+            num_draws: the number of draws for the solver.
+            num_held_out: the number of held-out draws.
 
         Returns:
             Two dictionaries of unconstrained parameters with leading axes `num_draws` and
-            `num_held_out`; of a source with a fixed stock, both shrink alike where it is too small.
+            `num_held_out`. If a source has too few draws, both shrink in proportion.
 
         Raises:
             ValueError: if there are fewer than 8 draws.
@@ -71,23 +71,23 @@ class DrawSource(abc.ABC):
         )
 
 
-def shares(wanted: list[int], available: int | None) -> list[int]:
-    """How many draws each of several uses gets; all shrink alike where there are too few.
+def shares(requested: list[int], available: int | None) -> list[int]:
+    """The number of draws for each of several uses; if there are too few, all shrink in proportion.
 
     Raises:
         ValueError: if there are fewer than 8 draws.
     """
-    total = sum(wanted)
+    total = sum(requested)
     if available is None or available >= total:
-        return wanted
+        return requested
     if available < FEWEST:
         raise ValueError(
-            f"samples has {available} draws; wanted at least {FEWEST}, better 1000. Bring more "
+            f"samples has {available} draws; expected at least {FEWEST}, better 1000: pass more "
             "draws (weighting)."
         )
-    lowest = [min(4, one) for one in wanted]
-    got = [max(low, available * one // total) for low, one in zip(lowest, wanted, strict=True)]
-    # What rounding left, or took too much, is settled with the largest share.
+    lowest = [min(4, one) for one in requested]
+    got = [max(low, available * one // total) for low, one in zip(lowest, requested, strict=True)]
+    # The largest share absorbs what rounding left over, or took too much.
     got[got.index(max(got))] += available - sum(got)
     return got
 
@@ -95,8 +95,10 @@ def shares(wanted: list[int], available: int | None) -> list[int]:
 class Weighting(eqx.Module):
     """A way to find the weighting distribution π̂ of a model."""
 
-    def rows(self, likelihood: ModelLikelihood, key: PRNGKeyArray) -> Int[np.ndarray, " m"] | None:
-        """The rows that `fit` is going to take with this key, so that they can be read at once."""
+    def indices(
+        self, likelihood: ModelLikelihood, key: PRNGKeyArray
+    ) -> Int[np.ndarray, " m"] | None:
+        """The rows that `fit` will read with this key, so that they can be read in advance."""
         return None
 
     @abc.abstractmethod
@@ -108,5 +110,5 @@ class Weighting(eqx.Module):
         Args:
             likelihood: the model's likelihood and data.
             key: a JAX random key.
-            show_progress: whether to show a progress bar on a terminal.
+            show_progress: show a progress bar on a terminal.
         """

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import MCMC
 
-# Fewer draws than this have no tail that could be fitted, nor an autocorrelation.
+# Minimum number of draws: of fewer, neither a tail nor an autocorrelation can be estimated.
 MIN_DRAWS = 50
 
 
@@ -19,8 +19,8 @@ class ChainSamples:
     """Constrained draws of a model's sites.
 
     Attributes:
-        sites: for every site, deterministic ones too, an array of shape (chains, draws, …).
-        latent: the names of the latent sites, all of which are among `sites`.
+        sites: an array of shape (chains, draws, …) for every site, deterministic ones included.
+        latent: the names of the latent sites, a subset of `sites`.
     """
 
     sites: dict[str, np.ndarray]
@@ -33,7 +33,7 @@ class ChainSamples:
         return chains, draws
 
     def flat(self) -> dict[str, np.ndarray]:
-        """The latent sites with one leading axis, of all chains' draws one after another."""
+        """The latent sites with one leading axis, the draws of all chains one after another."""
         return {name: _pooled(self.sites[name]) for name in self.latent}
 
     def stuck_chains(self) -> list[int]:
@@ -48,18 +48,18 @@ class ChainSamples:
         return [int(chain) for chain in np.flatnonzero(np.all(still, axis=0))]
 
     def thin(self, num_draws: int | None) -> tuple["ChainSamples", np.ndarray]:
-        """So many draws or a few more, evenly spaced and equally many in every chain; their places.
+        """At least `num_draws` draws, evenly spaced and equally many per chain; their positions.
 
-        All of them where there are not so many, or `num_draws` is None.
+        All the draws if there are fewer, or if `num_draws` is None.
         """
         chains, draws = self.shape
         kept = draws if num_draws is None else min(draws, -(-num_draws // chains))
-        places = np.linspace(0, draws - 1, kept).round().astype(int)
-        sites = {name: values[:, places] for name, values in self.sites.items()}
-        return ChainSamples(sites, self.latent), places
+        positions = np.linspace(0, draws - 1, kept).round().astype(int)
+        sites = {name: values[:, positions] for name, values in self.sites.items()}
+        return ChainSamples(sites, self.latent), positions
 
     def least_effective_size(self) -> float:
-        """The least effective sample size of a coordinate; those that never move do not count."""
+        """The smallest effective sample size of a coordinate, among those that move."""
         sizes = [effective_size(self.sites[name]) for name in self.latent]
         return float(np.nanmin(np.concatenate([np.ravel(size) for size in sizes])))
 
@@ -78,7 +78,7 @@ def effective_size(values: Float[np.ndarray, "chains draws *shape"]) -> np.ndarr
     with np.errstate(all="ignore"):
         found = np.asarray(effective_sample_size(values))
     constant = np.ptp(values, axis=(0, 1)) == 0
-    # Draws that alternate can be worth more than independent ones for a mean, not for a tail.
+    # Alternating draws can be worth more than independent ones for a mean, but not for a tail.
     usable = np.isfinite(found) & (found > 0)
     return np.where(constant, np.nan, np.where(usable, np.minimum(found, count), count))
 
@@ -89,33 +89,33 @@ def chain_samples(
     """The draws in `mcmc`, checked against the model's latent sites.
 
     Args:
-        mcmc: what has run; or a dictionary from site to constrained samples, with leading axes
-            (draws,), or (chains, draws).
+        mcmc: an `MCMC` object that has run, or a dictionary from site to constrained samples with
+            leading axes (draws,) or (chains, draws).
         latent_shapes: the shape of one value of each latent site.
 
     Raises:
-        TypeError: if it is neither.
-        ValueError: if it has not run, a latent site is missing, or shapes do not fit.
+        TypeError: if `mcmc` is neither.
+        ValueError: if `mcmc` has not run, a latent site is missing, or shapes do not fit.
     """
     if isinstance(mcmc, MCMC):
         if mcmc.last_state is None:
             raise ValueError(
-                "mcmc has no samples yet; wanted one that has run: mcmc.run(key, *coreset.args, "
-                "**coreset.kwargs)."
+                "mcmc has no samples yet; expected an MCMC that has run: mcmc.run(key, "
+                "*coreset.args, **coreset.kwargs)."
             )
         found = mcmc.get_samples(group_by_chain=True)
     else:
         found = mcmc
     if not isinstance(found, Mapping):
         raise TypeError(
-            f"mcmc is or holds a {type(found).__name__}; wanted a numpyro.infer.MCMC run on "
+            f"mcmc is or holds a {type(found).__name__}; expected a numpyro.infer.MCMC run on "
             "coreset.model, or a dictionary from latent site to constrained samples."
         )
     missing = [name for name in latent_shapes if name not in found]
     if missing:
         raise ValueError(
-            f"mcmc has no samples of {', '.join(missing)}; wanted every latent site of the model: "
-            f"{', '.join(latent_shapes)}."
+            f"mcmc has no samples of {', '.join(missing)}; expected every latent site of the "
+            f"model: {', '.join(latent_shapes)}."
         )
     arrays = {name: np.asarray(value) for name, value in jax.device_get(dict(found)).items()}
     name, shape = next(iter(latent_shapes.items()))
@@ -124,11 +124,13 @@ def chain_samples(
     for name, shape in latent_shapes.items():
         if arrays[name].shape != leading + shape or not leading:
             raise ValueError(
-                f"mcmc's samples of {name!r} have shape {arrays[name].shape}; wanted (draws, *s) "
-                f"or (chains, draws, *s) with s = {shape}, and equally many of every site."
+                f"mcmc's samples of {name!r} have shape {arrays[name].shape}; expected (draws, *s) "
+                f"or (chains, draws, *s) with s = {shape}, with the same draws of every site."
             )
         if not np.isfinite(arrays[name]).all():
-            raise ValueError(f"mcmc's samples of {name!r} are not all finite; wanted numbers.")
+            raise ValueError(
+                f"mcmc's samples of {name!r} are not all finite; expected finite numbers."
+            )
     fitting = {
         name: value for name, value in arrays.items() if value.shape[: len(leading)] == leading
     }

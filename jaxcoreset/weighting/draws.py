@@ -1,4 +1,4 @@
-"""π̂ as draws that the user brings."""
+"""π̂ as draws that the user passes."""
 
 from collections.abc import Mapping
 
@@ -12,13 +12,13 @@ from jaxcoreset.weighting.base import DrawSource, Weighting
 
 
 class Draws(Weighting):
-    """π̂ as draws that the user brings, for instance of a NUTS run on part of the data.
+    """π̂ as draws that you pass, for instance from a NUTS run on part of the data.
 
-    They are shuffled, and divided between solver and held-out error.
+    They are shuffled, and divided between the solver and the held-out error.
 
     Args:
         samples: dictionary from latent site to array with a leading axis of draws, *constrained*,
-            as ``mcmc.get_samples()`` gives it. Other sites in it are ignored.
+            as ``mcmc.get_samples()`` returns it. Other sites in it are ignored.
     """
 
     samples: Mapping[str, ArrayLike]
@@ -35,26 +35,28 @@ class Draws(Weighting):
         missing = [name for name in likelihood.init_params if name not in self.samples]
         if missing:
             raise ValueError(
-                f"samples has no {', '.join(missing)}; wanted draws of every latent site of the "
+                f"samples has no {', '.join(missing)}; expected draws of every latent site of the "
                 f"model: {', '.join(likelihood.init_params)}."
             )
         sites = {name: jnp.asarray(self.samples[name]) for name in likelihood.init_params}
         lengths = {name: value.shape[:1] for name, value in sites.items()}
         if len(set(lengths.values())) != 1 or () in lengths.values():
-            raise ValueError(f"samples have leading axes {lengths}; wanted one number of draws.")
+            raise ValueError(
+                f"samples have leading axes {lengths}; expected equal numbers of draws."
+            )
         expected = likelihood.constrain(likelihood.init_params)
         for name, value in sites.items():
             if value.shape[1:] != expected[name].shape:
                 raise ValueError(
-                    f"samples[{name!r}] has shape {value.shape}; wanted (draws, "
-                    f"*{expected[name].shape}), as mcmc.get_samples() gives it."
+                    f"samples[{name!r}] has shape {value.shape}; expected (draws, "
+                    f"*{expected[name].shape}), as mcmc.get_samples() returns it."
                 )
         stock = jax.vmap(likelihood.unconstrain)(sites)
         for name, value in stock.items():
             if not bool(jnp.isfinite(value).all()):
                 raise ValueError(
                     f"samples[{name!r}] has draws outside the support of its prior or not finite; "
-                    "wanted constrained draws, as mcmc.get_samples() gives them."
+                    "expected constrained draws, as mcmc.get_samples() returns them."
                 )
         return _DrawStock(stock)
 

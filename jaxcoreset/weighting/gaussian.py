@@ -10,7 +10,7 @@ from jaxcoreset.weighting.base import DrawSource, Weighting
 from jaxcoreset.weighting.laplace import (
     LaplaceApproximation,
     laplace_approximation,
-    warm_start_rows,
+    warm_start_indices,
 )
 
 
@@ -18,14 +18,16 @@ class Laplace(Weighting):
     """π̂ as the Laplace approximation of the full posterior; see `laplace_approximation`.
 
     Args:
-        max_iters: at most so many Newton steps on all the data.
+        max_iters: the maximum number of Newton steps on all the data.
     """
 
     max_iters: int = 50
 
-    def rows(self, likelihood: ModelLikelihood, key: PRNGKeyArray) -> Int[np.ndarray, " m"] | None:
-        """See `Weighting.rows`."""
-        return warm_start_rows(likelihood.num_data, key)
+    def indices(
+        self, likelihood: ModelLikelihood, key: PRNGKeyArray
+    ) -> Int[np.ndarray, " m"] | None:
+        """See `Weighting.indices`."""
+        return warm_start_indices(likelihood.num_data, key)
 
     def fit(
         self, likelihood: ModelLikelihood, key: PRNGKeyArray, *, show_progress: bool = False
@@ -44,7 +46,7 @@ class Laplace(Weighting):
 
 
 class _LaplaceDraws(DrawSource):
-    """Draws made when they are asked for."""
+    """Draws of a Laplace approximation, made on request."""
 
     def __init__(self, approximation: LaplaceApproximation):
         self._approximation = approximation

@@ -17,24 +17,24 @@ from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.weighted import weighted_model
 from jaxcoreset.weighting.base import DrawSource, Weighting
 
-# Steps in one compiled call, for which the rows are gathered on the host.
+# Steps in one compiled call; their rows are gathered on the host.
 _STEPS_PER_CALL = 50
 
 
 class Guide(Weighting):
     """π̂ as a NumPyro autoguide, fitted by stochastic variational inference on minibatches.
 
-    Each step sees `batch_size` rows, drawn anew and counted n / `batch_size` times, so its gradient
-    is an unbiased estimate of that of the evidence lower bound of all rows (Hoffman et al. 2013,
+    Each step uses `batch_size` new rows, each counted n / `batch_size` times, so its gradient is an
+    unbiased estimate of the gradient of all rows' evidence lower bound (Hoffman et al. 2013,
     section 2.4; Kucukelbir et al. 2017, section 2.6).
 
     Args:
         autoguide: a class of ``numpyro.infer.autoguide``, or a function from a model to an
-            autoguide. One without spread, such as ``AutoDelta``, is refused.
+            autoguide. A guide without spread, such as ``AutoDelta``, is refused.
         num_steps: steps of the optimiser.
-        batch_size: rows per step; all of them where there are no more.
-        learning_rate: of Adam, at the start; it falls to zero along a cosine.
-        optimizer: another optax transformation, instead.
+        batch_size: rows per step; all rows if there are fewer.
+        learning_rate: the initial learning rate of Adam; it decays to zero along a cosine.
+        optimizer: another optax transformation to use instead.
         num_particles: draws of the guide per step.
     """
 
@@ -51,7 +51,7 @@ class Guide(Weighting):
         check_int("num_particles", self.num_particles, 1)
         if not self.learning_rate > 0:
             raise ValueError(
-                f"learning_rate is {self.learning_rate!r}; wanted a positive number, such as 0.02."
+                f"learning_rate is {self.learning_rate!r}; expected a positive number, as 0.02."
             )
 
     def fit(
@@ -60,7 +60,7 @@ class Guide(Weighting):
         """See `Weighting.fit`.
 
         Raises:
-            TypeError: if `autoguide` does not give an autoguide.
+            TypeError: if `autoguide` does not make an autoguide.
             ValueError: if the fit ends at values that are not finite, or the guide has no spread.
         """
         rows_key, start_key, check_key = jax.random.split(key, 3)
@@ -78,9 +78,9 @@ class Guide(Weighting):
             """The rows of `num` steps, with that leading axis."""
             if size == n:
                 return ()
-            rows = np.stack([generator.choice(n, size, replace=False) for _ in range(num)])
-            parts = likelihood.take(rows.ravel())
-            return tuple(jnp.reshape(x, (num, size, *x.shape[1:])) for x in parts)
+            indices = np.stack([generator.choice(n, size, replace=False) for _ in range(num)])
+            data = likelihood.take(indices.ravel())
+            return tuple(jnp.reshape(x, (num, size, *x.shape[1:])) for x in data)
 
         everything = tuple(jnp.asarray(leaf) for leaf in likelihood.data) if size == n else ()
 
@@ -109,7 +109,7 @@ class Guide(Weighting):
     def _make(self, model: Callable, likelihood: ModelLikelihood) -> AutoGuide:
         if not callable(self.autoguide) or isinstance(self.autoguide, AutoGuide):
             raise TypeError(
-                f"autoguide is {self.autoguide!r}; wanted a class, such as AutoNormal, or a "
+                f"autoguide is {self.autoguide!r}; expected a class, such as AutoNormal, or a "
                 "function of the model, such as lambda model: AutoNormal(model)."
             )
         if isinstance(self.autoguide, type):
@@ -118,7 +118,7 @@ class Guide(Weighting):
         guide = self.autoguide(model)
         if not isinstance(guide, AutoGuide):
             raise TypeError(
-                f"autoguide returned a {type(guide).__name__}; wanted an AutoGuide of the model."
+                f"autoguide returned a {type(guide).__name__}; expected an AutoGuide of the model."
             )
         return guide
 
@@ -127,18 +127,18 @@ class Guide(Weighting):
         if not all(np.isfinite(value).all() for value in values):
             raise ValueError(
                 f"the guide's fit ended at values that are not finite after {self.num_steps} "
-                "steps; lower learning_rate, raise batch_size or num_particles, or give a factory "
+                "steps; lower learning_rate, raise batch_size or num_particles, or pass a factory "
                 "with an init_loc_fn of its own."
             )
         if not any((np.ptp(value, axis=0) > 0).any() for value in values):
             raise ValueError(
-                f"autoguide is {type(guide).__name__}, whose draws are all the same; wanted one "
+                f"autoguide is {type(guide).__name__}, whose draws are all the same; expected one "
                 "with spread, for instance AutoMultivariateNormal."
             )
 
 
 class _GuideDraws(DrawSource):
-    """Draws of a guide that has been fitted."""
+    """Draws of a fitted guide."""
 
     def __init__(
         self, likelihood: ModelLikelihood, guide: AutoGuide, params: Any, args: tuple, kwargs: dict

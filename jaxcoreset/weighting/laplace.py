@@ -1,4 +1,4 @@
-"""The Laplace approximation of a model's posterior, on all rows or on weighted ones, streamed.
+"""The Laplace approximation of a model's posterior, on all rows or on weighted rows, streamed.
 
 The negative log-posterior is −Σ_i w_i log p(y_i | θ) − log p(θ) on the unconstrained parameters θ,
 with the Jacobian of the transformation in the prior. Its mode and its Hessian there are found by
@@ -23,14 +23,15 @@ from jaxcoreset.data.rows import BadRows, Rows, State
 from jaxcoreset.data.utils import host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 
-# Rows that the mode is first looked for on, at least, and as a part of all up to a number; full
-# passes then only polish it.
+# The mode is first searched on a part of the rows: the least number, one row in this many, and the
+# largest number. Passes over all rows then only refine it.
 _WARM_START_ROWS, _WARM_START_PART, _MOST_WARM_START_ROWS = 20_000, 50, 200_000
-# Newton decrements in nats, twice what a full Newton step would still gain: where the search on
-# part of the rows stops, where that on all of them stops, and what is still called a mode.
+# Newton decrements in nats, twice what a full Newton step would still gain: below the first the
+# search on part of the rows stops, below the second the search on all rows.
 _WARM_START_DECREMENT = 1e-2
 _DECREMENT = 1e-6
-# Float32 noise in the sum over n rows: below, steps are not told apart. The last step is free.
+# Float32 noise in the sum over n rows, below which steps cannot be compared; and the decrement up
+# to which a point is accepted as the mode, since the last step costs no pass.
 _DECREMENT_PER_ROW = 1e-9
 _ACCEPTED_DECREMENT = 1e-2
 # Log-likelihoods added in float32 on the device before float64 takes over on the host.
@@ -43,10 +44,10 @@ class LaplaceApproximation:
     """A Gaussian on the unconstrained parameters, at the posterior's mode.
 
     Attributes:
-        mode: float64 array of shape (D,), the parameters in a row.
+        mode: float64 array of shape (D,), the flat parameters.
         covariance: float64 array of shape (D, D), the inverse Hessian at the mode.
-        names: the D parameters' names, as "beta[3]".
-        num_passes: passes over all the rows that finding it took.
+        names: the D parameters' names, such as "beta[3]".
+        num_passes: the number of passes over all the rows that the search took.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class LaplaceFitter:
         self.names = parameter_names(likelihood.init_params)
 
     def at(self, rows: Rows, params: Params) -> float:
-        """The log-posterior of some rows, with its derivatives, by one pass: its value."""
+        """The negative log-posterior of some rows, by one pass, which computes derivatives too."""
         flat, _ = ravel_pytree(params)
         return _LogPosterior(self._terms, rows, None)(np.asarray(flat, np.float64))[0]
 
@@ -111,17 +112,17 @@ class LaplaceFitter:
         flat, _ = ravel_pytree(likelihood.init_params if start is None else start)
         position = np.asarray(flat, np.float64)
         n = likelihood.num_data
-        if start is None and weights is None and (chosen := warm_start_rows(n, key)) is not None:
+        if start is None and weights is None and (chosen := warm_start_indices(n, key)) is not None:
             part = _LogPosterior(
                 self._terms,
                 Rows(likelihood.take(chosen)),
                 np.full(chosen.size, n / chosen.size),
             )
-            position = _newton(part, position, _WARM_START_DECREMENT, max_iters)
+            position = _find_mode(part, position, _WARM_START_DECREMENT, max_iters)
         decrement = float(np.clip(_DECREMENT_PER_ROW * n, _DECREMENT, _WARM_START_DECREMENT))
         counts = None if weights is None else np.asarray(weights)
         full = _LogPosterior(self._terms, likelihood.rows, counts, on_pass=on_pass)
-        position = _newton(full, position, decrement, max_iters)
+        position = _find_mode(full, position, decrement, max_iters)
         _, gradient, hessian = full(position)
         covariance = _inverse_hessian(hessian, names)
         decrement = gradient @ covariance @ gradient
@@ -131,17 +132,17 @@ class LaplaceFitter:
                 f"the posterior's mode was not reached in {full.num_passes} passes: a Newton step "
                 f"would still gain {decrement / 2:.3g} nats, mostly along "
                 f"{', '.join(names[i] for i in worst)}. Rescale these parameters, give a tighter "
-                "prior, build in float64 (JAX_ENABLE_X64=1) if the data are large numbers, take a "
-                "weighting that needs no mode, SubsampleNUTS(), or bring draws of your own: "
+                "prior, build in float64 (JAX_ENABLE_X64=1) if the data are large numbers, use a "
+                "weighting that needs no mode, SubsampleNUTS(), or pass draws of your own: "
                 "weighting=Draws(samples)."
             )
-        # The last Newton step costs no pass, and takes the mode's error to its square.
+        # The last Newton step costs no pass, and squares the mode's error.
         mode = position - covariance @ gradient
         return LaplaceApproximation(mode, covariance, names, self._unravel, full.num_passes)
 
 
-def warm_start_rows(num_data: int, key: PRNGKeyArray | None) -> Int[np.ndarray, " m"] | None:
-    """The rows that the mode is first looked for on; None where n is small, or without a key."""
+def warm_start_indices(num_data: int, key: PRNGKeyArray | None) -> Int[np.ndarray, " m"] | None:
+    """The rows on which the mode is first searched; None if n is small, or without a key."""
     if key is None or num_data <= 2 * _WARM_START_ROWS:
         return None
     num = int(np.clip(num_data // _WARM_START_PART, _WARM_START_ROWS, _MOST_WARM_START_ROWS))
@@ -161,11 +162,11 @@ def laplace_approximation(
 
     Args:
         likelihood: the model's likelihood and data.
-        weights: shape (n,), how often each row counts; once each if left out.
+        weights: shape (n,), how often each row counts; once each by default.
         start: unconstrained parameters to start from.
-        key: a JAX random key. With it and no `start`, where n is large and rows are not weighted,
-            the mode is first looked for on a random part of the rows.
-        max_iters: at most so many Newton steps on all the rows.
+        key: a JAX random key. With a key, without `start` and `weights`, and if n is large, the
+            mode is first searched on a random part of the rows.
+        max_iters: the maximum number of Newton steps on all the rows.
         on_pass: called after every pass over all the rows.
 
     Raises:
@@ -178,7 +179,7 @@ def laplace_approximation(
 
 
 def parameter_names(params: Mapping[str, Any]) -> list[str]:
-    """The names of the D numbers in a dictionary of parameters, in the order of their ravelling."""
+    """The names of the D numbers in a dictionary of parameters, in the order of `ravel_pytree`."""
     names = []
     for site in sorted(params):
         shape = np.shape(params[site])
@@ -194,7 +195,7 @@ def _default_float() -> Any:
 
 
 def _block_terms(args: tuple, rows: tuple, counted: Array) -> tuple:
-    """Sums over a block of weighted log-likelihoods, to second order, and which rows are bad."""
+    """Sums over a block of weighted log-likelihoods and two derivatives; which rows are bad."""
     flat, terms = args
     data, weights = rows
     counts = jnp.where(counted, weights[0] if weights else 1.0, 0.0).astype(flat.dtype)
@@ -219,7 +220,7 @@ def _add_terms(state: State, values: tuple, first: int, num: int) -> State:
 
 
 class _Terms(eqx.Module):
-    """A model's log-likelihood and log-prior as functions of the parameters in a row."""
+    """A model's log-likelihood and log-prior as functions of the flat parameters."""
 
     likelihood: ModelLikelihood = eqx.field(static=True)
     unravel: Callable = eqx.field(static=True)
@@ -239,10 +240,10 @@ class _LogPosterior:
     """The negative log-posterior with gradient and Hessian, a pass over the data per new point.
 
     Args:
-        terms: the model's.
+        terms: the model's log-likelihood and log-prior.
         rows: the rows.
-        weights: how often each row counts; once if left out.
-        what: what its passes are for.
+        weights: how often each row counts; once by default.
+        what: the name of its passes.
         on_pass: called after every pass.
     """
 
@@ -261,7 +262,7 @@ class _LogPosterior:
         self._memory: tuple[bytes, tuple] | None = None
 
     def __call__(self, position: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        # SciPy asks for the value and the Hessian at one point in two calls.
+        # SciPy requests the value and the Hessian at one point in two calls.
         if self._memory is not None and self._memory[0] == position.tobytes():
             return self._memory[1]
         terms = self._evaluate(position)
@@ -297,10 +298,10 @@ class _LogPosterior:
         return float(value), gradient, hessian
 
 
-def _newton(
+def _find_mode(
     objective: _LogPosterior, start: np.ndarray, decrement: float, max_iters: int
 ) -> np.ndarray:
-    """Minimise until a Newton step would gain less than `decrement` nats, or as far as one gets."""
+    """Minimise until the Newton decrement is at most `decrement` nats, or as far as possible."""
     from scipy.optimize import minimize
 
     start = _first_finite(objective, start)
@@ -330,14 +331,14 @@ def _newton(
 def _or_infinite(
     value: float, gradient: np.ndarray, hessian: np.ndarray
 ) -> tuple[float, np.ndarray, np.ndarray]:
-    """As they are, or what has the trust region shrink where one of them is not finite."""
+    """The same, or values that make the trust region shrink if one of them is not finite."""
     if all(np.isfinite(term).all() for term in (value, gradient, hessian)):
         return value, gradient, hessian
     return np.inf, np.zeros_like(gradient), np.eye(gradient.size)
 
 
 def _first_finite(objective: _LogPosterior, start: np.ndarray) -> np.ndarray:
-    """The start, drawn towards the origin of the unconstrained space until it can be used."""
+    """The start, moved towards the origin of the unconstrained space until all is finite there."""
     for shrink in (1.0, 0.5, 0.1, 0.0):
         if all(np.isfinite(term).all() for term in objective(shrink * start)):
             return shrink * start
@@ -350,13 +351,13 @@ def _first_finite(objective: _LogPosterior, start: np.ndarray) -> np.ndarray:
         )
     raise ValueError(
         "the log-posterior or its derivatives are not finite at the model's starting point; check "
-        "the data for extreme values, rescale them, or bring draws: weighting=Draws(samples)."
+        "the data for extreme values, rescale them, or pass draws: weighting=Draws(samples)."
         + where
     )
 
 
 def _decrement(gradient: np.ndarray, hessian: np.ndarray) -> float:
-    """gᵀH⁻¹g, twice the gain in nats that a Newton step promises; infinite if H is not definite."""
+    """gᵀH⁻¹g, twice the predicted gain of a Newton step in nats; ∞ if H is not definite."""
     try:
         factor = np.linalg.cholesky(hessian)
     except np.linalg.LinAlgError:
@@ -374,9 +375,9 @@ def _inverse_hessian(hessian: np.ndarray, names: list[str]) -> np.ndarray:
         raise ValueError(
             "the Hessian of the negative log-posterior is not positive definite at the mode: it "
             f"is flat or falling along {', '.join(names[i] for i in worst)} (smallest eigenvalue "
-            f"{values[0]:.3g} of the scaled matrix). Where the posterior is proper but has no "
-            "mode, as that of a hierarchy whose scale may be near zero, take "
-            "weighting=SubsampleNUTS(), or bring draws: weighting=Draws(samples). Where these "
-            "parameters are not identified, give them a proper prior or drop one of them."
+            f"{values[0]:.3g} of the scaled matrix). If the posterior is proper but has no mode, "
+            "like a hierarchy whose scale may be near zero, use weighting=SubsampleNUTS(), or pass "
+            "draws: weighting=Draws(samples). If these parameters are not identified, give them a "
+            "proper prior or drop one of them."
         )
     return (vectors / values) @ vectors.T * np.outer(scale, scale)

@@ -1,4 +1,4 @@
-"""NUTS on weighted rows: on a uniform subset as π̂, and on a coreset to repair a π̂."""
+"""NUTS on weighted rows: on a uniform subset as π̂, and on a coreset to improve a π̂."""
 
 import contextlib
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from numpyro.infer.hmc import HMCState, hmc
 from jaxcoreset.data.dtypes import as_float64
 from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
-from jaxcoreset.likelihood.precision import wants_float64
+from jaxcoreset.likelihood.precision import needs_float64
 from jaxcoreset.solvers.numerics import HIGHEST
 from jaxcoreset.weighting.base import DrawSource, Weighting
 
-# Up to so many parameters the whole mass matrix is adapted, beyond its diagonal.
+# Maximum number of parameters for a dense mass matrix; beyond, only its diagonal is adapted.
 _DENSE = 100
 _JITTER = 0.1
 _STEPS_PER_CALL = 50
@@ -31,13 +31,13 @@ class SubsampleNUTS(Weighting):
     """π̂ as the posterior of a uniform subset of m rows, each counted n/m times, by NUTS.
 
     It has about the width of the full posterior, and its centre is about √(n/m) of the full
-    posterior's standard deviations off; rounds mend that. It needs no mode.
+    posterior's standard deviations off; further rounds correct that. It needs no mode.
 
     Args:
-        num_rows: rows of the subset, m; all where there are no more.
-        num_warmup: steps of adaptation of each chain.
-        num_samples: draws that are made at a time; chains go on where more are wanted.
-        num_chains: chains, run as one batch.
+        num_rows: the number of rows of the subset, m; all rows if there are fewer.
+        num_warmup: the number of adaptation steps of each chain.
+        num_samples: the number of draws made at a time; chains continue if more are needed.
+        num_chains: the number of chains, run as one batch.
     """
 
     num_rows: int = 1000
@@ -57,7 +57,7 @@ class SubsampleNUTS(Weighting):
         rows_key, jitter_key, key = jax.random.split(key, 3)
         n = likelihood.num_data
         size = min(self.num_rows, n)
-        rows = np.sort(host_generator(rows_key).choice(n, size, replace=False))
+        indices = np.sort(host_generator(rows_key).choice(n, size, replace=False))
         flat, _ = ravel_pytree(likelihood.init_params)
         shape = (self.num_chains, flat.size)
         starts = flat + jax.random.uniform(jitter_key, shape, flat.dtype, -_JITTER, _JITTER)
@@ -67,22 +67,23 @@ class SubsampleNUTS(Weighting):
             num_warmup=self.num_warmup,
             num_samples=self.num_samples,
         )
-        return sampler.run(key, rows, np.full(size, n / size), starts)
+        return sampler.run(key, indices, np.full(size, n / size), starts)
 
 
 class CoresetSampler:
     """NUTS on the posterior of weighted rows, compiled once for all weights and rows of one shape.
 
-    It moves in coordinates z with θ = centre + scale · z, so that what is known of the posterior
-    is a warm start of its mass matrix. Warm-up and sampling are calls of one compiled function, in
-    which chains are a batch. For long tables they run in float64, see `likelihood.precision`.
+    It moves in coordinates z with θ = centre + scale · z, so that a known covariance of the
+    posterior is a warm start of the mass matrix. Warm-up and sampling are calls of one compiled
+    function, in which chains are a batch. For long tables they run in float64, see
+    `likelihood.precision`.
 
     Args:
         likelihood: the model's likelihood and data.
-        num_chains: chains, run as one batch.
-        num_warmup: steps of adaptation of each chain, rounded up to a multiple of 50.
-        num_samples: draws that are made at first, of all chains together, rounded up likewise.
-        max_tree_depth: a trajectory has at most so many doublings.
+        num_chains: the number of chains, run as one batch.
+        num_warmup: the number of adaptation steps of each chain, rounded up to a multiple of 50.
+        num_samples: the number of draws made at first, of all chains together, rounded up likewise.
+        max_tree_depth: the maximum number of doublings of a trajectory.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class CoresetSampler:
         self.num_chains = num_chains
         self.num_warmup = -(-num_warmup // _STEPS_PER_CALL) * _STEPS_PER_CALL
         self.num_samples = num_samples
-        self._in_float64 = wants_float64(likelihood, likelihood.num_data)
+        self._in_float64 = needs_float64(likelihood, likelihood.num_data)
         flat, self.unravel = ravel_pytree(likelihood.init_params)
         with self._precision():
             _, unravel = ravel_pytree(self._exact(likelihood.init_params))
@@ -140,23 +141,23 @@ class CoresetSampler:
     def run(
         self,
         key: PRNGKeyArray,
-        rows: Int[np.ndarray, " m"],
+        indices: Int[np.ndarray, " m"],
         weights: ArrayLike,
         starts: ArrayLike,
         covariance: ArrayLike | None = None,
     ) -> "ChainDraws":
-        """Adapt, and draw for the first time.
+        """Adapt the chains and make the first draws.
 
         Args:
             key: a JAX random key.
-            rows: row numbers, shape (m,).
-            weights: shape (m,).
+            indices: the row numbers, shape (m,).
+            weights: the rows' weights, shape (m,).
             starts: a starting point for each chain, flat and unconstrained, shape (chains, D).
-            covariance: what is known of the posterior's covariance, shape (D, D) and positive
+            covariance: an estimate of the posterior's covariance, shape (D, D) and positive
                 definite.
         """
         with self._precision():
-            return self._run(key, rows, weights, starts, covariance)
+            return self._run(key, indices, weights, starts, covariance)
 
     def _precision(self) -> Any:
         return jax.enable_x64(True) if self._in_float64 else contextlib.nullcontext()
@@ -167,7 +168,7 @@ class CoresetSampler:
     def _run(
         self,
         key: PRNGKeyArray,
-        rows: Int[np.ndarray, " m"],
+        indices: Int[np.ndarray, " m"],
         weights: ArrayLike,
         starts: ArrayLike,
         covariance: ArrayLike | None,
@@ -176,7 +177,7 @@ class CoresetSampler:
         width = starts.shape[1]
         known = np.eye(width) if covariance is None else np.asarray(covariance, np.float64)
         scale = jnp.asarray(np.linalg.cholesky(known), starts.dtype)
-        data = tuple(jnp.asarray(self._exact(leaf)) for leaf in self.likelihood.take(rows))
+        data = tuple(jnp.asarray(self._exact(leaf)) for leaf in self.likelihood.take(indices))
         args = (data, jnp.asarray(weights, starts.dtype), starts[0], scale)
         z = solve_triangular(scale, (starts - starts[0]).T, lower=True).T
         state = self._start(jax.random.split(key, self.num_chains), z, args)
@@ -187,7 +188,7 @@ class CoresetSampler:
     def go_on(
         self, state: HMCState, args: tuple, num: int
     ) -> tuple[HMCState, Float[np.ndarray, "s c d"], int]:
-        """At least `num` draws of all chains together; also, how many transitions diverged."""
+        """Continue the chains: the state, at least `num` draws in all, and how many diverged."""
         parts, divergent = [], 0
         while len(parts) * _STEPS_PER_CALL * self.num_chains < num:
             with self._precision():
@@ -200,11 +201,11 @@ class CoresetSampler:
 
 
 class ChainDraws(DrawSource):
-    """Draws of chains that go on when more are wanted.
+    """Draws of chains that continue if more are needed.
 
     Attributes:
         r_hat: the largest split Gelman–Rubin statistic of a parameter in the first run.
-        num_divergent: divergent transitions in the first run.
+        num_divergent: the number of divergent transitions in the first run.
     """
 
     def __init__(self, sampler: CoresetSampler, state: HMCState, args: tuple):
@@ -231,5 +232,5 @@ class ChainDraws(DrawSource):
 
 
 def _in_turn(draws: Float[np.ndarray, "s c d"]) -> Float[np.ndarray, "n d"]:
-    """Draws of several chains in turn, so that any part of the sequence has all of them."""
+    """Draws of the chains in turn, so that any part of the sequence has draws of all chains."""
     return draws.reshape(-1, draws.shape[-1])

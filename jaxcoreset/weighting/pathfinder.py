@@ -13,9 +13,9 @@ from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.solvers.numerics import HIGHEST
 from jaxcoreset.weighting.base import DrawSource, Weighting
 
-# Widths of the jitter of the starting points, in unconstrained units.
+# The jitter of the starting points, in unconstrained units.
 _JITTER = 1.0
-# A path ends where a step lowers the objective by less, which is where float32 sees no fall; at
+# A path ends if a step lowers the objective by less, where float32 resolves no decrease. With
 # BlackJAX's 1e-5 it may end half a standard deviation from the mode.
 _LEAST_FALL = 1e-9
 
@@ -25,18 +25,18 @@ class Pathfinder(Weighting):
 
     Zhang, Carpenter, Gelman and Vehtari, "Pathfinder: Parallel quasi-Newton variational inference"
     (JMLR 2022, Algorithm 1), once for each of `num_paths` starting points; the path with the
-    highest evidence lower bound is taken, without resampling, so that draws stay distinct. All the
-    rows are on the device and seen in chunks; no second derivatives are needed. Covariances are
-    those of L-BFGS with `history` corrections: rough where there are many more parameters.
+    highest evidence lower bound is used, without resampling, so that draws stay distinct. All the
+    rows are on the device and are evaluated in chunks; no second derivatives are needed. The
+    covariance is that of L-BFGS with `history` corrections: rough with many more parameters.
 
     Needs the extra ``pathfinder``.
 
     Args:
-        num_paths: starting points: the model's own, and others about it.
-        max_iters: at most so many steps of L-BFGS.
-        history: corrections that L-BFGS keeps.
-        num_elbo_draws: draws per step by which the approximations are compared. With few of them a
-            poor one is now and then taken for the best.
+        num_paths: the number of starting points: the model's own, and others around it.
+        max_iters: the maximum number of L-BFGS steps.
+        history: the number of corrections that L-BFGS keeps.
+        num_elbo_draws: the number of draws per step that compare the approximations. With few
+            draws a poor approximation is sometimes taken for the best.
     """
 
     num_paths: int = 4
@@ -75,13 +75,13 @@ class Pathfinder(Weighting):
             for i, (name, value) in enumerate(starts.items())
         }
         data = tuple(jnp.asarray(leaf) for leaf in likelihood.data)
-        lanes = self.max_iters * self.num_elbo_draws
+        num_points = self.max_iters * self.num_elbo_draws
 
         @jax.jit
         def run(key: PRNGKeyArray, start: Params, data: tuple) -> Any:
             state, _ = pathfinder.approximate(
                 key,
-                lambda params: log_posterior(likelihood, params, data, block_rows(lanes)),
+                lambda params: log_posterior(likelihood, params, data, block_rows(num_points)),
                 start,
                 self.num_elbo_draws,
                 maxiter=self.max_iters,
@@ -90,7 +90,7 @@ class Pathfinder(Weighting):
             )
             return state
 
-        # One path after the other: the line search of the slowest would hold all the others up.
+        # One path after the other: in a batch all paths wait for the slowest line search.
         states = [
             run(path_key, jax.tree.map(lambda x, at=i: x[at], starts), data)
             for i, path_key in enumerate(jax.random.split(key, self.num_paths))
@@ -107,7 +107,7 @@ class Pathfinder(Weighting):
 
 
 class _PathfinderDraws(DrawSource):
-    """Draws of the approximation chosen."""
+    """Draws of the best approximation."""
 
     def __init__(self, pathfinder: Any, state: Any):
         self._pathfinder, self._state = pathfinder, state
@@ -120,7 +120,7 @@ class _PathfinderDraws(DrawSource):
 def log_posterior(
     likelihood: ModelLikelihood, params: Params, data: tuple, batch_size: int
 ) -> Float[Array, ""]:
-    """The log-posterior of all rows, up to a constant, under jit and its gradient too.
+    """The log-posterior of all rows, up to a constant; it can be compiled and differentiated.
 
     Rows are summed chunk by chunk, and a chunk's values are computed again for the gradient, so
     that memory holds one chunk.

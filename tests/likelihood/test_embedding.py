@@ -113,7 +113,7 @@ def test_log_likelihood_of_wrong_shape_is_refused(problem_data):
 
 def test_unknown_norm_is_refused(problem_data):
     draws, data = problem_data
-    with pytest.raises(ValueError, match="norm is 'l3'; wanted 'l2' or 'fisher'"):
+    with pytest.raises(ValueError, match="norm is 'l3'; expected 'l2' or 'fisher'"):
         jc.embed(gaussian, draws, data, norm="l3")
 
 

@@ -261,7 +261,7 @@ def test_plate_of_fixed_size_is_refused():
         with numpyro.plate("data", 40):
             numpyro.sample("y", dist.Normal(b * X, 1.0), obs=y)
 
-    error = refused(model, normal_data(), "sizes are to come from the data arguments")
+    error = refused(model, normal_data(), "take sizes from the data arguments")
     assert error.__cause__ is not None
 
 
@@ -327,7 +327,7 @@ def test_taken_for_the_data_is_said_where_an_observed_site_has_several_plates():
         with numpyro.plate("persons", 20, dim=-2), numpyro.plate("items", 100, dim=-1):
             numpyro.sample("y", dist.Normal(skill + easiness, 1.0), obs=answers)
 
-    message = "taken to be easiness, with 100 rows, .*axes of 100 and 20.* by data_axes, or"
+    message = "taken to be easiness, with 100 rows, .*axes have 100 and 20.* by data_axes, or"
     error = refused(model, (np.zeros(100), np.zeros((20, 100))), message)
     assert error.__cause__ is not None
 
@@ -354,7 +354,7 @@ def test_text_is_refused_as_data():
 def test_rows_without_a_finite_log_likelihood_are_named(column, value, kind):
     data = X, y = normal_data()
     data[column][[7, 31]] = value
-    refused(normal_model, (X, y), rf"is {kind} in rows 7, 31; a finite one is wanted")
+    refused(normal_model, (X, y), rf"is {kind} in rows 7, 31; a finite one is expected")
 
 
 def test_rows_are_named_by_their_number_in_all_the_data(monkeypatch):

@@ -109,12 +109,12 @@ def test_short_tables_and_models_of_one_type_stay_as_they_are(monkeypatch):
     x = np.linspace(-1, 1, 100, dtype=np.float32)
     likelihood = jc.model_likelihood(regression, (x, x))
     typed = jc.model_likelihood(with_its_own_type, (x, x))
-    assert not float64.wants_float64(likelihood, 100)
+    assert not float64.needs_float64(likelihood, 100)
     monkeypatch.setattr(float64, "_LONG", 100)
-    assert float64.wants_float64(likelihood, 100)
-    assert not float64.wants_float64(typed, 100)
+    assert float64.needs_float64(likelihood, 100)
+    assert not float64.needs_float64(typed, 100)
     with jax.enable_x64(True):
-        assert not float64.wants_float64(likelihood, 100)
+        assert not float64.needs_float64(likelihood, 100)
 
 
 def test_nothing_is_said_of_rounding_where_it_is_little(monkeypatch):

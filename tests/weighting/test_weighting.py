@@ -169,7 +169,7 @@ def test_draws_are_unconstrained():
     ("samples", "message"),
     [
         ({}, "samples has no beta"),
-        ({"beta": np.ones((20, 2))}, r"wanted \(draws, \*\(3,\)\)"),
+        ({"beta": np.ones((20, 2))}, r"expected \(draws, \*\(3,\)\)"),
         ({"beta": np.full((20, 3), np.nan)}, "not finite"),
     ],
 )
@@ -180,7 +180,7 @@ def test_bad_draws_are_refused(likelihood, samples, message):
 
 def test_too_few_draws_are_refused(likelihood):
     source = jc.Draws({"beta": np.ones((5, 3))}).fit(likelihood, jax.random.key(0))
-    with pytest.raises(ValueError, match="5 draws; wanted at least 8"):
+    with pytest.raises(ValueError, match="5 draws; expected at least 8"):
         source.split(jax.random.key(0), 4, 4)
 
 
@@ -291,7 +291,7 @@ def test_draws_of_a_positive_parameter_are_of_its_logarithm(weighting):
         (lambda: jc.Guide(num_steps=0), ValueError, "num_steps is 0"),
         (lambda: jc.Guide(learning_rate=0.0), ValueError, "learning_rate is 0.0"),
         (lambda: jc.Guide(autoguide.AutoDelta, num_steps=5), ValueError, "all the same"),
-        (lambda: jc.Guide(lambda model: model, num_steps=5), TypeError, "wanted an AutoGuide"),
+        (lambda: jc.Guide(lambda model: model, num_steps=5), TypeError, "expected an AutoGuide"),
         (lambda: jc.SubsampleNUTS(num_rows=0), ValueError, "num_rows is 0"),
         (lambda: jc.SubsampleNUTS(num_samples=8), ValueError, "num_samples is 8"),
         (lambda: jc.Pathfinder(num_paths=0), ValueError, "num_paths is 0"),
