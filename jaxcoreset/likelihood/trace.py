@@ -77,14 +77,8 @@ def log_prob(site: Mapping) -> Any:
 
 def latent_shapes(model: Callable, arguments: tuple[tuple, dict]) -> dict[str, tuple[int, ...]]:
     """The shape of one constrained value of each latent site, for a model that has been checked."""
-    found: list[Site] = []
-
-    def describe() -> None:
-        with full_precision():
-            found.extend(_describe(run(model, arguments, _fill_origin)))
-
-    jax.eval_shape(describe)
-    return {site.name: site.shape for site in found if not site.observed}
+    sites = _read_abstractly(_describe, model, lambda: arguments)
+    return {site.name: site.shape for site in sites if not site.observed}
 
 
 def plate_names(model: Callable, arguments: tuple[tuple, dict]) -> dict[str, list[str]]:
@@ -92,19 +86,17 @@ def plate_names(model: Callable, arguments: tuple[tuple, dict]) -> dict[str, lis
 
     ``arviz.from_numpyro`` infers the same names for a model without weights.
     """
-    found: dict[str, list[str]] = {}
 
-    def describe() -> None:
-        with full_precision():
-            sites = run(model, arguments, _fill_origin)
+    def read(sites: Mapping) -> dict[str, list[str]]:
+        found = {}
         for name, site in sites.items():
             if site["type"] in ("sample", "deterministic"):
                 frames = sorted(site.get("cond_indep_stack", ()), key=lambda frame: frame.dim)
                 events = (site.get("infer") or {}).get("event_dims", ())
                 found[name] = [*(frame.name for frame in frames), *events]
+        return {name: names for name, names in found.items() if names}
 
-    jax.eval_shape(describe)
-    return {name: names for name, names in found.items() if names}
+    return _read_abstractly(read, model, lambda: arguments)
 
 
 def sites_with_all_rows(model: Callable, arguments: Arguments) -> list[Site]:
@@ -167,14 +159,20 @@ def sites_with_rows(model: Callable, arguments: Arguments, num_rows: int) -> lis
 def _abstract_sites(
     model: Callable, arguments: Arguments, num_rows: int | None = None
 ) -> list[Site]:
-    found: list[Site] = []
+    data = tuple(_abstract(leaf, num_rows) for leaf in arguments.data)
+    return _read_abstractly(_describe, model, lambda *rows: arguments.fill(rows), *data)
 
-    def describe(rows: tuple) -> None:
+
+def _read_abstractly(read: Callable, model: Callable, fill: Callable, *shapes: Any) -> Any:
+    """What `read` takes from the trace of a model that is run with shapes in place of data."""
+    found = []
+
+    def trace_model(*data: Any) -> None:
         with full_precision():
-            found.extend(_describe(run(model, arguments.fill(rows), _fill_origin)))
+            found.append(read(run(model, fill(*data), _fill_origin)))
 
-    jax.eval_shape(describe, tuple(_abstract(leaf, num_rows) for leaf in arguments.data))
-    return found
+    jax.eval_shape(trace_model, *shapes)
+    return found[0]
 
 
 def _abstract(leaf: Any, num_rows: int | None) -> jax.ShapeDtypeStruct:

@@ -279,11 +279,11 @@ def test_one_draw_is_enough_for_fisher_features(problem_data):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"num_features": 0}, ValueError, "wanted 1 ≤ num_features ≤ 120"),
+        ({"num_features": 0}, ValueError, "expected 1 ≤ num_features ≤ 120"),
         ({"num_features": 121}, ValueError, "num_features is 121"),
         ({"num_features": 5, "key": None}, ValueError, "key is missing"),
         ({"num_features": 5, "norm": "l2"}, ValueError, "pass norm='fisher'"),
-        ({"draws": jnp.ones((4, 3), int)}, TypeError, "wanted floating-point"),
+        ({"draws": jnp.ones((4, 3), int)}, TypeError, "expected floating-point"),
         ({"draws": jnp.ones((0, 3))}, ValueError, "at least one"),
     ],
 )

@@ -125,7 +125,7 @@ def test_error_names_what_was_taken_as_data():
     args = X, y, np.zeros(40)
     with pytest.raises(ModelError, match="latent site 'c' grows with the rows") as caught:
         model_likelihood(model, args)
-    assert "have 40 rows: X, y, prior_mean; if one of them is no data" in caught.value.__notes__[0]
+    assert "have 40 rows: X, y, prior_mean; if one of them is not data" in caught.value.__notes__[0]
     model_likelihood(model, args, data_axes={"X": 0, "y": 0})
 
 
