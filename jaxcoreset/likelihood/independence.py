@@ -86,7 +86,7 @@ class IndependenceCheck:
             if (exact := self._in_float64(rows)) is None:
                 self._compare(self._before, after, positions, kept, among, _FLOAT32_ROUNDINGS * eps)
             else:
-                self._compare(*exact, positions, kept, among, eps)
+                self._compare(exact[0], exact[1], positions, kept, among, eps)
 
     def refuse_small_change(
         self, positions: Int[np.ndarray, " m"], rows: tuple, kept: slice
@@ -97,7 +97,7 @@ class IndependenceCheck:
             ModelError: a value has changed in float64.
         """
         if (exact := self._in_float64(rows)) is not None:
-            self._compare(*exact, positions, kept, None, _MIXED_EPS)
+            self._compare(exact[0], exact[1], positions, kept, None, _MIXED_EPS)
 
     @property
     def _values_dtype(self) -> np.dtype:
