@@ -128,9 +128,7 @@ def test_processes_share_the_problems_and_what_they_keep_is_put_together(monkeyp
     solved = []
     solve = quality._cell
     monkeypatch.setattr(
-        quality,
-        "_cell",
-        lambda case, trial, *a: solved.append(trial) or solve(case, trial, *a),
+        quality, "_cell", lambda case, trial, *a: solved.append(trial) or solve(case, trial, *a)
     )
 
     def run(*share):

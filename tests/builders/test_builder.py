@@ -245,11 +245,7 @@ def test_every_class_of_an_argument_gets_rows(data, draws, candidates):
 def test_constraint_on_all_rows_can_be_given(data, draws):
     constraint = jc.SimplexTopK(len(data[1]))
     builder = jc.CoresetBuilder(
-        logistic,
-        size=15,
-        solver=jc.AIHT2(constraint=constraint),
-        num_draws=300,
-        weighting=draws,
+        logistic, size=15, solver=jc.AIHT2(constraint=constraint), num_draws=300, weighting=draws
     )
     coreset = builder.run(jax.random.key(0), *data)
     np.testing.assert_allclose(coreset.weights.sum(), len(data[1]), rtol=1e-4)

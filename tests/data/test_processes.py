@@ -30,11 +30,7 @@ def run(*commands):
     start = time.monotonic()
     running = [
         subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=ENVIRONMENT,
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT
         )
         for command in commands
     ]

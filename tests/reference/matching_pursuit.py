@@ -34,11 +34,7 @@ def matching_pursuit(atoms: np.ndarray, k: int) -> list[tuple[np.ndarray, np.nda
         if len(support) > k:
             break
         order = np.argsort(support)
-        solution = (
-            support[order],
-            (weights * scale[support])[order],
-            float(residual @ residual),
-        )
+        solution = (support[order], (weights * scale[support])[order], float(residual @ residual))
         if len(support) > len(path):
             path.append(solution)
         else:

@@ -262,12 +262,7 @@ def test_sizes_double_until_the_tolerance_is_kept_to():
     x = rng.normal(size=(100, 6))
     y = (rng.random(100) < scipy.special.expit(x[:, 0])).astype(int)
     builder = jc.CoresetBuilder(
-        logistic,
-        tol=1e-4,
-        solver=jc.MatchingPursuit(),
-        num_draws=8,
-        rounds=1,
-        progress_bar=False,
+        logistic, tol=1e-4, solver=jc.MatchingPursuit(), num_draws=8, rounds=1, progress_bar=False
     )
     report = builder.run(jax.random.key(0), x, y).report
     assert report.is_within_tol

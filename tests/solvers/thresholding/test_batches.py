@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 
 import jaxcoreset as jc
-from jaxcoreset.solvers.thresholding.batches import (
-    draw_batch,
-    estimate_correlations,
-    second_batch,
-)
+from jaxcoreset.solvers.thresholding.batches import draw_batch, estimate_correlations, second_batch
 from jaxcoreset.solvers.thresholding.stochastic import StochasticAIHT
 from tests.solvers.thresholding.helpers import KEY, batches_of, point, rows_of
 

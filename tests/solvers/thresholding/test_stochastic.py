@@ -11,11 +11,7 @@ import pytest
 
 import jaxcoreset as jc
 from jaxcoreset.solvers.constraints import GroupTopK, SimplexTopK, Sparse, StratifiedTopK
-from jaxcoreset.solvers.thresholding.batches import (
-    Batch,
-    draw_batch,
-    second_batch,
-)
+from jaxcoreset.solvers.thresholding.batches import Batch, draw_batch, second_batch
 from jaxcoreset.solvers.thresholding.hard import AIHT, AIHT2, IHT, Iterate
 from jaxcoreset.solvers.thresholding.stochastic import SVRGIHT, ProjectedOptax, StochasticAIHT
 from tests.datasets import atoms_of
