@@ -49,3 +49,11 @@ def untyped():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def unverified(monkeypatch):
+    """What is looked at before a build does not show that a model's rows see one another."""
+    monkeypatch.setattr(
+        "jaxcoreset.likelihood.verification.alike_subsets", lambda num_rows: iter(())
+    )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import scipy.special
 from numpyro.infer.util import log_density
 
 # What a log-probability may be off by: see `test_likelihood`.
@@ -178,6 +179,27 @@ def outside_site(num_data=40):
             numpyro.sample("y", dist.Normal(m, s), obs=y)
 
     return model, (y, readings), {}
+
+
+def logistic_model(x, y=None):
+    """`logistic` by another name: for tests that have data of their own."""
+    beta = numpyro.sample("beta", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
+
+
+def logistic_data(num_rows, beta=(1.0, -0.5, 0.2, 0.3)):
+    """Rows of `logistic_model`; the last coefficient is the intercept."""
+    rng = np.random.default_rng(0)
+    x = np.hstack([rng.normal(size=(num_rows, len(beta) - 1)), np.ones((num_rows, 1))])
+    return x, (rng.random(num_rows) < scipy.special.expit(x @ np.array(beta))).astype(int)
+
+
+def regression_model(x, y=None):
+    """Linear, of known noise, so that every weighted posterior is known."""
+    beta = numpyro.sample("beta", dist.Normal(0, 2).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ beta, 0.5), obs=y)
 
 
 # The data axis of `normal_model`.

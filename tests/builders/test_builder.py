@@ -7,28 +7,14 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-import scipy.special
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
 import jaxcoreset as jc
 from jaxcoreset.weighting.laplace import laplace_approximation
 from tests import models
-
-
-def logistic(x, y=None):
-    beta = numpyro.sample("beta", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
-    with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
-
-
-def logistic_data(num_rows):
-    rng = np.random.default_rng(0)
-    x = np.hstack([rng.normal(size=(num_rows, 3)), np.ones((num_rows, 1))])
-    y = (rng.random(num_rows) < scipy.special.expit(x @ np.array([1.0, -0.5, 0.2, 0.3]))).astype(
-        int
-    )
-    return x, y
+from tests.models import logistic_data
+from tests.models import logistic_model as logistic
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +39,13 @@ def coreset(data):
     return jc.CoresetBuilder(logistic, size=20, num_draws=300).run(jax.random.key(0), *data)
 
 
+def laplace_of(coreset):
+    likelihood = jc.model_likelihood(logistic, coreset.args)
+    return laplace_approximation(likelihood, weights=coreset.weights)
+
+
 def test_coreset_posterior_is_the_full_posterior(coreset, full):
-    small = laplace_approximation(
-        jc.model_likelihood(logistic, coreset.args), weights=coreset.weights
-    )
+    small = laplace_of(coreset)
     assert np.max(np.abs(small.mode - full.mode) / full.sd) < 0.02
     np.testing.assert_allclose(small.sd / full.sd, 1, atol=0.02)
 
@@ -64,9 +53,7 @@ def test_coreset_posterior_is_the_full_posterior(coreset, full):
 def test_report_estimates_the_divergence_between_the_laplace_approximations(data, full, draws):
     builder = jc.CoresetBuilder(logistic, size=5, num_draws=300, weighting=draws)
     coreset = builder.run(jax.random.key(3), *data)
-    small = laplace_approximation(
-        jc.model_likelihood(logistic, coreset.args), weights=coreset.weights
-    )
+    small = laplace_of(coreset)
     difference = small.mode - full.mode
     precisions = np.linalg.inv(full.covariance), np.linalg.inv(small.covariance)
     divergence = 0.5 * (
@@ -118,14 +105,8 @@ def test_the_same_key_gives_the_same_coreset(data, coreset):
 
 @pytest.mark.slow
 def test_candidates_and_chunks_change_little(data, draws):
-    builder = jc.CoresetBuilder(
-        logistic,
-        size=20,
-        num_draws=300,
-        candidates=500,
-        execution=jc.Execution(batch_size=700),
-        weighting=draws,
-    )
+    settings = {"candidates": 500, "execution": jc.Execution(batch_size=700), "weighting": draws}
+    builder = jc.CoresetBuilder(logistic, size=20, num_draws=300, **settings)
     report = builder.run(jax.random.key(0), *data).report
     assert report.num_candidates == 500
     assert report.kl < 1e-2
@@ -228,14 +209,9 @@ def logistic_with_site(x, site, y=None):
 def test_every_class_of_an_argument_gets_rows(data, draws, candidates):
     x, y = data
     site = sites_of(data)
-    builder = jc.CoresetBuilder(
-        logistic_with_site,
-        size=20,
-        solver=jc.AIHT2(constraint=jc.StratifiedTopK("site", reserved=4)),
-        candidates=candidates,
-        num_draws=300,
-        weighting=draws,
-    )
+    solver = jc.AIHT2(constraint=jc.StratifiedTopK("site", reserved=4))
+    settings = {"candidates": candidates, "num_draws": 300, "weighting": draws}
+    builder = jc.CoresetBuilder(logistic_with_site, size=20, solver=solver, **settings)
     coreset = builder.run(jax.random.key(0), x, site, y)
     assert len(coreset) <= 20
     assert np.sum(coreset.args[1] == 7) >= 3
@@ -280,9 +256,8 @@ def test_constraint_of_the_solver_holds_if_only_some_rows_are_candidates(is_stoc
     solver = jc.AIHT2(constraint=jc.StratifiedTopK(np.unique(site, return_inverse=True)[1], 4))
     if is_stochastic:
         solver = jc.StochasticAIHT(solver)
-    builder = jc.CoresetBuilder(
-        logistic, size=20, solver=solver, num_draws=100, num_held_out=100, rounds=1
-    )
+    settings = {"num_draws": 100, "num_held_out": 100, "rounds": 1}
+    builder = jc.CoresetBuilder(logistic, size=20, solver=solver, **settings)
     coreset = builder.run(jax.random.key(0), x, y)
     assert coreset.report.num_candidates < 10_001
     assert np.max(np.unique(site[coreset.indices], return_counts=True)[1]) <= 4
@@ -347,13 +322,8 @@ def with_prior(rating, y):
         (with_prior, {"size": 1}, "site 'a', which is outside the data axis, changes when rows"),
     ],
 )
-def test_coreset_whose_rows_are_worth_something_else_alone_is_refused(
-    monkeypatch, model, settings, message
-):
-    # What is looked at before the build does not show it.
-    monkeypatch.setattr(
-        "jaxcoreset.likelihood.verification.alike_subsets", lambda num_rows: iter(())
-    )
+@pytest.mark.usefixtures("unverified")
+def test_coreset_whose_rows_are_worth_something_else_alone_is_refused(model, settings, message):
     builder = jc.CoresetBuilder(model, num_draws=100, num_held_out=100, **settings)
     with pytest.raises(ValueError, match=message):
         builder.run(jax.random.key(0), *ratings())
@@ -370,11 +340,9 @@ def test_coreset_of_read_rows_is_looked_at_too(monkeypatch, tmp_path):
         builder.run(jax.random.key(0), *data)
 
 
-def test_standardisation_that_large_values_hide_is_refused_as_such(monkeypatch):
+@pytest.mark.usefixtures("unverified")
+def test_standardisation_that_large_values_hide_is_refused_as_such():
     """Prices: at a start near zero float32 rounds a log-likelihood of −10⁸ nats."""
-    monkeypatch.setattr(
-        "jaxcoreset.likelihood.verification.alike_subsets", lambda num_rows: iter(())
-    )
     random = np.random.default_rng(0)
     x = random.normal(40, 10, size=3000)
     y = 20_000 + 300 * (x - 40) + 5000 * random.normal(size=3000)

@@ -4,9 +4,8 @@ import json
 
 import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from process_program import model, table
 
 import jaxcoreset as jc
 from jaxcoreset import sources
@@ -14,16 +13,8 @@ from jaxcoreset import sources
 NUM_ROWS = 20_000
 
 
-def model(x, y):
-    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([3]).to_event(1))
-    with numpyro.plate("data", x.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=x @ slopes), obs=y)
-
-
 def main():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(NUM_ROWS, 3)).astype(np.float32)
-    y = (rng.random(NUM_ROWS) < 1 / (1 + np.exp(-x @ np.ones(3)))).astype(np.float32)
+    x, y = table(NUM_ROWS)
     source = sources.batches([(x[:7000], y[:7000]), (x[7000:], y[7000:])], num_rows=NUM_ROWS)
 
     def mesh(count):

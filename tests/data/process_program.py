@@ -25,10 +25,10 @@ def model(x, y):
         numpyro.sample("y", dist.Bernoulli(logits=x @ slopes), obs=y)
 
 
-def table():
+def table(num_rows=NUM_ROWS):
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(NUM_ROWS, 3)).astype(np.float32)
-    y = (rng.random(NUM_ROWS) < 1 / (1 + np.exp(-x @ np.ones(3)))).astype(np.float32)
+    x = rng.normal(size=(num_rows, 3)).astype(np.float32)
+    y = (rng.random(num_rows) < 1 / (1 + np.exp(-x @ np.ones(3)))).astype(np.float32)
     return x, y
 
 

@@ -4,8 +4,6 @@ import statistics
 
 import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
 
 import jaxcoreset as jc
@@ -15,13 +13,7 @@ from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
 from jaxcoreset.selection.rounds import agree, relative_ess_of
 from jaxcoreset.weighting.nuts import CoresetSampler
-
-
-def regression(x, y=None):
-    """Conjugate but for its likelihood's width, so that every weighted posterior is known."""
-    beta = numpyro.sample("beta", dist.Normal(0, 2).expand([x.shape[1]]).to_event(1))
-    with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("y", dist.Normal(x @ beta, 0.5), obs=y)
+from tests.models import regression_model as regression
 
 
 def posterior_of(x, y, weights):
@@ -54,12 +46,15 @@ def divergence(data, coreset):
     return gaussian_kl(*full, *small) + gaussian_kl(*small, *full)
 
 
+def rounds_of(data, off, rounds):
+    settings = {"rounds": rounds, "num_held_out": 500, "progress_bar": False}
+    builder = jc.CoresetBuilder(regression, size=16, weighting=off, **settings)
+    return builder.run_rounds(jax.random.key(0), *data)
+
+
 @pytest.fixture(scope="module")
 def mended(data, off):
-    builder = jc.CoresetBuilder(
-        regression, size=16, weighting=off, rounds=5, num_held_out=500, progress_bar=False
-    )
-    return builder.run_rounds(jax.random.key(0), *data)
+    return rounds_of(data, off, 5)
 
 
 def divergences(data, weighting):
@@ -112,10 +107,7 @@ def test_where_estimates_differ_the_larger_one_is_reported(mended):
 
 
 def test_rounds_are_the_same_for_the_same_key(data, off, mended):
-    builder = jc.CoresetBuilder(
-        regression, size=16, weighting=off, rounds=2, num_held_out=500, progress_bar=False
-    )
-    again = builder.run_rounds(jax.random.key(0), *data)
+    again = rounds_of(data, off, 2)
     assert len(again) == 2
     for coreset, before in zip(again, mended, strict=False):
         np.testing.assert_array_equal(coreset.indices, before.indices)

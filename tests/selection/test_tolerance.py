@@ -3,8 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
 import scipy.special
 
@@ -18,20 +16,13 @@ from jaxcoreset.selection.estimate import KLEstimate
 from jaxcoreset.selection.tolerance import PRECISION, smallest_within
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.weighting import DrawSource
-
-
-def logistic(x, y=None):
-    beta = numpyro.sample("beta", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
-    with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
+from tests.models import logistic_data
+from tests.models import logistic_model as logistic
 
 
 @pytest.fixture(scope="module")
 def data():
-    rng = np.random.default_rng(0)
-    x = np.hstack([rng.normal(size=(500, 3)), np.ones((500, 1))])
-    y = (rng.random(500) < scipy.special.expit(x @ np.array([1.0, -0.5, 0.2, 0.3]))).astype(int)
-    return x, y
+    return logistic_data(500)
 
 
 class Normal(DrawSource):
@@ -200,9 +191,8 @@ def test_estimates_of_many_builds_are_honest(data):
     fresh = jc.embed(
         likelihood.log_likelihood, full.draws(jax.random.key(99), 20_000), likelihood.data
     )
-    builder = jc.CoresetBuilder(
-        logistic, tol=0.02, num_held_out=500, weighting=jc.Laplace(), progress_bar=False
-    )
+    settings = {"num_held_out": 500, "weighting": jc.Laplace(), "progress_bar": False}
+    builder = jc.CoresetBuilder(logistic, tol=0.02, **settings)
     scores = []
     for seed in range(6):
         coreset = builder.run(jax.random.key(seed), *data)

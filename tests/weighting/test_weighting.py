@@ -16,18 +16,8 @@ import jaxcoreset as jc
 from jaxcoreset.weighting import laplace
 from jaxcoreset.weighting.laplace import laplace_approximation, parameter_names
 from jaxcoreset.weighting.pathfinder import log_posterior
-
-
-def logistic(x, y=None):
-    beta = numpyro.sample("beta", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
-    with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
-
-
-def regression(x, y=None):
-    beta = numpyro.sample("beta", dist.Normal(0, 2).expand([x.shape[1]]).to_event(1))
-    with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("y", dist.Normal(x @ beta, 0.5), obs=y)
+from tests.models import logistic_model as logistic
+from tests.models import regression_model as regression
 
 
 def data_of(n, d=3, seed=0):
