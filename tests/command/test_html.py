@@ -64,9 +64,8 @@ def coreset():
 
 @pytest.fixture(scope="module")
 def comparison(coreset):
-    return compare_laplace(
-        coreset, lambda name: {"beta[0]": "age", "beta[1]": "<b>"}.get(name, name)
-    )
+    names = {"beta[0]": "age", "beta[1]": "<b>"}
+    return compare_laplace(coreset, lambda name: names.get(name, name))
 
 
 def test_page_needs_no_other_file_and_is_well_formed(coreset, comparison):

@@ -68,11 +68,9 @@ def variance(coreset, *parts):
     return gradient @ covariance @ gradient + 0.5 * np.trace(curved @ curved)
 
 
-def build(data, size=7, **settings):
-    builder = jc.CoresetBuilder(
-        model, size=size, num_draws=100, num_held_out=400, progress_bar=False, **settings
-    )
-    return builder.run(jax.random.key(0), *data)
+def build(data, size=7, num_held_out=400, **settings):
+    settings |= {"num_draws": 100, "num_held_out": num_held_out, "progress_bar": False}
+    return jc.CoresetBuilder(model, size=size, **settings).run(jax.random.key(0), *data)
 
 
 @pytest.fixture(scope="module")
@@ -133,14 +131,7 @@ def test_rows_that_change_everything_are_told():
 
 @pytest.fixture(scope="module")
 def with_tol():
-    builder = jc.CoresetBuilder(
-        model,
-        tol=jc.Tolerance(0.05, max_size=8),
-        num_draws=100,
-        num_held_out=400,
-        progress_bar=False,
-    )
-    return builder.run(jax.random.key(0), *rows(0))
+    return build(rows(0), size=None, tol=jc.Tolerance(0.05, max_size=8))
 
 
 OTHER = rows(1, NUM_ROWS, slopes=5.0)
@@ -148,9 +139,8 @@ OTHER = rows(1, NUM_ROWS, slopes=5.0)
 
 @pytest.fixture(scope="module")
 def drifted(with_tol):
-    with pytest.warns(
-        UserWarning, match=r"too few to estimate .* build a new coreset from all rows"
-    ):
+    message = r"too few to estimate .* build a new coreset from all rows"
+    with pytest.warns(UserWarning, match=message):
         return with_tol.update(jax.random.key(1), *OTHER)
 
 
@@ -204,10 +194,7 @@ def test_an_error_that_cannot_be_known_is_not_known_of_a_merger(drifted, old):
 
 def test_few_draws_do_not_tell_that_they_are_worth_little():
     """Eight are worth an eighth at least, by their own weights, however far they are."""
-    builder = jc.CoresetBuilder(
-        model, size=7, num_draws=100, num_held_out=8, rounds=1, progress_bar=False
-    )
-    coreset = builder.run(jax.random.key(0), *rows(0))
+    coreset = build(rows(0), num_held_out=8, rounds=1)
     with pytest.warns(UserWarning, match=r"the 8 old draws .* are worth 1\.\d draws"):
         coreset = coreset.update(jax.random.key(1), *OTHER)
     assert coreset.report.history[-1]["relative_ess"] > 0.1
@@ -243,10 +230,9 @@ def test_reports_of_earlier_versions_are_still_read(drifted):
 
 def test_summaries_of_earlier_versions_are_still_read(with_tol):
     plain = with_tol.summary.to_dict()
+    earlier = {"selection": "select", "confirmation": "confirm"}
     for part in plain["parts"]:
-        part["use"] = {"selection": "select", "confirmation": "confirm"}.get(
-            part["use"], part["use"]
-        )
+        part["use"] = earlier.get(part["use"], part["use"])
     again = DataSummary.from_dict(plain)
     assert [part.use for part in again.parts] == [part.use for part in with_tol.summary.parts]
 
@@ -361,11 +347,9 @@ def test_a_coreset_merged_alone_with_room_for_all_is_itself(blocks):
     ],
     ids=["update", "merge"],
 )
+@pytest.mark.usefixtures("unverified")
 def test_rows_that_are_worth_something_else_alone_are_refused(monkeypatch, size, again):
     """As the builder refuses them."""
-    monkeypatch.setattr(
-        "jaxcoreset.likelihood.verification.alike_subsets", lambda num_rows: iter(())
-    )
     monkeypatch.setattr("jaxcoreset.selection.draws.check_program", lambda *given: None)
     old, new = (np.random.default_rng(seed).normal(size=2000) for seed in (0, 1))
     builder = jc.CoresetBuilder(by_number(5), size=size, num_draws=100, num_held_out=100)

@@ -29,16 +29,9 @@ def main():
     }
     found = {}
     for name, (devices, data) in cases.items():
-        builder = jc.CoresetBuilder(
-            model,
-            size=6,
-            num_draws=100,
-            num_held_out=100,
-            candidates=jc.Candidates(300, extra_passes=1),
-            rounds=1,
-            execution=jc.Execution(devices),
-            progress_bar=False,
-        )
+        settings = {"num_draws": 100, "num_held_out": 100, "rounds": 1, "progress_bar": False}
+        settings |= {"candidates": jc.Candidates(300, extra_passes=1)}
+        builder = jc.CoresetBuilder(model, size=6, execution=jc.Execution(devices), **settings)
         coreset = builder.run(jax.random.key(0), *data)
         found[name] = {
             "indices": coreset.indices.tolist(),

@@ -13,6 +13,7 @@ import jaxcoreset as jc
 from jaxcoreset.likelihood import precision as float64
 from jaxcoreset.likelihood.checks import refuse_other_program
 from jaxcoreset.likelihood.verification import check_program
+from tests.models import normal_model
 
 WORDS = "The compiler has made a wrong program"
 
@@ -62,12 +63,7 @@ def test_beta_regression_is_right_or_refused(data):
 
 
 def test_wrong_values_at_some_of_the_draws_are_refused(data, monkeypatch):
-    def regression(x, y=None):
-        slope = numpyro.sample("slope", dist.Normal(0, 1))
-        with numpyro.plate("rows", x.shape[0]):
-            numpyro.sample("y", dist.Normal(slope * x, 1), obs=y)
-
-    builder = jc.CoresetBuilder(regression, size=5, num_draws=200, rounds=1, progress_bar=False)
+    builder = jc.CoresetBuilder(normal_model, size=5, num_draws=200, rounds=1, progress_bar=False)
     right = float64.log_likelihood_matrix
 
     def wrong(*args, **kwargs):

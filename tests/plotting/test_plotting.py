@@ -81,23 +81,9 @@ def test_rows_are_counted_in_plain_numbers():
 
 
 def test_coreset_without_error_has_no_curve_to_draw():
-    whole = Report(
-        9,
-        9,
-        9,
-        9,
-        0,
-        0,
-        0.0,
-        0.0,
-        0.0,
-        0.0,
-        "all rows",
-        True,
-        "none needed",
-        {name: np.zeros(1) for name in report().curve},
-        {},
-    )
+    numbers = (9, 9, 9, 9, 0, 0, 0.0, 0.0, 0.0, 0.0)
+    curve = {name: np.zeros(1) for name in report().curve}
+    whole = Report(*numbers, "all rows", True, "none needed", curve, {})
     for draw in (plotting.plot_kl, plotting.plot_error):
         with pytest.raises(ValueError, match="a coreset of all rows has no error"):
             draw(whole)
@@ -123,9 +109,8 @@ def test_marginals_take_draws_sites_and_gaussians():
 
 def test_contours_of_a_gaussian_hold_their_mass():
     mean, covariance = np.array([1.0, -1.0]), np.array([[2.0, 0.6], [0.6, 0.5]])
-    ax = plotting.plot_contours(
-        (mean, covariance), (mean, covariance), masses=[0.5, 0.95], names=["a", "b"]
-    )
+    gaussian = mean, covariance
+    ax = plotting.plot_contours(gaussian, gaussian, masses=[0.5, 0.95], names=["a", "b"])
     lines = ax.get_lines()
     assert len(lines) == 4
     for line, mass in zip(lines[:2], (0.5, 0.95), strict=True):

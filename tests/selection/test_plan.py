@@ -54,9 +54,8 @@ def test_memory_of_many_batches_is_within_the_plan():
 
 def test_a_plan_names_the_batches_and_candidates():
     x = np.ones((30_000, 2), np.float32)
-    builder = jc.CoresetBuilder(
-        model, size=10, candidates=700, execution=jc.Execution(batch_size=3000)
-    )
+    execution = jc.Execution(batch_size=3000)
+    builder = jc.CoresetBuilder(model, size=10, candidates=700, execution=execution)
     plan = builder.plan(x, np.ones(30_000, np.float32))
     assert plan.num_candidates == 700
     assert plan.num_draws == 1500

@@ -72,9 +72,8 @@ def squared_distance(vector, point):
 
 def make_atoms(rng, n, num_draws=40):
     """Atoms with common directions, as log-likelihoods have them, of shape (n, S)."""
-    return rng.normal(size=(n, 4)) @ rng.normal(size=(4, num_draws)) / 4 + 0.3 * rng.normal(
-        size=(n, num_draws)
-    )
+    common = rng.normal(size=(n, 4)) @ rng.normal(size=(4, num_draws)) / 4
+    return common + 0.3 * rng.normal(size=(n, num_draws))
 
 
 # Whole numbers and halves make ties, between rows and between groups, that random floats never do.
@@ -91,9 +90,8 @@ def test_projection_is_as_near_as_exhaustive_search_finds(name, vector, groups, 
     found = np.asarray(project(make_set(name, groups), jnp.asarray(vector, jnp.float32), k))
     assert is_in_set(name, found, k, groups)
     nearest = exhaustive(name, vector, k, groups)
-    assert squared_distance(vector, found) == pytest.approx(
-        squared_distance(vector, nearest), abs=1e-4
-    )
+    least = squared_distance(vector, nearest)
+    assert squared_distance(vector, found) == pytest.approx(least, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -278,12 +276,8 @@ def test_iht_with_backtracking_never_raises_the_objective(name):
     n = 30
     with jax.enable_x64(True):
         problem = jc.CoresetProblem(make_atoms(rng, n))
-        solver = jc.IHT(
-            constraint=make_set(name, np.arange(n) % 3, 20.0),
-            line_search="backtracking",
-            record_history=True,
-            max_iters=60,
-        )
+        options = {"line_search": "backtracking", "record_history": True, "max_iters": 60}
+        solver = jc.IHT(constraint=make_set(name, np.arange(n) % 3, 20.0), **options)
         found = jc.solve(problem, 6, solver)
         weights, history = np.asarray(found.dense(n)), np.asarray(found.history)
     assert is_in_set(name, weights, 6, np.arange(n) % 3, 20.0)
@@ -309,18 +303,12 @@ def test_iterates_with_groups_equal_a_loop_with_exhaustive_projections(name, alg
     n, k, num_iters = 9, 4, 10
     groups = np.arange(n) % 3
     atoms = make_atoms(np.random.default_rng(10), n)
+    given = atoms.T, atoms.sum(axis=0), k
+    options = {"algorithm": algorithm, "max_iters": num_iters, "tol": 0.0}
     path = reference_solver.hard_thresholding(
-        atoms.T,
-        atoms.sum(axis=0),
-        k,
-        algorithm=algorithm,
-        max_iters=num_iters,
-        tol=0.0,
-        projection=lambda vector, k: exhaustive(name, vector, k, groups),
+        *given, projection=lambda vector, k: exhaustive(name, vector, k, groups), **options
     )
-    free = reference_solver.hard_thresholding(
-        atoms.T, atoms.sum(axis=0), k, algorithm=algorithm, max_iters=num_iters, tol=0.0
-    )
+    free = reference_solver.hard_thresholding(*given, **options)
     assert not np.allclose(path[-1], free[-1], atol=1e-3)  # the constraint matters here
     with jax.enable_x64(True):
         solver = getattr(jc, algorithm)(

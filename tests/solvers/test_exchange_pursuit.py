@@ -325,12 +325,8 @@ def test_a_long_sweep_is_at_small_k_as_good_as_a_short_one(monkeypatch, largest,
 @pytest.mark.parametrize("seed", range(3))
 def test_a_further_start_takes_nothing_away(seed):
     problem = _problem(low_rank_atoms(seed=seed))
-    errors = np.array(
-        [
-            sweep(problem, KS, ExchangePursuit(num_starts=number)).relative_error
-            for number in (0, 1, 3, 6)
-        ]
-    )
+    solvers = [ExchangePursuit(num_starts=number) for number in (0, 1, 3, 6)]
+    errors = np.array([sweep(problem, KS, solver).relative_error for solver in solvers])
     assert np.all(errors[1:] <= 1.001 * errors[:-1] + FLOAT32_FLOOR)
     assert np.any(errors[-1] < 0.95 * errors[0])
 

@@ -46,16 +46,10 @@ def test_iterates_equal_the_reference_on_the_same_batches(case):
         np.flatnonzero(np.asarray(second_batch(key, n, batch)))
         for key, batch in zip(keys, batches, strict=True)
     ]
-    iterates = reference.stochastic(
-        atoms.T,
-        atoms.sum(0),
-        k,
-        [rows_of(batch) for batch in batches],
-        algorithm=type(solver.base).__name__,
-        estimator=solver.estimator,
-        image_batches=image_batches,
-        normalise=solver.normalise,
-    )
+    settings = {"algorithm": type(solver.base).__name__, "estimator": solver.estimator}
+    settings |= {"image_batches": image_batches, "normalise": solver.normalise}
+    rows = [rows_of(batch) for batch in batches]
+    iterates = reference.stochastic(atoms.T, atoms.sum(0), k, rows, **settings)
     assert_same(device_iterates(solver, atoms, k, epochs, keys), iterates)
 
 
@@ -64,13 +58,9 @@ def test_variance_reduced_iterates_equal_the_reference(estimator):
     atoms, k, num_iters = independent_atoms(60, 40), 8, 12
     solver = SVRGIHT(AIHT2(), estimator=estimator, batch_size=0.3)
     epochs, keys = batches_of(solver, len(atoms), num_iters)
+    rows = [[rows_of(batch) for batch in epoch] for epoch in epochs]
     iterates = reference.svrg(
-        atoms.T,
-        atoms.sum(0),
-        k,
-        [[rows_of(batch) for batch in epoch] for epoch in epochs],
-        algorithm="AIHT2",
-        estimator=estimator,
+        atoms.T, atoms.sum(0), k, rows, algorithm="AIHT2", estimator=estimator
     )
     assert_same(device_iterates(solver, atoms, k, epochs, keys), iterates)
 
@@ -80,14 +70,9 @@ def test_optax_iterates_equal_the_reference():
     rate = 0.3 / np.linalg.norm(atoms, 2) ** 2
     solver = ProjectedOptax(optax.sgd(rate, momentum=0.5), estimator="support", batch_size=0.3)
     epochs, keys = batches_of(solver, len(atoms), num_iters)
+    rows = [rows_of(batch) for epoch in epochs for batch in epoch]
     iterates = reference.projected_momentum(
-        atoms.T,
-        atoms.sum(0),
-        k,
-        [rows_of(batch) for epoch in epochs for batch in epoch],
-        rate=rate,
-        decay=0.5,
-        estimator="support",
+        atoms.T, atoms.sum(0), k, rows, rate=rate, decay=0.5, estimator="support"
     )
     assert_same(device_iterates(solver, atoms, k, epochs, keys), iterates)
 
@@ -96,13 +81,9 @@ def test_run_follows_its_batches_and_keeps_the_best_iterate():
     atoms, k, num_iters = independent_atoms(60, 40), 8, 12
     solver = StochasticAIHT(AIHT2(max_iters=num_iters, record_history=True))
     epochs, _ = batches_of(solver, 60, num_iters)
+    rows = [rows_of(batch) for epoch in epochs for batch in epoch]
     iterates = reference.stochastic(
-        atoms.T,
-        atoms.sum(0),
-        k,
-        [rows_of(batch) for epoch in epochs for batch in epoch],
-        algorithm="AIHT2",
-        estimator="pool",
+        atoms.T, atoms.sum(0), k, rows, algorithm="AIHT2", estimator="pool"
     )
     objectives = np.array([objective(atoms, w) for w in iterates])
     best = iterates[int(objectives.argmin())]
