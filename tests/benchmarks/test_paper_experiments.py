@@ -243,13 +243,9 @@ def served_set(folder, url, **changes):
     y = np.array([1, -1, 1, 1, -1, 1, 1, -1])
     np.savez(folder / "some.npz", X=x[:6], y=y[:6], Xt=x[6:], yt=y[6:])
     content = (folder / "some.npz").read_bytes()
+    digest, classes = hashlib.sha256(content).hexdigest(), {-1: 3, 1: 5}
     source = download.Source(
-        "some",
-        f"{url}/some.npz",
-        download._both_parts,
-        (8, 3),
-        hashlib.sha256(content).hexdigest(),
-        classes={-1: 3, 1: 5},
+        "some", f"{url}/some.npz", download._both_parts, (8, 3), digest, classes=classes
     )
     return dataclasses.replace(source, **changes), x, y
 

@@ -86,14 +86,8 @@ def test_a_coreset_of_all_rows_says_why_it_has_no_summary():
 
 def of_model(model, coreset):
     """The same rows and weights, of another model."""
-    return jc.Coreset(
-        model,
-        coreset.indices,
-        coreset.weights,
-        coreset.arguments,
-        coreset.report,
-        data_dims=coreset.data_dims,
-    )
+    parts = coreset.indices, coreset.weights, coreset.arguments, coreset.report
+    return jc.Coreset(model, *parts, data_dims=coreset.data_dims)
 
 
 def test_model_without_a_name_must_be_given_on_loading(coreset, tmp_path):

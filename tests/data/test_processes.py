@@ -120,21 +120,18 @@ def test_certificates_of_processes_are_at_the_draws_of_the_first():
 
 
 @pytest.mark.slow
-def test_processes_end_where_the_first_one_dies():
-    """Process 0 coordinates, so JAX itself ends the other processes."""
-    status, found, text, seconds = run_over_loopback(2, "first dies")
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("first dies", "another task died"),  # it coordinates, so JAX itself ends the others
+        ("dies", "process 1 of 2 did not arrive within 5 seconds"),
+    ],
+)
+def test_processes_end_in_time_where_one_dies(what, message):
+    status, found, text, seconds = run_over_loopback(2, what)
     assert status != 0
     assert not found
-    assert "another task died" in text
-    assert seconds < 90
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_is_named_within_the_time():
-    status, found, text, seconds = run_over_loopback(2, "dies")
-    assert status != 0
-    assert not found
-    assert "process 1 of 2 did not arrive within 5 seconds" in text
+    assert message in text
     assert seconds < 90
 
 

@@ -119,14 +119,9 @@ def test_saved_coreset_is_corrected_with_the_data_given_again(poor, tmp_path):
 @pytest.fixture(scope="module")
 def nuts(poor):
     coreset = coreset_of(poor)
-    mcmc = MCMC(
-        NUTS(coreset.model, dense_mass=True),
-        num_warmup=300,
-        num_samples=500,
-        num_chains=2,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    settings = {"num_warmup": 300, "num_samples": 500, "progress_bar": False}
+    settings |= {"num_chains": 2, "chain_method": "vectorized"}
+    mcmc = MCMC(NUTS(coreset.model, dense_mass=True), **settings)
     mcmc.run(jax.random.key(0), *coreset.args, extra_fields=("potential_energy",))
     return coreset, mcmc
 
@@ -290,12 +285,9 @@ def test_step_size_for_a_gaussian_is_accepted_eight_times_of_ten():
     def normal():
         numpyro.sample("z", dist.Normal(0, 1).expand([20]).to_event(1))
 
-    mcmc = MCMC(
-        NUTS(normal, step_size=1.42 * 20**-0.25, adapt_step_size=False, adapt_mass_matrix=False),
-        num_warmup=10,
-        num_samples=500,
-        progress_bar=False,
-    )
+    fixed = {"adapt_step_size": False, "adapt_mass_matrix": False}
+    kernel = NUTS(normal, step_size=1.42 * 20**-0.25, **fixed)
+    mcmc = MCMC(kernel, num_warmup=10, num_samples=500, progress_bar=False)
     mcmc.run(jax.random.key(0), extra_fields=("accept_prob",))
     accepted = float(np.mean(mcmc.get_extra_fields()["accept_prob"]))
     assert 0.75 < accepted < 0.9
@@ -327,14 +319,9 @@ def test_warm_chains_sample_the_full_posterior_after_a_short_adaptation(poor):
     mcmc = MCMC(NUTS(coreset.model), num_warmup=500, num_samples=500, progress_bar=False)
     mcmc.run(jax.random.key(0), *coreset.args)
     start = coreset.warm_start(mcmc, num_chains=2)
-    exact = MCMC(
-        start.kernel(regression),
-        num_warmup=50,
-        num_samples=1000,
-        num_chains=2,
-        chain_method="sequential",
-        progress_bar=False,
-    )
+    settings = {"num_warmup": 50, "num_samples": 1000, "progress_bar": False}
+    settings |= {"num_chains": 2, "chain_method": "sequential"}
+    exact = MCMC(start.kernel(regression), **settings)
     exact.run(jax.random.key(1), poor.x, jnp.asarray(poor.y), init_params=start.init_params)
     b = np.asarray(exact.get_samples()["b"])
     sd = np.sqrt(np.diag(poor.full.covariance))

@@ -114,15 +114,12 @@ def test_iht_equals_reference_iterate_by_iterate(kind):
     with jax.enable_x64(True):
         device, host = both_objectives(kind, 5, lattice, k)
         start = jd.random_sparse_distribution(jax.random.key(1), lattice, k)
+        fractions = {"step_fraction": 0.05, "stuck_tol": 0.05}
         solver = jd.DistributionIHT(
-            step_fraction=0.05,
-            stuck_tol=0.05,
-            max_iters=num_iters,
-            refit=False,
-            record_history=True,
+            **fractions, max_iters=num_iters, refit=False, record_history=True
         )
         tables, supports, steps = ref.hard_thresholding(
-            host, np.asarray(start), k, step_fraction=0.05, stuck_tol=0.05, num_iters=num_iters
+            host, np.asarray(start), k, **fractions, num_iters=num_iters
         )
         iterate = jax.jit(lambda state: solver.iterate(device, state, jnp.asarray(k), k))
         state = solver.begin(device, start, jnp.ones(6, bool), k)

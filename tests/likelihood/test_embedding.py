@@ -174,15 +174,8 @@ def test_fisher_inner_products_are_means_of_gradients_products(problem_data):
 def test_random_features_are_scaled_derivatives_of_their_pairs(problem_data, num_features):
     draws, data = problem_data
     key = jax.random.key(num_features)
-    problem = jc.embed(
-        gaussian,
-        draws.astype(np.float32),
-        data,
-        norm="fisher",
-        batch_size=300,
-        num_features=num_features,
-        key=key,
-    )
+    settings = {"batch_size": 300, "num_features": num_features, "key": key}
+    problem = jc.embed(gaussian, draws.astype(np.float32), data, norm="fisher", **settings)
     features = fisher_features(draws.astype(np.float32), num_features, key)
     s, d = np.asarray(features.draw_indices), np.asarray(features.coordinates)
     expected = np.sqrt(3 / num_features) * gaussian_gradients(draws, data)[:, s, d]

@@ -74,11 +74,9 @@ def test_a_row_is_replaced_only_on_request(changes):
 def test_rows_of_slots_in_use_are_changed_only_on_request(num_in_use, changes):
     matrix, active = _matrix(num_in_use)
     factors = np.arange(_NUM_SLOTS, dtype=np.float32)
+    given = (jnp.asarray(factors),), jnp.asarray(active), jnp.asarray(changes)
     found = SlotMatrix.of(jnp.asarray(matrix), True).map_parts(
-        lambda part, factor: part * factor[:, None],
-        (jnp.asarray(factors),),
-        jnp.asarray(active),
-        jnp.asarray(changes),
+        lambda part, factor: part * factor[:, None], *given
     )
     expected = matrix * factors[:, None] if changes else matrix
     np.testing.assert_array_equal(found.whole(), expected)

@@ -62,15 +62,8 @@ def test_estimator_is_unbiased_over_many_keys(estimator):
         batch = draw_batch(first, n, 3)
         in_batch = jnp.zeros(n, bool).at[batch.rows].set(True)
         in_image_batch = second_batch(second, n, batch)
-        return estimate_correlations(
-            problem,
-            jnp.asarray(weights),
-            jnp.asarray(residual),
-            in_batch,
-            n,
-            estimator,
-            in_image_batch,
-        )
+        at = jnp.asarray(weights), jnp.asarray(residual)
+        return estimate_correlations(problem, *at, in_batch, n, estimator, in_image_batch)
 
     with jax.enable_x64(True):
         problem = jc.CoresetProblem(atoms)

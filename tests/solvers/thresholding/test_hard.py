@@ -72,12 +72,10 @@ def device_steps(algorithm, problem, iterates, k):
 
     def step(pair):
         previous, current = iterate_of(pair[0]), iterate_of(pair[1])
-        state = _ThresholdingState(
-            Accelerated(current, previous, solver.momentum_size(problem, current, previous)),
-            jnp.zeros((), jnp.int32),
-            jnp.zeros((), bool),
-            jnp.zeros(0),
-        )
+        momentum = solver.momentum_size(problem, current, previous)
+        both = Accelerated(current, previous, momentum)
+        nothing = jnp.zeros((), jnp.int32), jnp.zeros((), bool), jnp.zeros(0)
+        state = _ThresholdingState(both, *nothing)
         new = solver._iterate(problem, usable, k, max_k, state).iterates.current
         return new.weights.dense(problem.num_data)
 
