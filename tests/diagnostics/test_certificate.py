@@ -118,75 +118,6 @@ def test_errors_grow_with_the_chains_autocorrelation():
     assert sticky.ess < 0.1 * sticky.weight_ess
 
 
-def test_totals_over_many_rows_are_right_to_a_fraction_of_a_nat():
-    # 1.2 million rows, −4e5 nats in all: float32 sums would be off by tenths.
-    rng = np.random.default_rng(2)
-    n = 1_200_000
-    x = rng.normal(size=(n, 2)).astype(np.float32)
-    y = (rng.random(n) < scipy.special.expit(1 - 2 * x[:, 0])).astype(np.float32)
-    draws = np.array([[1, -2, 0], [1.003, -2.004, 0.002], [0.998, -1.998, 0]], np.float32)
-
-    def log_likelihood(draw, rows):
-        logits = draw[0] + rows[0] @ draw[1:]
-        return rows[1] * logits - jnp.logaddexp(0.0, logits)
-
-    found = log_likelihood_totals(log_likelihood, draws, (x, y), batch_size=100_003)
-    logits = draws[:, :1].astype(float) + draws[:, 1:].astype(float) @ x.T.astype(float)
-    expected = (y * logits - np.logaddexp(0, logits)).sum(1)
-    np.testing.assert_allclose(found - found[0], expected - expected[0], atol=0.01)
-    np.testing.assert_allclose(found, expected, rtol=2e-7)
-
-
-def test_large_log_likelihoods_leave_small_differences_exact():
-    # Every value is a float32 exactly; sums of a few hundred of them are not.
-    rng = np.random.default_rng(4)
-    x = rng.integers(-8, 9, size=200_000).astype(np.float32) / 8
-    draws = np.array([1, 2, -3], np.float32) / 64
-
-    found = log_likelihood_totals(lambda draw, rows: draw * rows - 1000.0, draws, x)
-    np.testing.assert_allclose(found, draws * x.sum(dtype=float) - 1000 * x.size, atol=0.02, rtol=0)
-
-
-def test_chunks_do_not_change_totals_weighted_or_not():
-    rng = np.random.default_rng(3)
-    data, weights = rng.normal(size=(1000, 1)), rng.uniform(size=1000)
-    draws = rng.normal(size=(5, 1))
-
-    def log_likelihood(draw, rows):
-        return -0.5 * (rows[:, 0] - draw[0]) ** 2
-
-    expected = -0.5 * (data - draws.T) ** 2
-    for batch_size in (None, 7, 1000):
-        plain = log_likelihood_totals(log_likelihood, draws, data, batch_size=batch_size)
-        np.testing.assert_allclose(plain, expected.sum(0), rtol=1e-6)
-        weighted = log_likelihood_totals(
-            log_likelihood, draws, data, weights, batch_size=batch_size
-        )
-        np.testing.assert_allclose(weighted, weights @ expected, rtol=1e-6)
-
-
-def test_draw_that_the_data_rule_out_has_weight_zero_and_nan_is_named():
-    draws = np.array([[0.5], [1.5], [2.5]])
-    data = np.array([[0.1], [1.0], [0.3]])
-
-    def uniform(draw, rows):
-        return jnp.where(rows[:, 0] < draw[0], -jnp.log(draw[0]), -jnp.inf)
-
-    found = log_likelihood_totals(uniform, draws, data)
-    np.testing.assert_allclose(found, [-np.inf, -3 * np.log(1.5), -3 * np.log(2.5)], rtol=1e-6)
-    with pytest.raises(ValueError, match=r"NaN or \+inf .* 1 of 3 rows.*\[1\]"):
-        log_likelihood_totals(lambda draw, rows: rows[:, 0] / (rows[:, 0] != 1), draws, data)
-    ratios = np.random.default_rng(0).normal(size=(2, 500)) * 0.1
-    ratios[0, :5] = -np.inf
-    certificate = certificate_of(ratios, num_data=3, num_rows=1)
-    assert certificate.kl_reverse == np.inf
-    assert np.isfinite(certificate.kl_forward)
-    np.testing.assert_array_equal(np.exp(certificate.log_weights[0, :5]), 0)
-    assert certificate.log_evidence_ratio == pytest.approx(
-        scipy.special.logsumexp(ratios) - np.log(1000), abs=1e-3
-    )
-
-
 def test_verdicts_follow_their_thresholds():
     close = case(mismatch=0.0, m=400)
     found = jc.certify(coreset_of(close), close.samples, progress_bar=False)
@@ -442,6 +373,28 @@ def test_chain_that_never_moved_is_refused(poor):
         values[1] = values[1, :1]
     with pytest.raises(ValueError, match=r"every draw of chain 1 of \d+ is the same"):
         jc.certify(coreset, stuck, progress_bar=False)
+
+
+def test_draw_that_the_data_rule_out_has_weight_zero_and_nan_is_named():
+    draws = np.array([[0.5], [1.5], [2.5]])
+    data = np.array([[0.1], [1.0], [0.3]])
+
+    def uniform(draw, rows):
+        return jnp.where(rows[:, 0] < draw[0], -jnp.log(draw[0]), -jnp.inf)
+
+    found = log_likelihood_totals(uniform, draws, data)
+    np.testing.assert_allclose(found, [-np.inf, -3 * np.log(1.5), -3 * np.log(2.5)], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"NaN or \+inf .* 1 of 3 rows.*\[1\]"):
+        log_likelihood_totals(lambda draw, rows: rows[:, 0] / (rows[:, 0] != 1), draws, data)
+    ratios = np.random.default_rng(0).normal(size=(2, 500)) * 0.1
+    ratios[0, :5] = -np.inf
+    certificate = certificate_of(ratios, num_data=3, num_rows=1)
+    assert certificate.kl_reverse == np.inf
+    assert np.isfinite(certificate.kl_forward)
+    np.testing.assert_array_equal(np.exp(certificate.log_weights[0, :5]), 0)
+    assert certificate.log_evidence_ratio == pytest.approx(
+        scipy.special.logsumexp(ratios) - np.log(1000), abs=1e-3
+    )
 
 
 def test_mcmc_on_the_model_without_weights_is_refused(poor):
