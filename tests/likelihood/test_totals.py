@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 
 from jaxcoreset.likelihood.totals import log_likelihood_totals
 
