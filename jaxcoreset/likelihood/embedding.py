@@ -104,11 +104,7 @@ def centre(
 
 
 def log_likelihood_matrix(
-    log_likelihood: LogLikelihood,
-    draws: PyTree,
-    data: PyTree,
-    *,
-    batch_size: int | None = None,
+    log_likelihood: LogLikelihood, draws: PyTree, data: PyTree, *, batch_size: int | None = None
 ) -> Float[Array, "n s"]:
     """Log-likelihoods of all rows at all draws, each row less its mean, streamed in chunks.
 

@@ -17,12 +17,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcoreset.data.arrays import leading
-from jaxcoreset.likelihood.passes import (
-    Features,
-    LogLikelihood,
-    check_shape,
-    checked_draws,
-)
+from jaxcoreset.likelihood.passes import Features, LogLikelihood, check_shape, checked_draws
 
 
 class FisherFeatures(Features):

@@ -74,10 +74,7 @@ def matrix_of_weighted(
 
 
 def rounding_of(
-    likelihood: ModelLikelihood,
-    params: Params,
-    data: tuple,
-    weights: Float[np.ndarray, " m"],
+    likelihood: ModelLikelihood, params: Params, data: tuple, weights: Float[np.ndarray, " m"]
 ) -> float | None:
     """The rounding of a coreset's log-likelihood in float32, in nats; None if it is negligible.
 

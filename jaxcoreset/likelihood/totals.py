@@ -99,12 +99,7 @@ def _in_sums(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array]:
 def _name_bad_rows(args: tuple, num_draws: int, rows: Rows) -> None:
     """Raise a ValueError that names the rows whose log-likelihood is NaN or +inf."""
     states = rows.map_reduce(
-        _bad_rows,
-        args,
-        num_draws,
-        BadRows.start(),
-        BadRows.add,
-        what="rows that are not finite",
+        _bad_rows, args, num_draws, BadRows.start(), BadRows.add, what="rows that are not finite"
     )
     count, shown = BadRows.merged(states)
     raise ValueError(

@@ -16,12 +16,7 @@ import jax.numpy as jnp
 from numpyro.distributions.transforms import Transform, biject_to
 from numpyro.handlers import seed, substitute, trace
 
-from jaxcoreset.likelihood.arguments import (
-    Arguments,
-    ModelError,
-    refuse_text,
-    refuse_unequal_rows,
-)
+from jaxcoreset.likelihood.arguments import Arguments, ModelError, refuse_text, refuse_unequal_rows
 from jaxcoreset.likelihood.densities import plain_log_prob
 
 _VALUE_ERRORS = (

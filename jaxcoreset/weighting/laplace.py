@@ -114,9 +114,7 @@ class LaplaceFitter:
         n = likelihood.num_data
         if start is None and weights is None and (chosen := warm_start_indices(n, key)) is not None:
             part = _LogPosterior(
-                self._terms,
-                Rows(likelihood.take(chosen)),
-                np.full(chosen.size, n / chosen.size),
+                self._terms, Rows(likelihood.take(chosen)), np.full(chosen.size, n / chosen.size)
             )
             position = _find_mode(part, position, _WARM_START_DECREMENT, max_iters)
         decrement = float(np.clip(_DECREMENT_PER_ROW * n, _DECREMENT, _WARM_START_DECREMENT))
