@@ -76,40 +76,28 @@ if _TYPE_CHECKING:
 
 # What brings optax with it, or is rarely wanted, is imported when it is asked for.
 _LATER = {
-    "Certificate": "jaxcoreset.diagnostics.certificate",
-    "CompressedProblem": "jaxcoreset.solvers.compression",
-    "Guide": "jaxcoreset.weighting",
-    "Pathfinder": "jaxcoreset.weighting",
-    "ProjectedOptax": "jaxcoreset.solvers.thresholding.stochastic",
-    "SVRGIHT": "jaxcoreset.solvers.thresholding.stochastic",
-    "SparseVI": "jaxcoreset.builders.sparse_vi",
-    "StochasticAIHT": "jaxcoreset.solvers.thresholding.stochastic",
-    "SubsampleNUTS": "jaxcoreset.weighting",
-    "certificate_cost": "jaxcoreset.diagnostics.certificate",
-    "certify": "jaxcoreset.diagnostics.certificate",
-    "compress": "jaxcoreset.solvers.compression",
-    "correct": "jaxcoreset.diagnostics.correction",
-    "kernel_problem": "jaxcoreset.solvers.kernel",
-    "merge": "jaxcoreset.coreset.merge",
-    "project": "jaxcoreset.solvers.compression",
-    "select_prototypes": "jaxcoreset.solvers.kernel",
+    name: f"jaxcoreset.{module}"
+    for module, names in {
+        "builders.sparse_vi": ["SparseVI"],
+        "coreset.merge": ["merge"],
+        "diagnostics.certificate": ["Certificate", "certificate_cost", "certify"],
+        "diagnostics.correction": ["correct"],
+        "solvers.compression": ["CompressedProblem", "compress", "project"],
+        "solvers.kernel": ["kernel_problem", "select_prototypes"],
+        "solvers.thresholding.stochastic": ["ProjectedOptax", "SVRGIHT", "StochasticAIHT"],
+        "weighting": ["Guide", "Pathfinder", "SubsampleNUTS"],
+    }.items()
+    for name in names
 }
 
 # Modules that are public as a whole.
+_PACKAGES = ("diagnostics", "distributions", "plotting", "solvers", "weighting")
 _NAMESPACES = {
     "constraints": "jaxcoreset.solvers.constraints",
-    "diagnostics": "jaxcoreset.diagnostics",
-    "distributions": "jaxcoreset.distributions",
-    "plotting": "jaxcoreset.plotting",
-    "solvers": "jaxcoreset.solvers",
     "sources": "jaxcoreset.data.sources",
-    "weighting": "jaxcoreset.weighting",
+    **{name: f"jaxcoreset.{name}" for name in _PACKAGES},
 }
-_NOW = [
-    name
-    for name, value in globals().items()
-    if not name.startswith("_") and not isinstance(value, _ModuleType)
-]
+_NOW = [x for x, it in globals().items() if x[0] != "_" and not isinstance(it, _ModuleType)]
 
 
 def __getattr__(name: str) -> _Any:

@@ -31,7 +31,7 @@ class Arguments:
         names: for each leaf its name in messages, as X or batch['x'].
         positional: the names of the positional arguments.
         data_at: the positions of the data leaves.
-        counts_at: the positions of integers that hold the number of rows, as in model(X, y, n).
+        counts_at: those of integers that hold the number of rows, as in model(X, y, n).
     """
 
     tree: Any
@@ -129,20 +129,16 @@ class Arguments:
                 )
 
     def counting_rows(self, num_data: int | None = None) -> "Arguments":
-        """These arguments, with integers that equal n taken as the number of rows.
+        """These arguments, with integers equal to `num_data`, by default n, as row counts."""
+        n = self.num_data if num_data is None else num_data
 
-        Args:
-            num_data: n; that of the data leaves by default.
-        """
-        num_data = self.num_data if num_data is None else num_data
-        counts = (
-            i
-            for i, leaf in enumerate(self.leaves)
-            if isinstance(leaf, int | np.integer)
-            and not isinstance(leaf, bool)
-            and leaf == num_data
-        )
-        return dataclasses.replace(self, counts_at=tuple(counts))
+        def counts(leaf: Any) -> bool:
+            return isinstance(leaf, int | np.integer) and not isinstance(leaf, bool) and leaf == n
+
+        return dataclasses.replace(self, counts_at=self._where(counts))
+
+    def _where(self, is_one: Callable[[Any], bool]) -> tuple[int, ...]:
+        return tuple(i for i, leaf in enumerate(self.leaves) if is_one(leaf))
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {shape}" for name, shape in self.arrays.items()) or "no arrays"
@@ -197,10 +193,8 @@ def arguments_by_length(
 ) -> Arguments:
     """The arguments of a call whose arrays with `num_data` rows are taken as data."""
     arguments = flatten(model, args, kwargs).counting_rows(num_data)
-    long = (
-        i for i, leaf in enumerate(arguments.leaves) if is_array(leaf) and len(leaf) == num_data
-    )
-    return dataclasses.replace(arguments, data_at=tuple(long))
+    long = arguments._where(lambda leaf: is_array(leaf) and len(leaf) == num_data)
+    return dataclasses.replace(arguments, data_at=long)
 
 
 def _positional_names(model: Callable | None, count: int) -> tuple[str, ...]:
@@ -225,8 +219,7 @@ def mark_arrays(arguments: Arguments) -> Arguments:
             "from: pass the data as arguments of the model, not through a closure."
         )
     _refuse_no_rows(arguments.arrays)
-    arrays = tuple(i for i, leaf in enumerate(arguments.leaves) if is_array(leaf))
-    return dataclasses.replace(arguments, data_at=arrays)
+    return dataclasses.replace(arguments, data_at=arguments._where(is_array))
 
 
 def mark_length(arguments: Arguments, num_data: int) -> Arguments:
@@ -235,21 +228,17 @@ def mark_length(arguments: Arguments, num_data: int) -> Arguments:
     Raises:
         ModelError: an array of that length does not hold numbers.
     """
-    long = [
-        i
-        for i, leaf in enumerate(arguments.leaves)
-        if isinstance(leaf, np.ndarray | jax.Array | SourceArray) and leaf.shape[:1] == (num_data,)
-    ]
     refuse_text(arguments, num_data)
-    return dataclasses.replace(arguments, data_at=tuple(long))
+    types = np.ndarray | jax.Array | SourceArray
+    long = arguments._where(lambda x: isinstance(x, types) and x.shape[:1] == (num_data,))
+    return dataclasses.replace(arguments, data_at=long)
 
 
 def refuse_text(arguments: Arguments, num_data: int, reason: str = "") -> None:
     """Raise an error if an array with `num_data` rows holds text, dates or objects."""
     for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
-        if not isinstance(leaf, np.ndarray | jax.Array) or is_array(leaf):
-            continue
-        if leaf.shape[:1] == (num_data,):
+        is_text = isinstance(leaf, np.ndarray | jax.Array) and not is_array(leaf)
+        if is_text and leaf.shape[:1] == (num_data,):
             raise ModelError(
                 f"argument {name} has as many rows as the data and dtype {leaf.dtype}; numbers are "
                 "expected: convert it by .astype(float), or number its categories by "
@@ -319,11 +308,8 @@ def _axes_by_argument(positional: tuple[str, ...], kwargs: dict, data_axes: Any)
     count = len(positional)
     entries = list(data_axes) if isinstance(data_axes, tuple | list) else [data_axes] * count
     by_keyword = entries.pop() if len(entries) == count + 1 else {}
-    if (
-        len(entries) != count
-        or not isinstance(by_keyword, Mapping)
-        or not set(by_keyword) <= set(kwargs)
-    ):
+    is_fitting = isinstance(by_keyword, Mapping) and set(by_keyword) <= set(kwargs)
+    if len(entries) != count or not is_fitting:
         raise ModelError(
             f"data_axes={data_axes!r} does not fit {count} positional arguments and the keywords "
             f"{list(kwargs)}; one entry per positional argument is expected, then a dict for "

@@ -33,10 +33,7 @@ def check_log_likelihood(
 ) -> None:
     """Raise an error that names the rows where the log-likelihood is NaN or infinite.
 
-    Args:
-        values: the log-likelihood of each datum; not traced.
-        rows: their row numbers, for the message.
-        data: the arguments with these rows, by name; the error names those that are not finite.
+    `rows` are their row numbers, and `data` the arguments with these rows, by name.
 
     Raises:
         ModelError: an entry is not finite.
@@ -59,10 +56,8 @@ def check_log_likelihood(
         if missing.any():
             causes.append(f"{name} in {_list_rows(rows[bad_rows][missing])}")
     if causes:
-        advice = (
-            f"the data themselves are not finite, {' and '.join(causes)}: fill in or drop these "
-            "rows."
-        )
+        found_in = " and ".join(causes)
+        advice = f"the data themselves are not finite, {found_in}: fill in or drop these rows."
     raise ModelError(
         f"the log-likelihood at a starting point is {', '.join(found)}; a finite one is expected "
         f"for every row: {advice}"
@@ -120,25 +115,15 @@ def refuse_changed_prior(
     after: ArrayLike,
     num_before: int,
     num_after: int,
-    eps: float | None = None,
+    eps: float | None,
 ) -> None:
-    """Raise an error if the log-probability of a site that is not data depends on the rows.
+    """Raise a ModelError if the log-probability of a site that is not data depends on the rows.
 
-    Args:
-        name: the site.
-        before: its log-probability with all the rows.
-        after: its log-probability with fewer rows.
-        num_before: the number of rows before.
-        num_after: the number of rows that are left.
-        eps: the unit of rounding; that of the values if left out, and in float64 a larger one.
-
-    Raises:
-        ModelError: the two differ by more than rounding.
+    `eps` is the unit of rounding; by default that of the values, and in float64 a larger one.
     """
     before, after = np.asarray(before), np.asarray(after)
     eps = max(float(np.finfo(before.dtype).eps), _LEAST_EPS) if eps is None else eps
-    tolerance = 100 * eps
-    if np.isfinite(before) and not abs(before - after) <= tolerance * (1 + abs(before)):
+    if np.isfinite(before) and not abs(before - after) <= 100 * eps * (1 + abs(before)):
         raise ModelError(
             f"the log-probability of site {name!r}, which is outside the data axis, changes when "
             f"rows are dropped ({before:.6g} with {num_before} rows, {after:.6g} with {num_after} "
@@ -164,9 +149,9 @@ def refuse_changed_datum(
         name: the site.
         before: the log-likelihoods of some rows among other rows.
         after: the log-likelihoods of the same rows without the other rows.
-        largest: the largest absolute log-likelihood, which sets the size of rounding; that of these
-            rows if left out.
-        eps: the unit of rounding; that of the values if left out, and in float64 a larger one.
+        largest: the largest absolute log-likelihood, which sets the size of rounding; by default
+            that of these rows.
+        eps: as in `refuse_changed_prior`.
 
     Raises:
         ModelError: the two differ by more than rounding.
