@@ -116,17 +116,7 @@ class ExhaustedSource(DrawSource):
     """A source whose draws are all in the pool already."""
 
     def __init__(self, inefficiency: float = 1.0):
-        self._inefficiency = inefficiency
-
-    @property
-    def limit(self) -> int:
-        """See `DrawSource.limit`."""
-        return 0
-
-    @property
-    def inefficiency(self) -> float:
-        """See `DrawSource.inefficiency`."""
-        return self._inefficiency
+        self.limit, self.inefficiency = 0, inefficiency
 
     def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
         """See `DrawSource.take`; there are none."""

@@ -3,7 +3,6 @@
 import abc
 
 import equinox as eqx
-import jax
 import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
@@ -15,22 +14,17 @@ FEWEST = 8
 
 
 class DrawSource(abc.ABC):
-    """Draws from a weighting distribution that has been found: a sequence that is read in parts."""
+    """Draws from a weighting distribution that has been found: a sequence that is read in parts.
 
-    @property
-    def approximation(self) -> LaplaceApproximation | None:
-        """The Laplace approximation that the draws come from; None for other draws."""
-        return None
+    Attributes:
+        approximation: the Laplace approximation that the draws come from; None for other draws.
+        limit: the number of draws that there are; None if it is unlimited.
+        inefficiency: the number of draws that are worth one independent draw, at least 1.
+    """
 
-    @property
-    def limit(self) -> int | None:
-        """The number of draws that there are; None if it is unlimited."""
-        return None
-
-    @property
-    def inefficiency(self) -> float:
-        """The number of draws that are worth one independent draw, at least 1."""
-        return 1.0
+    approximation: LaplaceApproximation | None = None
+    limit: int | None = None
+    inefficiency: float = 1.0
 
     @abc.abstractmethod
     def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
@@ -51,11 +45,6 @@ class DrawSource(abc.ABC):
     def split(self, key: PRNGKeyArray, num_draws: int, num_held_out: int) -> tuple[Params, Params]:
         """Draws for the solver, and held-out draws that it does not see.
 
-        Args:
-            key: a JAX random key.
-            num_draws: the number of draws for the solver.
-            num_held_out: the number of held-out draws.
-
         Returns:
             Two dictionaries of unconstrained parameters with leading axes `num_draws` and
             `num_held_out`. If a source has too few draws, both shrink in proportion.
@@ -65,10 +54,8 @@ class DrawSource(abc.ABC):
         """
         num_draws, num_held_out = shares([num_draws, num_held_out], self.limit)
         draws = self.take(key, 0, num_draws + num_held_out)
-        return (
-            jax.tree.map(lambda x: x[:num_draws], draws),
-            jax.tree.map(lambda x: x[num_draws:], draws),
-        )
+        solver = {name: value[:num_draws] for name, value in draws.items()}
+        return solver, {name: value[num_draws:] for name, value in draws.items()}
 
 
 def shares(requested: list[int], available: int | None) -> list[int]:

@@ -34,17 +34,13 @@ class ChainSamples:
 
     def flat(self) -> dict[str, np.ndarray]:
         """The latent sites with one leading axis, the draws of all chains one after another."""
-        return {name: _pooled(self.sites[name]) for name in self.latent}
+        values = {name: self.sites[name] for name in self.latent}
+        return {name: x.reshape(-1, *x.shape[2:]) for name, x in values.items()}
 
     def stuck_chains(self) -> list[int]:
         """The chains in which every draw is the same."""
-        still = [
-            np.all(
-                self.sites[name] == self.sites[name][:, :1],
-                axis=tuple(range(1, np.ndim(self.sites[name]))),
-            )
-            for name in self.latent
-        ]
+        latent = [self.sites[name] for name in self.latent]
+        still = [(x == x[:, :1]).all(axis=tuple(range(1, x.ndim))) for x in latent]
         return [int(chain) for chain in np.flatnonzero(np.all(still, axis=0))]
 
     def thin(self, num_draws: int | None) -> tuple["ChainSamples", np.ndarray]:
@@ -132,12 +128,8 @@ def chain_samples(
                 f"mcmc's samples of {name!r} are not all finite; expected finite numbers."
             )
     fitting = {
-        name: value for name, value in arrays.items() if value.shape[: len(leading)] == leading
+        name: value if by_chain else value[None]
+        for name, value in arrays.items()
+        if value.shape[: len(leading)] == leading
     }
-    if not by_chain:
-        fitting = {name: value[None] for name, value in fitting.items()}
     return ChainSamples(fitting, tuple(latent_shapes))
-
-
-def _pooled(values: np.ndarray) -> np.ndarray:
-    return values.reshape(-1, *values.shape[2:])

@@ -66,13 +66,8 @@ class _DrawStock(DrawSource):
 
     def __init__(self, stock: Params):
         self.stock = stock
-
-    @property
-    def limit(self) -> int:
-        """See `DrawSource.limit`."""
-        return next(iter(self.stock.values())).shape[0]
+        self.limit = self._num_draws = next(iter(stock.values())).shape[0]
 
     def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
-        """See `DrawSource.take`."""
-        chosen = jax.random.permutation(key, self.limit)[start : start + num]
+        chosen = jax.random.permutation(key, self._num_draws)[start : start + num]
         return {name: value[chosen] for name, value in self.stock.items()}

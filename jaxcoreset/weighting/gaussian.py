@@ -49,13 +49,7 @@ class _LaplaceDraws(DrawSource):
     """Draws of a Laplace approximation, made on request."""
 
     def __init__(self, approximation: LaplaceApproximation):
-        self._approximation = approximation
-
-    @property
-    def approximation(self) -> LaplaceApproximation:
-        """See `DrawSource.approximation`."""
-        return self._approximation
+        self.approximation = self._laplace = approximation
 
     def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
-        """See `DrawSource.take`."""
-        return self._approximation.draws(jax.random.fold_in(key, start), num)
+        return self._laplace.draws(jax.random.fold_in(key, start), num)

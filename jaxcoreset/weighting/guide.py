@@ -46,9 +46,8 @@ class Guide(Weighting):
     num_particles: int = 8
 
     def __check_init__(self):
-        check_int("num_steps", self.num_steps, 1)
-        check_int("batch_size", self.batch_size, 1)
-        check_int("num_particles", self.num_particles, 1)
+        for name in ("num_steps", "batch_size", "num_particles"):
+            check_int(name, getattr(self, name), 1)
         if not self.learning_rate > 0:
             raise ValueError(
                 f"learning_rate is {self.learning_rate!r}; expected a positive number, as 0.02."
@@ -70,9 +69,8 @@ class Guide(Weighting):
         model = weighted_model(likelihood, np.full(size, n / size, np.float32))
         guide = self._make(model, likelihood)
         schedule = optax.cosine_decay_schedule(self.learning_rate, self.num_steps)
-        svi = SVI(
-            model, guide, self.optimizer or optax.adam(schedule), Trace_ELBO(self.num_particles)
-        )
+        optimizer = self.optimizer or optax.adam(schedule)
+        svi = SVI(model, guide, optimizer, Trace_ELBO(self.num_particles))
 
         def batches(num: int) -> tuple:
             """The rows of `num` steps, with that leading axis."""
@@ -94,8 +92,7 @@ class Guide(Weighting):
 
             return jax.lax.scan(step, state, (rows, mask))
 
-        first = likelihood.take(np.arange(size))
-        args, kwargs = likelihood.assemble(first)
+        args, kwargs = likelihood.assemble(likelihood.take(np.arange(size)))
         state = svi.init(start_key, *args, **kwargs)
         with progress_bar(self.num_steps, "SVI", show=show_progress, unit="steps") as bar:
             for done in range(0, self.num_steps, _STEPS_PER_CALL):
@@ -147,13 +144,9 @@ class _GuideDraws(DrawSource):
         self._args, self._kwargs = args, kwargs
 
     def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
-        """See `DrawSource.take`."""
+        key, shape = jax.random.fold_in(key, start), (num,)
         sites = self._guide.sample_posterior(
-            jax.random.fold_in(key, start),
-            self._params,
-            *self._args,
-            sample_shape=(num,),
-            **self._kwargs,
+            key, self._params, *self._args, sample_shape=shape, **self._kwargs
         )
         latent = {name: sites[name] for name in self._likelihood.init_params}
         return jax.vmap(self._likelihood.unconstrain)(latent)

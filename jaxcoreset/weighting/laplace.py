@@ -19,6 +19,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcoreset.data.blocks import partial_sums
+from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import BadRows, Rows, State
 from jaxcoreset.data.utils import host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
@@ -36,6 +37,8 @@ _DECREMENT_PER_ROW = 1e-9
 _ACCEPTED_DECREMENT = 1e-2
 # Log-likelihoods added in float32 on the device before float64 takes over on the host.
 _BLOCK = 256
+# The sums of a pass.
+_SUMS = ("value", "gradient", "hessian")
 # A scaled Hessian with a larger ratio of eigenvalues is flat to float32's precision.
 _LARGEST_CONDITION = 1e7
 
@@ -58,11 +61,8 @@ class LaplaceApproximation:
         unravel: Callable[[Array], Params],
         num_passes: int = 0,
     ):
-        self.mode = mode
-        self.covariance = covariance
-        self.names = names
-        self.num_passes = num_passes
-        self._unravel = unravel
+        self.mode, self.covariance, self.names = mode, covariance, names
+        self.num_passes, self._unravel = num_passes, unravel
 
     @property
     def sd(self) -> Float[np.ndarray, " d"]:
@@ -71,21 +71,17 @@ class LaplaceApproximation:
 
     def params(self) -> Params:
         """The mode as a dictionary of unconstrained parameters."""
-        return self._unravel(jnp.asarray(self.mode, _default_float()))
+        return self._unravel(jnp.asarray(self.mode, default_float()))
 
     def draws(self, key: PRNGKeyArray, num: int) -> Params:
         """`num` draws, a dictionary of unconstrained parameters with that leading axis."""
         normal = np.asarray(jax.random.normal(key, (num, self.mode.size)), np.float64)
         flat = self.mode + normal @ np.linalg.cholesky(self.covariance).T
-        return jax.vmap(self._unravel)(jnp.asarray(flat, _default_float()))
+        return jax.vmap(self._unravel)(jnp.asarray(flat, default_float()))
 
 
 class LaplaceFitter:
-    """Laplace approximations of one model's posterior, compiled once for any weights of its rows.
-
-    Args:
-        likelihood: the model's likelihood and data.
-    """
+    """Laplace approximations of a model's posterior, compiled once for any weights of its rows."""
 
     def __init__(self, likelihood: ModelLikelihood):
         _, self._unravel = ravel_pytree(likelihood.init_params)
@@ -96,7 +92,7 @@ class LaplaceFitter:
     def at(self, rows: Rows, params: Params) -> float:
         """The negative log-posterior of some rows, by one pass, which computes derivatives too."""
         flat, _ = ravel_pytree(params)
-        return _LogPosterior(self._terms, rows, None)(np.asarray(flat, np.float64))[0]
+        return _LogPosterior(self._terms, rows)(np.asarray(flat, np.float64))[0]
 
     def __call__(
         self,
@@ -113,13 +109,12 @@ class LaplaceFitter:
         position = np.asarray(flat, np.float64)
         n = likelihood.num_data
         if start is None and weights is None and (chosen := warm_start_indices(n, key)) is not None:
-            part = _LogPosterior(
-                self._terms, Rows(likelihood.take(chosen)), np.full(chosen.size, n / chosen.size)
-            )
+            counts = np.full(chosen.size, n / chosen.size)
+            part = _LogPosterior(self._terms, Rows(likelihood.take(chosen)), counts)
             position = _find_mode(part, position, _WARM_START_DECREMENT, max_iters)
         decrement = float(np.clip(_DECREMENT_PER_ROW * n, _DECREMENT, _WARM_START_DECREMENT))
         counts = None if weights is None else np.asarray(weights)
-        full = _LogPosterior(self._terms, likelihood.rows, counts, on_pass=on_pass)
+        full = _LogPosterior(self._terms, likelihood.rows, counts, on_pass)
         position = _find_mode(full, position, decrement, max_iters)
         _, gradient, hessian = full(position)
         covariance = _inverse_hessian(hessian, names)
@@ -178,18 +173,11 @@ def laplace_approximation(
 
 def parameter_names(params: Mapping[str, Any]) -> list[str]:
     """The names of the D numbers in a dictionary of parameters, in the order of `ravel_pytree`."""
-    names = []
-    for site in sorted(params):
-        shape = np.shape(params[site])
-        if not shape:
-            names.append(site)
-        for index in np.ndindex(shape) if shape else ():
-            names.append(f"{site}[{','.join(map(str, index))}]")
-    return names
-
-
-def _default_float() -> Any:
-    return jnp.zeros(()).dtype
+    return [
+        f"{site}[{','.join(map(str, index))}]" if index else site
+        for site in sorted(params)
+        for index in np.ndindex(np.shape(params[site]))
+    ]
 
 
 def _block_terms(args: tuple, rows: tuple, counted: Array) -> tuple:
@@ -207,14 +195,10 @@ def _block_terms(args: tuple, rows: tuple, counted: Array) -> tuple:
 
 
 def _add_terms(state: State, values: tuple, first: int, num: int) -> State:
-    *sums, bad = values
-    names = ("value", "gradient", "hessian")
-    return {
-        name: np.asarray(
-            state[name] + part.sum(axis=(0, 1) if name == "value" else 0, dtype=np.float64)
-        )
-        for name, part in zip(names, sums, strict=True)
-    } | BadRows.add(state, bad, first, num)
+    parts, gradients, hessians, bad = values
+    added = zip(_SUMS, (parts.ravel(), gradients, hessians), strict=True)
+    sums = {name: np.asarray(state[name] + x.sum(axis=0, dtype=np.float64)) for name, x in added}
+    return sums | BadRows.add(state, bad, first, num)
 
 
 class _Terms(eqx.Module):
@@ -235,26 +219,17 @@ class _Terms(eqx.Module):
 
 
 class _LogPosterior:
-    """The negative log-posterior with gradient and Hessian, a pass over the data per new point.
-
-    Args:
-        terms: the model's log-likelihood and log-prior.
-        rows: the rows.
-        weights: how often each row counts; once by default.
-        what: the name of its passes.
-        on_pass: called after every pass.
-    """
+    """The negative log-posterior with gradient and Hessian, a pass over the data per new point."""
 
     def __init__(
         self,
         terms: _Terms,
         rows: Rows,
-        weights: Float[np.ndarray, " n"] | None,
-        what: str = "Laplace",
+        weights: Float[np.ndarray, " n"] | None = None,
         on_pass: Callable[[], Any] = lambda: None,
     ):
-        self.terms, self.rows, self.what, self.on_pass = terms, rows, what, on_pass
-        self.per_row = () if weights is None else (np.asarray(weights, _default_float()),)
+        self.terms, self.rows, self.on_pass = terms, rows, on_pass
+        self.per_row = () if weights is None else (np.asarray(weights, default_float()),)
         self.num_passes = 0
         self.bad_rows: tuple[int, list[int]] = 0, []
         self._memory: tuple[bytes, tuple] | None = None
@@ -270,28 +245,19 @@ class _LogPosterior:
         return terms
 
     def _evaluate(self, position: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        flat = jnp.asarray(position, _default_float())
+        flat = jnp.asarray(position, default_float())
         size = position.size
-        start = {
-            "value": np.zeros(()),
-            "gradient": np.zeros(size),
-            "hessian": np.zeros((size, size)),
-            **BadRows.start(),
-        }
+        shapes = ((), (size,), (size, size))
+        start = {name: np.zeros(shape) for name, shape in zip(_SUMS, shapes, strict=True)}
+        args, start = (flat, self.terms), start | BadRows.start()
         states = self.rows.map_reduce(
-            _block_terms,
-            (flat, self.terms),
-            4 * size,
-            start,
-            _add_terms,
-            what=self.what,
-            per_row=self.per_row,
+            _block_terms, args, 4 * size, start, _add_terms, what="Laplace", per_row=self.per_row
         )
         self.bad_rows = BadRows.merged(states)
         prior = [np.asarray(part, np.float64) for part in self.terms.prior(flat)]
         value, gradient, hessian = (
             -(np.sum([state[name] for state in states], axis=0) + part)
-            for name, part in zip(("value", "gradient", "hessian"), prior, strict=True)
+            for name, part in zip(_SUMS, prior, strict=True)
         )
         return float(value), gradient, hessian
 
@@ -341,16 +307,11 @@ def _first_finite(objective: _LogPosterior, start: np.ndarray) -> np.ndarray:
         if all(np.isfinite(term).all() for term in objective(shrink * start)):
             return shrink * start
     count, shown = objective.bad_rows
-    where = ""
-    if count:
-        where = (
-            f" The log-likelihood is not finite in {count} of {objective.rows.num_rows} rows, the "
-            f"first of them {shown}."
-        )
+    where = f" The log-likelihood is not finite in {count} of {objective.rows.num_rows} rows, the "
     raise ValueError(
         "the log-posterior or its derivatives are not finite at the model's starting point; check "
         "the data for extreme values, rescale them, or pass draws: weighting=Draws(samples)."
-        + where
+        + (f"{where}first of them {shown}." if count else "")
     )
 
 
@@ -368,8 +329,7 @@ def _inverse_hessian(hessian: np.ndarray, names: list[str]) -> np.ndarray:
     scale = 1 / np.sqrt(np.maximum(np.diag(hessian), np.finfo(np.float64).tiny))
     values, vectors = np.linalg.eigh(hessian * np.outer(scale, scale))
     if not values[0] * _LARGEST_CONDITION > values[-1]:
-        flat = np.abs(vectors[:, 0] * scale)
-        worst = np.argsort(-flat)[:3]
+        worst = np.argsort(-np.abs(vectors[:, 0] * scale))[:3]
         raise ValueError(
             "the Hessian of the negative log-posterior is not positive definite at the mode: it "
             f"is flat or falling along {', '.join(names[i] for i in worst)} (smallest eigenvalue "

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer.hmc import HMCState, hmc
 
-from jaxcoreset.data.dtypes import as_float64
+from jaxcoreset.data.dtypes import as_float64, default_float
 from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import needs_float64
@@ -61,12 +61,8 @@ class SubsampleNUTS(Weighting):
         flat, _ = ravel_pytree(likelihood.init_params)
         shape = (self.num_chains, flat.size)
         starts = flat + jax.random.uniform(jitter_key, shape, flat.dtype, -_JITTER, _JITTER)
-        sampler = CoresetSampler(
-            likelihood,
-            num_chains=self.num_chains,
-            num_warmup=self.num_warmup,
-            num_samples=self.num_samples,
-        )
+        settings = {x: getattr(self, x) for x in ("num_chains", "num_warmup", "num_samples")}
+        sampler = CoresetSampler(likelihood, **settings)
         return sampler.run(key, indices, np.full(size, n / size), starts)
 
 
@@ -74,9 +70,8 @@ class CoresetSampler:
     """NUTS on the posterior of weighted rows, compiled once for all weights and rows of one shape.
 
     It moves in coordinates z with θ = centre + scale · z, so that a known covariance of the
-    posterior is a warm start of the mass matrix. Warm-up and sampling are calls of one compiled
-    function, in which chains are a batch. For long tables they run in float64, see
-    `likelihood.precision`.
+    posterior is a warm start of the mass matrix. Chains are a batch in one compiled function. For
+    long tables they run in float64, see `likelihood.precision`.
 
     Args:
         likelihood: the model's likelihood and data.
@@ -115,18 +110,14 @@ class CoresetSampler:
 
         begin, move = hmc(potential_fn_gen=potential, algo="NUTS")
 
+        settings = {"dense_mass": flat.size <= _DENSE, "max_tree_depth": max_tree_depth}
+
         @jax.jit
         def start(keys: Array, z: Array, args: tuple) -> HMCState:
-            return jax.vmap(
-                lambda key, at: begin(
-                    at,
-                    self.num_warmup,
-                    dense_mass=flat.size <= _DENSE,
-                    max_tree_depth=max_tree_depth,
-                    model_args=args,
-                    rng_key=key,
-                )
-            )(keys, z)
+            def start_one(key: Array, at: Array) -> HMCState:
+                return begin(at, self.num_warmup, model_args=args, rng_key=key, **settings)
+
+            return jax.vmap(start_one)(keys, z)
 
         @jax.jit
         def advance(state: HMCState, args: tuple) -> tuple[HMCState, tuple[Array, Array]]:
@@ -153,37 +144,26 @@ class CoresetSampler:
             indices: the row numbers, shape (m,).
             weights: the rows' weights, shape (m,).
             starts: a starting point for each chain, flat and unconstrained, shape (chains, D).
-            covariance: an estimate of the posterior's covariance, shape (D, D) and positive
-                definite.
+            covariance: an estimate of the posterior's covariance, shape (D, D), positive definite.
         """
         with self._precision():
-            return self._run(key, indices, weights, starts, covariance)
+            starts = jnp.asarray(starts, default_float())
+            width = starts.shape[1]
+            known = np.eye(width) if covariance is None else np.asarray(covariance, np.float64)
+            scale = jnp.asarray(np.linalg.cholesky(known), starts.dtype)
+            data = tuple(jnp.asarray(self._exact(leaf)) for leaf in self.likelihood.take(indices))
+            args = (data, jnp.asarray(weights, starts.dtype), starts[0], scale)
+            z = solve_triangular(scale, (starts - starts[0]).T, lower=True).T
+            state = self._start(jax.random.split(key, self.num_chains), z, args)
+            for _ in range(self.num_warmup // _STEPS_PER_CALL):
+                state, _ = self._advance(state, args)
+            return ChainDraws(self, state, args)
 
     def _precision(self) -> Any:
         return jax.enable_x64(True) if self._in_float64 else contextlib.nullcontext()
 
     def _exact(self, values: Any) -> Any:
         return jax.tree.map(as_float64, values) if self._in_float64 else values
-
-    def _run(
-        self,
-        key: PRNGKeyArray,
-        indices: Int[np.ndarray, " m"],
-        weights: ArrayLike,
-        starts: ArrayLike,
-        covariance: ArrayLike | None,
-    ) -> "ChainDraws":
-        starts = jnp.asarray(starts, jnp.zeros(()).dtype)
-        width = starts.shape[1]
-        known = np.eye(width) if covariance is None else np.asarray(covariance, np.float64)
-        scale = jnp.asarray(np.linalg.cholesky(known), starts.dtype)
-        data = tuple(jnp.asarray(self._exact(leaf)) for leaf in self.likelihood.take(indices))
-        args = (data, jnp.asarray(weights, starts.dtype), starts[0], scale)
-        z = solve_triangular(scale, (starts - starts[0]).T, lower=True).T
-        state = self._start(jax.random.split(key, self.num_chains), z, args)
-        for _ in range(self.num_warmup // _STEPS_PER_CALL):
-            state, _ = self._advance(state, args)
-        return ChainDraws(self, state, args)
 
     def go_on(
         self, state: HMCState, args: tuple, num: int
@@ -206,6 +186,7 @@ class ChainDraws(DrawSource):
     Attributes:
         r_hat: the largest split Gelman–Rubin statistic of a parameter in the first run.
         num_divergent: the number of divergent transitions in the first run.
+        inefficiency: that of the parameter with the smallest effective size.
     """
 
     def __init__(self, sampler: CoresetSampler, state: HMCState, args: tuple):
@@ -215,12 +196,7 @@ class ChainDraws(DrawSource):
         by_chain = np.swapaxes(first, 0, 1).astype(np.float64)
         self.r_hat = float(np.max(split_gelman_rubin(by_chain)))
         effective = np.nan_to_num(np.min(effective_sample_size(by_chain)))
-        self._inefficiency = float(len(self._flat) / np.clip(effective, 1, len(self._flat)))
-
-    @property
-    def inefficiency(self) -> float:
-        """See `DrawSource.inefficiency`; by the parameter with the smallest effective size."""
-        return self._inefficiency
+        self.inefficiency = float(len(self._flat) / np.clip(effective, 1, len(self._flat)))
 
     def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
         """See `DrawSource.take`; the chains have a key of their own, and `key` is not used."""

@@ -59,36 +59,22 @@ class Pathfinder(Weighting):
         """
         pathfinder = _blackjax()
         start_key, key = jax.random.split(key)
-        starts = jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (self.num_paths, *x.shape)), likelihood.init_params
-        )
-        starts = {
-            name: value.at[1:].add(
-                jax.random.uniform(
-                    jax.random.fold_in(start_key, i),
-                    value[1:].shape,
-                    value.dtype,
-                    -_JITTER,
-                    _JITTER,
-                )
-            )
-            for i, (name, value) in enumerate(starts.items())
-        }
+        starts = {}
+        for i, (name, first) in enumerate(sorted(likelihood.init_params.items())):
+            value = jnp.broadcast_to(first, (self.num_paths, *first.shape))
+            key_i, shape = jax.random.fold_in(start_key, i), value[1:].shape
+            jitter = jax.random.uniform(key_i, shape, value.dtype, -_JITTER, _JITTER)
+            starts[name] = value.at[1:].add(jitter)
         data = tuple(jnp.asarray(leaf) for leaf in likelihood.data)
         num_points = self.max_iters * self.num_elbo_draws
+        settings = {"maxiter": self.max_iters, "maxcor": self.history, "ftol": _LEAST_FALL}
 
         @jax.jit
         def run(key: PRNGKeyArray, start: Params, data: tuple) -> Any:
-            state, _ = pathfinder.approximate(
-                key,
-                lambda params: log_posterior(likelihood, params, data, block_rows(num_points)),
-                start,
-                self.num_elbo_draws,
-                maxiter=self.max_iters,
-                maxcor=self.history,
-                ftol=_LEAST_FALL,
-            )
-            return state
+            def density(params: Params) -> Float[Array, ""]:
+                return log_posterior(likelihood, params, data, block_rows(num_points))
+
+            return pathfinder.approximate(key, density, start, self.num_elbo_draws, **settings)[0]
 
         # One path after the other: in a batch all paths wait for the slowest line search.
         states = [
@@ -113,7 +99,6 @@ class _PathfinderDraws(DrawSource):
         self._pathfinder, self._state = pathfinder, state
 
     def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
-        """See `DrawSource.take`."""
         return self._pathfinder.sample(jax.random.fold_in(key, start), self._state, num)[0]
 
 
