@@ -44,11 +44,8 @@ def log_ratios(
     def weigh(draws: PyTree, kept: tuple) -> Float[np.ndarray, " s"]:
         return log_likelihood_totals(evaluate, draws, kept, coreset.weights)
 
-    weighted = (
-        in_float64(weigh, at, kept)
-        if needs_float64(likelihood, likelihood.num_data)
-        else weigh(at, kept)
-    )
+    is_long = needs_float64(likelihood, likelihood.num_data)
+    weighted = in_float64(weigh, at, kept) if is_long else weigh(at, kept)
     if not np.isfinite(weighted).all():
         raise ValueError(
             "the coreset's own likelihood is zero at "
@@ -63,11 +60,7 @@ def full_likelihood(
 ) -> ModelLikelihood:
     """The likelihood of all the data that the coreset was built from.
 
-    Args:
-        coreset: the coreset.
-        args: the model's positional arguments with all rows, if they are given.
-        kwargs: its keyword arguments with all rows.
-        likelihood: the likelihood itself, if it is given.
+    It is that of the model's arguments with all rows, or `likelihood`, or the coreset's own.
 
     Raises:
         ValueError: if there is no likelihood, or the data do not contain the coreset's rows.

@@ -4,8 +4,7 @@ Datum i's log-likelihood at the draws θ_1..θ_S of the weighting distribution �
 the draws and divided by √S, is its atom: inner products of atoms are then covariances under π̂, and
 ‖y − Φw‖² estimates the variance of L − L_w (Campbell and Broderick 2019, section 4.2).
 
-The weighted Fisher information distance, `embed(norm="fisher")`, measures a log-likelihood by its
-gradient instead (`jaxcoreset.likelihood.fisher`). Both evaluate the data in chunks of one shape.
+`embed(norm="fisher")` uses gradients instead (`jaxcoreset.likelihood.fisher`).
 """
 
 from collections.abc import Callable
@@ -93,9 +92,7 @@ def centre(
 ) -> Float[Array, "... s"]:
     """Log-likelihoods at S draws, along the last axis, into atoms: centred and divided by √S.
 
-    Args:
-        values: the log-likelihoods.
-        usable: which draws count; the atoms are zero at the other draws. All of them by default.
+    Atoms are zero at draws that are not `usable`; all are by default.
     """
     if usable is None:
         return centred(values) / np.sqrt(values.shape[-1])
@@ -125,16 +122,8 @@ def log_likelihood_sum(
     """The sum over all rows of the log-likelihood at each draw, up to a constant, in one pass.
 
     Nothing of size n × S is stored. Each row's mean over the first few draws is subtracted before
-    the row is added, and the blocks' sums are added in float64 on the host.
-
-    Arguments and errors as in `embed`.
-
-    Args:
-        log_likelihood: as in `embed`.
-        draws: as in `embed`.
-        data: as in `embed`.
-        batch_size: as in `embed`.
-        on_rows: called with the number of rows done since the last call, for a progress bar.
+    the row is added, and the blocks' sums are added in float64 on the host. Arguments and errors
+    as in `embed`; `on_rows` is called with the number of rows done since the last call.
     """
     return feature_sum(log_likelihood, _Values(checked_draws(draws, 2)), data, batch_size, on_rows)
 

@@ -101,9 +101,9 @@ def fisher_features(
 
     Campbell and Broderick, "Automated scalable Bayesian inference via Hilbert coresets" (JMLR
     2019), on random projection, as their "Greedy iterative geodesic ascent" (2018, section 4) uses
-    it: feature j of datum i is √(D/J) ∂L_i/∂θ_d at draw s, with s and d uniform. Here no pair
-    (s, d) is repeated; draws are used equally often, up to one, and coordinates nearly so. Each
-    pair is uniform, so inner products of atoms are unbiased as in the papers, and vary less. All
+    it, see `FisherFeatures`. Here no pair (s, d)
+    is repeated; draws are used equally often, up to one, and coordinates nearly so. Each pair is
+    uniform, so inner products of atoms are unbiased as in the papers, and vary less. All
     S·D pairs give the mean over the draws exactly; J = S uses every draw once.
 
     Args:
@@ -148,9 +148,5 @@ def fisher_features(
     rounds, positions = np.divmod(np.arange(width), num_draws)
     draw_order = jax.random.permutation(draw_key, num_draws)
     coordinate_order = jax.random.permutation(coordinate_key, num_coordinates)
-    return FisherFeatures(
-        points,
-        draw_order[positions],
-        coordinate_order[(positions + rounds) % num_coordinates],
-        unravel,
-    )
+    coordinates = coordinate_order[(positions + rounds) % num_coordinates]
+    return FisherFeatures(points, draw_order[positions], coordinates, unravel)

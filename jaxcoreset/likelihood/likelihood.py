@@ -24,6 +24,7 @@ from numpyro.handlers import seed
 from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
 from numpyro.primitives import Messenger
 
+from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.independence import Reference
@@ -66,10 +67,7 @@ class ModelLikelihood:
 
     @property
     def data(self) -> tuple:
-        """The leaves that hold one row per datum, in a stable order, as they were given.
-
-        NumPy arrays stay on the host. Among several processes, those of this one.
-        """
+        """This process's leaves that hold one row per datum, as given; NumPy stays on the host."""
         return self.rows.data
 
     @property
@@ -124,12 +122,10 @@ class ModelLikelihood:
         """
         generator = np.random.default_rng(0)
         shapes = {name: value.shape for name, value in self.init_params.items()}
-        found = []
         evaluate = jax.jit(lambda at, rows: (self.log_likelihood(at, rows), self.log_prior(at)))
-        for radius in _TOLD_APART:
-            for value in evaluate(draw_uniform(shapes, radius, generator), self.two_rows):
-                found += [f"{entry:.4g}" for entry in np.ravel(value)]
-        return " ".join(found)
+        points = (draw_uniform(shapes, radius, generator) for radius in _TOLD_APART)
+        values = (value for point in points for value in evaluate(point, self.two_rows))
+        return " ".join(f"{entry:.4g}" for value in values for entry in np.ravel(value))
 
     def log_likelihood_constrained(
         self, params: Mapping[str, Any], data: Sequence
@@ -221,8 +217,5 @@ def draw_uniform(
     shapes: Mapping[str, tuple[int, ...]], radius: float, generator: np.random.Generator
 ) -> dict[str, Array]:
     """Unconstrained values, uniform between -radius and radius."""
-    dtype = jax.dtypes.canonicalize_dtype(float)
-    return {
-        name: jnp.asarray(generator.uniform(-radius, radius, shape), dtype)
-        for name, shape in shapes.items()
-    }
+    draws = {name: generator.uniform(-radius, radius, shape) for name, shape in shapes.items()}
+    return {name: jnp.asarray(value, default_float()) for name, value in draws.items()}

@@ -55,22 +55,13 @@ def feature_matrix(
 ) -> Array:
     """The features of all rows, evaluated in blocks; a ValueError names rows that are not finite.
 
-    Args:
-        log_likelihood: as in `embed`.
-        features: what the log-likelihood is reduced to.
-        data: pytree of arrays with a leading axis of length n.
-        batch_size: rows that are moved to the device at a time.
+    `log_likelihood` and `data` as in `embed`; `batch_size` rows are moved to the device at a time.
     """
     num_rows = _num_rows(data)
     rows = Rows.of(data, batch_size)
     parts, state = [], BadRows.start()
-    groups = evaluate_blocks(
-        _block,
-        (log_likelihood, features),
-        (rows.data, ()),
-        rows.block(features.width),
-        batch_size=batch_size,
-    )
+    args, block = (log_likelihood, features), rows.block(features.width)
+    groups = evaluate_blocks(_block, args, (rows.data, ()), block, batch_size=batch_size)
     for first, num, (values, bad) in groups:
         state = BadRows.add(state, np.asarray(bad), first, num)
         parts.append(values.reshape(-1, values.shape[-1])[:num])
@@ -87,12 +78,8 @@ def feature_sum(
 ) -> Array:
     """The sum of the features over all rows, in one pass; see `feature_matrix`.
 
-    Args:
-        log_likelihood: as in `embed`.
-        features: as in `feature_matrix`.
-        data: arrays, or `Rows`, which may be read from files or other processes.
-        batch_size: as in `feature_matrix`; `Rows` have their own.
-        on_rows: called with the number of rows done since the last call.
+    `Rows` may be read from files or other processes, and have a `batch_size` of their own;
+    `on_rows` is called with the number of rows done since the last call.
 
     Raises:
         ValueError: if the sum is not finite. A second pass finds the rows to name.
@@ -100,18 +87,12 @@ def feature_sum(
     if not isinstance(data, Rows):
         _num_rows(data)
     rows = Rows.of(data, batch_size)
-    states = rows.map_reduce(
-        _sum,
-        (log_likelihood, features),
-        features.width,
-        {"total": np.zeros(features.width)},
-        _add_sums,
-        what="target",
-        on_rows=on_rows,
-    )
+    args, width = (log_likelihood, features), features.width
+    start = {"total": np.zeros(width)}
+    states = rows.map_reduce(_sum, args, width, start, _add_sums, what="target", on_rows=on_rows)
     total = np.sum([state["total"] for state in states], axis=0)
     if not np.isfinite(total).all():
-        _name_rows_not_finite(log_likelihood, features, rows)
+        _name_rows_not_finite(args, rows)
     return jnp.asarray(total, float)
 
 
@@ -133,16 +114,10 @@ def _add_sums(state: State, sums: np.ndarray, first: int, num: int) -> State:
     return {"total": state["total"] + sums.sum(axis=0, dtype=np.float64)}
 
 
-def _name_rows_not_finite(log_likelihood: LogLikelihood, features: Features, rows: Rows) -> None:
+def _name_rows_not_finite(args: tuple[LogLikelihood, Features], rows: Rows) -> None:
     """Raise a ValueError that names the rows whose features are not finite."""
-    states = rows.map_reduce(
-        _bad_rows,
-        (log_likelihood, features),
-        features.width,
-        BadRows.start(),
-        BadRows.add,
-        what="rows that are not finite",
-    )
+    features, start, what = args[1], BadRows.start(), "rows that are not finite"
+    states = rows.map_reduce(_bad_rows, args, features.width, start, BadRows.add, what=what)
     _check_health(states, rows.num_rows, features.quantity)
     raise ValueError(
         f"{features.quantity} is finite in every row, but not its sum over all {rows.num_rows} of "
@@ -158,20 +133,11 @@ def centred(values: Array, where: Array | None = None) -> Array:
 def centred_columns(
     log_likelihood: LogLikelihood, draws: PyTree, chunk: PyTree
 ) -> tuple[Array, Array]:
-    """Log-likelihoods at draws with a column for each row, and what to subtract from the columns.
+    """Log-likelihoods at s draws of m rows, (s, m), and what to subtract from the columns, (m,).
 
-    With the mean over a few draws instead of all, each value is used once. With draws in front,
-    products and no selections, XLA on a CPU then adds columns while it evaluates them, and stores
-    no matrix.
-
-    Args:
-        log_likelihood: as in `embed`.
-        draws: pytree of arrays with a leading axis of length s.
-        chunk: m rows of the data.
-
-    Returns:
-        The log-likelihoods, (s, m), and each row's mean over those of a few draws that are finite,
-        (m,).
+    The latter is each row's mean over those of a few draws that are finite, so that each value is
+    used once. With draws in front, products and no selections, XLA on a CPU then adds columns while
+    it evaluates them, and stores no matrix.
     """
     evaluate = jax.vmap(log_likelihood, in_axes=(0, None))
     few = evaluate(jax.tree.map(lambda leaf: leaf[:_FEW_DRAWS], draws), chunk)

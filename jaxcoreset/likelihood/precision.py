@@ -55,14 +55,9 @@ def matrix_of_weighted(
     total_weight: float | int,
     batch_size: int | None = None,
 ) -> Float[Array, "m s"]:
-    """Log-likelihoods at draws of rows that will be weighted, each row less its mean.
+    """Log-likelihoods at unconstrained draws of rows that will be weighted, less each row's mean.
 
-    Args:
-        likelihood: the model's likelihood.
-        draws: s draws of unconstrained parameters, with a leading axis.
-        data: m rows, laid out as the likelihood's data.
-        total_weight: the sum of their weights, such as the number of rows they stand for.
-        batch_size: the number of rows that are evaluated at a time.
+    `total_weight` is the sum of their weights, such as the number of rows that they stand for.
     """
 
     def evaluate(draws: Params, data: tuple) -> Float[Array, "m s"]:
@@ -78,13 +73,8 @@ def rounding_of(
 ) -> float | None:
     """The rounding of a coreset's log-likelihood in float32, in nats; None if it is negligible.
 
-    Otherwise warns that NUTS on the coreset needs float64.
-
-    Args:
-        likelihood: the model's likelihood and data.
-        params: unconstrained parameters at which to evaluate it, such as a posterior draw.
-        data: the coreset's rows, laid out as the likelihood's data.
-        weights: its weights.
+    It is that at unconstrained `params`, such as a posterior draw. If it is not negligible, warns
+    that NUTS on the coreset needs float64.
     """
     if weights.sum() < _LONG or jax.config.jax_enable_x64:  # pyright: ignore
         return None

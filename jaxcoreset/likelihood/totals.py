@@ -35,13 +35,7 @@ def log_likelihood_totals(
     Unlike `embedding.log_likelihood_sum` it keeps the constant, which evidence needs, and accepts a
     log-likelihood of −inf: the total at that draw is then −inf.
 
-    Args:
-        log_likelihood: ``log_likelihood(draw, data) -> (n,)``; vmapped over draws.
-        draws: pytree of arrays with a leading axis of length S.
-        data: pytree of arrays with a leading axis of length n.
-        weights: how often each row counts; once if left out.
-        batch_size: rows per chunk; chosen from S if left out.
-        on_rows: called with the number of rows done since the last call, for a progress bar.
+    Arguments as in `embedding.log_likelihood_sum`; each row counts `weights` times, or once.
 
     Raises:
         ValueError: if a log-likelihood is NaN or +inf; the message names rows.
@@ -62,14 +56,9 @@ def log_likelihood_totals(
         return {"total": state["total"] + total}
 
     args = log_likelihood, jax.tree.map(jnp.asarray, draws)
+    terms, start = _in_sums if weights is None else _by_row, {"total": np.zeros(num_draws)}
     states = rows.map_reduce(
-        _in_sums if weights is None else _by_row,
-        args,
-        num_draws,
-        {"total": np.zeros(num_draws)},
-        add,
-        what="log-likelihoods at draws",
-        on_rows=on_rows,
+        terms, args, num_draws, start, add, what="log-likelihoods at draws", on_rows=on_rows
     )
     total = np.sum([state["total"] for state in states], axis=0)
     if (np.isnan(total) | (total == np.inf)).any():

@@ -194,16 +194,14 @@ def _describe(model_trace: Mapping) -> list[Site]:
                 "makes one unless it is told how far to centre: LocScaleReparam(0.0))."
             )
         if site["type"] == "plate":
-            _refuse_subsampling(name, *site["args"])
+            size, subsample_size = site["args"]
+            if subsample_size is not None and subsample_size != size:
+                raise ModelError(
+                    f"plate {name!r} subsamples {subsample_size} of {size} rows; a plate over all "
+                    "rows is expected, since the coreset takes the subsample's place: drop "
+                    "subsample_size."
+                )
     return [_describe_sample(s) for s in model_trace.values() if s["type"] == "sample"]
-
-
-def _refuse_subsampling(name: str, size: int, subsample_size: int | None) -> None:
-    if subsample_size is not None and subsample_size != size:
-        raise ModelError(
-            f"plate {name!r} subsamples {subsample_size} of {size} rows; a plate over all rows is "
-            "expected, since the coreset takes the subsample's place: drop subsample_size."
-        )
 
 
 def _describe_sample(site: Mapping) -> Site:

@@ -44,13 +44,8 @@ def check_subsets(
 ) -> Reference | None:
     """Evaluate a chunk of rows, then small subsets of it, which must have the same values.
 
-    A subset is evaluated as it is, then as if it had one row only, or two.
-
-    Args:
-        likelihood: the likelihood.
-        evaluate: its `by_site`, compiled.
-        points: unconstrained parameters, one for each subset.
-        generator: chooses the chunk's rows.
+    A subset is evaluated as it is, then as if it had one row only, or two; each at one of `points`,
+    by the likelihood's `by_site`, compiled.
 
     Returns:
         What later checks need; None if there is one row only, which sees no other row.
@@ -92,7 +87,7 @@ def check_alone(
 
     Args:
         likelihood: the likelihood.
-        draws: s draws of unconstrained parameters, with a leading axis.
+        draws: s draws of unconstrained parameters.
         data: m rows, laid out as the likelihood's data: all the rows that are kept.
         values: the log-likelihoods of the rows at the draws, each row up to a constant. The draws
             that fit the rows best are used, since rounding is least there.
@@ -127,11 +122,7 @@ def check_program(
 
     Warns if float32 is too coarse for the model, as it may be with counts in the thousands.
 
-    Args:
-        likelihood: the likelihood.
-        draws: s draws of unconstrained parameters, with a leading axis.
-        data: m rows, laid out as the likelihood's data.
-        values: the log-likelihoods of the rows at the draws, each row up to a constant.
+    Arguments as in `check_alone`, for some rows and draws.
 
     Raises:
         ModelError: a row's value depends on the other rows.

@@ -26,9 +26,7 @@ class WeightedModel:
             weights = np.array(weights)
             _check_weights(weights)
             weights.flags.writeable = False
-        self.model = model
-        self.weights = weights
-        self.data_dims = dict(data_dims)
+        self.model, self.weights, self.data_dims = model, weights, dict(data_dims)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model under the weights, with the model's own arguments."""
@@ -96,15 +94,14 @@ class _Weigh(Messenger):
 
     def __init__(self, weights: Any, data_dims: Mapping[str, int]):
         super().__init__()
-        self.weights = weights
-        self.data_dims = data_dims
+        self.weights, self.data_dims = weights, data_dims
 
     def process_message(self, msg: Any) -> None:
         # Weigh sites that are not observed too: a condition handler outside this one acts later,
         # and the scale of a sampled site has no effect. For the same reason one row may become
         # more: a scalar distribution whose value is not set yet.
         if self._concerns(msg) and self._rows(msg) in (1, self.weights.shape[0]):
-            weights = jnp.reshape(self.weights, (-1,) + (1,) * (-self._dim(msg) - 1))
+            weights = jnp.reshape(self.weights, (-1,) + (1,) * (-self.data_dims[msg["name"]] - 1))
             msg["scale"] = weights if msg["scale"] is None else weights * msg["scale"]
 
     def postprocess_message(self, msg: Any) -> None:
@@ -119,14 +116,11 @@ class _Weigh(Messenger):
     def _concerns(self, msg: Any) -> bool:
         return msg["type"] == "sample" and msg["name"] in self.data_dims
 
-    def _dim(self, msg: Any) -> int:
-        return self.data_dims[msg["name"]]
-
     def _rows(self, msg: Any) -> int:
         """The length of the site's log-probability along the data axis."""
         shape = tuple(msg["fn"].batch_shape)
         if msg["value"] is not None:
             of_value = jnp.shape(msg["value"])
             shape = jnp.broadcast_shapes(shape, of_value[: len(of_value) - msg["fn"].event_dim])
-        dim = self._dim(msg)
+        dim = self.data_dims[msg["name"]]
         return shape[dim] if len(shape) >= -dim else 1
