@@ -1,8 +1,7 @@
 """Full against coreset log-likelihood at draws: log π/π_w up to a constant, streamed and exact.
 
-Since the prior is the same, the log-ratio at a draw is L(θ) − L_w(θ), the sum of all rows'
-log-likelihoods less the weighted sum of the coreset's. Both are of the order of n nats and their
-difference must be right to a fraction of one, see `jaxcoreset.likelihood.totals`.
+The prior cancels: the log-ratio at a draw is L(θ) − L_w(θ). Both are of the order of n nats, and
+their difference must be right to a fraction of one, see `jaxcoreset.likelihood.totals`.
 """
 
 from collections.abc import Callable, Mapping

@@ -102,11 +102,7 @@ class Arguments:
         return self.with_data(data).call
 
     def like(self, args: tuple, kwargs: Mapping[str, Any]) -> "Arguments":
-        """Other arguments of the same structure, with data and counts at the same positions.
-
-        Raises:
-            ModelError: the structure is not the same.
-        """
+        """Other arguments of the same structure (else a ModelError), with data where these have."""
         leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
         if tree != self.tree:
             raise ModelError(
@@ -116,11 +112,7 @@ class Arguments:
         return dataclasses.replace(self, leaves=tuple(leaves))
 
     def check_same_constants(self, other: "Arguments") -> None:
-        """Check that other arguments of the same structure differ in their rows only.
-
-        Raises:
-            ModelError: an argument that holds no data has another value.
-        """
+        """Raise a ModelError if an argument that holds no data has another value in `other`."""
         for name, before in self.constants.items():
             if not is_same(before, now := other.constants[name]):
                 raise ModelError(
@@ -164,8 +156,7 @@ def is_same(one: Any, two: Any) -> bool:
 def flatten(model: Callable | None, args: tuple, kwargs: dict) -> Arguments:
     """The arguments of `model(*args, **kwargs)`, before any are marked as data.
 
-    Raises:
-        ModelError: an argument is a data frame or a column of one, or has masked entries.
+    A data frame, a column of one, or masked entries raise a ModelError.
     """
     paths, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
     positional = _positional_names(model, len(args))
@@ -208,11 +199,7 @@ def _positional_names(model: Callable | None, count: int) -> tuple[str, ...]:
 
 
 def mark_arrays(arguments: Arguments) -> Arguments:
-    """Mark every array as a data leaf, before it is known which arrays are data.
-
-    Raises:
-        ModelError: there is no array, or an array has no rows.
-    """
+    """Mark every array as a data leaf; a ModelError if there is none, or one has no rows."""
     if not arguments.arrays:
         raise ModelError(
             "no argument of the model is an array of numbers, so there are no data to choose rows "
@@ -223,11 +210,7 @@ def mark_arrays(arguments: Arguments) -> Arguments:
 
 
 def mark_length(arguments: Arguments, num_data: int) -> Arguments:
-    """Mark as data leaves the arrays with `num_data` rows.
-
-    Raises:
-        ModelError: an array of that length does not hold numbers.
-    """
+    """Mark as data leaves the arrays with `num_data` rows; a ModelError if one holds no numbers."""
     refuse_text(arguments, num_data)
     types = np.ndarray | jax.Array | SourceArray
     long = arguments._where(lambda x: isinstance(x, types) and x.shape[:1] == (num_data,))

@@ -12,15 +12,13 @@ from jaxtyping import ArrayLike, Float, Int
 
 from jaxcoreset.likelihood.arguments import ModelError
 
-# The number of rows that a subset keeps: few, so that evaluating them is cheap, and enough to
-# notice rows that depend on the row before them even if most rows are alike.
+# The rows of a subset: few and cheap, and enough to notice that one depends on the row before it.
 _KEPT_ROWS = 61
 # Accept a program if its error is at most this many times that of the reference program.
 _ROUNDED_ALIKE = 10
 # The least unit of rounding: in float64 errors of other kinds are larger.
 _LEAST_EPS = 1e-12
-# The same for rows that are evaluated alone: a density's own approximations are rounded differently
-# in programs for other numbers of rows.
+# For rows alone: a density's approximations are rounded differently for other numbers of rows.
 _LEAST_EPS_APART = 1e-11
 # The number of single rows of a subset, and of pairs of rows, that are evaluated without others.
 _ALIKE_SUBSETS = 6
@@ -31,12 +29,9 @@ def check_log_likelihood(
     rows: Int[ArrayLike, " m"],
     data: Mapping[str, ArrayLike] = MappingProxyType({}),
 ) -> None:
-    """Raise an error that names the rows where the log-likelihood is NaN or infinite.
+    """Raise a ModelError that names the rows where the log-likelihood is NaN or infinite.
 
     `rows` are their row numbers, and `data` the arguments with these rows, by name.
-
-    Raises:
-        ModelError: an entry is not finite.
     """
     values, rows = np.asarray(values), np.asarray(rows)
     bad_rows = ~np.isfinite(values)
@@ -140,7 +135,7 @@ def refuse_changed_datum(
     largest: float | None = None,
     eps: float | None = None,
 ) -> None:
-    """Raise an error if the log-likelihood of a datum depends on the other rows.
+    """Raise a ModelError if the log-likelihood of a datum depends on the other rows.
 
     Values that were not finite before are ignored. A finite value that is not finite alone has
     changed: a scale that is 0/0 for a row alone was taken from the other rows.
@@ -152,9 +147,6 @@ def refuse_changed_datum(
         largest: the largest absolute log-likelihood, which sets the size of rounding; by default
             that of these rows.
         eps: as in `refuse_changed_prior`.
-
-    Raises:
-        ModelError: the two differ by more than rounding.
     """
     before, after = np.asarray(before), np.asarray(after)
     if eps is None:
@@ -188,9 +180,8 @@ def refuse_other_program(
     Args:
         values: the log-likelihoods of m rows at s draws, each row up to a constant.
         again: the same by the reference program, with the constants.
-        exact: computes the same in float64. It is called only if the two differ: a log-likelihood
-            of counts in the thousands is a small difference of large numbers, and float32 rounds
-            those.
+        exact: computes the same in float64; called only if the two differ, as float32 rounds a
+            log-likelihood of counts in the thousands, a small difference of large numbers.
 
     Returns:
         The variance of a value's rounding if float64 was computed; else 0.

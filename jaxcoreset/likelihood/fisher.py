@@ -27,9 +27,9 @@ class FisherFeatures(Features):
     features for candidates and for the target over all rows, or they cannot be compared.
 
     Attributes:
-        points: shape (S, D), the draws, each as one row.
-        draw_indices: shape (J,), s of every pair; None for all S·D pairs, draw by draw.
-        coordinates: shape (J,), d of every pair; None likewise.
+        points: the draws, each as one row.
+        draw_indices: s of every pair; None for all S·D pairs, draw by draw.
+        coordinates: d of every pair; None likewise.
     """
 
     quantity = "the log-likelihood or its gradient"
@@ -101,10 +101,9 @@ def fisher_features(
 
     Campbell and Broderick, "Automated scalable Bayesian inference via Hilbert coresets" (JMLR
     2019), on random projection, as their "Greedy iterative geodesic ascent" (2018, section 4) uses
-    it, see `FisherFeatures`. Here no pair (s, d)
-    is repeated; draws are used equally often, up to one, and coordinates nearly so. Each pair is
-    uniform, so inner products of atoms are unbiased as in the papers, and vary less. All
-    S·D pairs give the mean over the draws exactly; J = S uses every draw once.
+    it, with uniform pairs (s, d), see `FisherFeatures`. Here no pair is repeated, and draws are
+    used equally often, up to one, as nearly are coordinates: inner products of atoms are unbiased
+    as in the papers, and vary less. All S·D pairs give the mean over the draws exactly.
 
     Args:
         draws: pytree of floating-point arrays with a leading axis of length S.

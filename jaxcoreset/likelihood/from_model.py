@@ -17,8 +17,8 @@ from jaxcoreset.likelihood.likelihood import ModelLikelihood, draw_uniform
 from jaxcoreset.likelihood.structure import find_data, find_structure
 from jaxcoreset.likelihood.verification import check_subsets, chunk_rows
 
-# Widths of the uniform draws tried for a starting point. Small ones first: an optimiser starts
-# well near zero, but not at it, where products of parameters have a saddle.
+# Widths of the uniform draws tried for a starting point. An optimiser starts well near zero, but
+# not at it, where products of parameters have a saddle.
 _START_RADII = (0.1, 0.1, 0.5, 1.0, 2.0, 2.0)
 
 

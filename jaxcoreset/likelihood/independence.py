@@ -1,8 +1,7 @@
 """Check that data are conditionally independent given the parameters.
 
-A row's log-likelihood may depend on that row and on the parameters alone, so it must not change
-when other rows are dropped. A model that takes something from all its rows, such as their mean,
-their range or which groups there are, fails this check.
+A row's log-likelihood must not change when other rows are dropped. It does in a model that takes
+something from all its rows, such as their mean, their range or which groups there are.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,8 +61,7 @@ class IndependenceCheck:
             positions: the positions, in the chunk, of the rows that are compared.
             rows: the rows that are evaluated.
             kept: which of these are compared.
-            among: positions of the rows whose log-likelihoods set the size of rounding; by default
-                those that are compared.
+            among: positions of the rows that set the size of rounding; by default `positions`.
 
         Raises:
             ModelError: a value has changed, both in float32 and in float64 if the model runs in it.
@@ -89,11 +87,7 @@ class IndependenceCheck:
     def refuse_small_change(
         self, positions: Int[np.ndarray, " m"], rows: tuple, kept: slice
     ) -> None:
-        """As `refuse_change`, for a change that float32 hides; only if the model runs in float64.
-
-        Raises:
-            ModelError: a value has changed in float64.
-        """
+        """As `refuse_change`, for a change that float32 hides, if the model runs in float64."""
         if (exact := self._in_float64(rows)) is not None:
             self._compare(exact[0], exact[1], positions, kept, None, _MIXED_EPS)
 

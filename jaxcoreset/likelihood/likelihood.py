@@ -1,10 +1,6 @@
-"""From a NumPyro model and its arguments to one log-likelihood per datum, and to a weighted model.
+"""`ModelLikelihood`: a NumPyro model as one log-likelihood per datum, log p(y_i | θ), and a prior.
 
-A coreset needs two things of a model. The first is log p(y_i | θ) for each datum i: here a
-`ModelLikelihood`, made by `model_likelihood(model, args, kwargs)`. The second is the model again
-with datum i counted w_i times: `weighted_model(likelihood, weights)`.
-
-The words used below. A *site* is a `numpyro.sample` or `numpyro.factor` statement. *Latent* sites
+A *site* is a `numpyro.sample` or `numpyro.factor` statement. *Latent* sites
 are the parameters θ; *unconstrained* values of them are what NUTS moves in. The *data axis* is the
 dimension of an observed site's log-probability that follows the rows of the data; observed sites
 without one belong to everything that is not summed over data: they are counted once, with the

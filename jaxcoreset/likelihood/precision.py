@@ -1,10 +1,9 @@
 """Float64 for the weighted rows of a long table, even if JAX's x64 is off.
 
-Float32 rounds a row's log-likelihood to about 1e-8 nats, and a coreset row of a table of n rows has
-a weight of n/k. So the sum of k rows has an error of variance (n²/k)·1e-15 nats², which is nothing
-for n = 10⁵ and 0.1 for n = 10⁸; and the weighted sum itself, of the order of n nats, is rounded to
-n·1e-7. From a million rows on, the few weighted rows are therefore evaluated in float64. A row's
-log-likelihood less its mean over the draws is then small, and float32 holds it well.
+Float32 rounds a row's log-likelihood to about 1e-8 nats, and a coreset row of n has a weight of
+n/k. So the sum of k rows has an error of variance (n²/k)·1e-15 nats², 0.1 for n = 10⁸, and the sum
+itself, of the order of n nats, is rounded to n·1e-7. From a million rows on, the few weighted rows
+are therefore evaluated in float64; less their mean over the draws, float32 holds them well.
 """
 
 import warnings

@@ -1,8 +1,8 @@
 """Which arguments of a model are data, and along which axis its observed sites follow them.
 
 The *data axis* is the one dimension of an observed site's log-probability that grows with the rows
-of the data. It is mostly that of the model's data plate, but a model without plates has one too. To
-find it, the model is traced abstractly with two numbers of rows; nothing is guessed from names.
+of the data, with or without a plate. To find it, the model is traced abstractly with two numbers of
+rows; nothing is guessed from names.
 """
 
 import contextlib
@@ -45,14 +45,11 @@ class Structure:
 def find_data(
     model: Callable, args: tuple, kwargs: dict, data_axes: Any, plate: str | None
 ) -> list[Arguments]:
-    """The arguments with their data leaves, given by `data_axes`, or found if that is None.
+    """The possible readings of which arguments are data, the likeliest first.
 
-    Returns:
-        The possible readings, the likeliest first: one with `data_axes` or `plate`, otherwise one
-        for each plate, matched by arguments, of the observed site with the longest such plate.
-
-    Raises:
-        ModelError: there are no data, or the model as its user calls it cannot be used.
+    There is one with `data_axes` or `plate`, otherwise one for each plate, matched by arguments, of
+    the observed site with the longest such plate. A ModelError is raised if there are no data, or
+    the model as its user calls it cannot be used.
     """
     arguments = flatten(model, args, kwargs)
     if data_axes is not None:
@@ -129,11 +126,9 @@ def _sizes(site: Site) -> set[int]:
 
 
 def find_structure(model: Callable, readings: list[Arguments]) -> Structure:
-    """Find the data axes; an integer argument equal to n counts rows if the model needs that.
+    """Find the data axes, in the first of `find_data`'s readings that works.
 
-    Args:
-        model: the model.
-        readings: its arguments, as `find_data` returns them; the first that works is used.
+    An integer argument equal to n counts rows if the model needs that.
 
     Raises:
         ModelError: a latent site grows with the rows, or an observed site grows other than by one

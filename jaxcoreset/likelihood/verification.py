@@ -1,8 +1,7 @@
 """Checks of a likelihood: that rows do not depend on one another, and that a program is right.
 
-`check_subsets` runs when a likelihood is made, at its starting points. Later, at draws that fit the
-data, `check_alone` looks at the rows that a coreset keeps, and `check_program` at the first values
-that were evaluated for many draws at once.
+`check_subsets` runs when a likelihood is made. Later, at draws that fit the data, `check_alone`
+looks at the rows of a coreset, and `check_program` at the first values for many draws at once.
 """
 
 import math
@@ -116,9 +115,9 @@ def check_program(
 ) -> None:
     """Compare values that a program for many draws computed with those of one for a single draw.
 
-    The latter was compiled for the checks of the model, so nothing is compiled for this. That rows
-    do not depend on one another is checked once more at these draws, which fit the rows: where the
-    first checks were, far from the data, float32 may have been too coarse for it.
+    The latter was compiled for the checks of the model. That rows do not depend on one another is
+    checked once more at these draws, which fit the rows: where the first checks were, far from the
+    data, float32 may have been too coarse for it.
 
     Warns if float32 is too coarse for the model, as it may be with counts in the thousands.
 

@@ -87,7 +87,7 @@ def chain_samples(
     Args:
         mcmc: an `MCMC` object that has run, or a dictionary from site to constrained samples with
             leading axes (draws,) or (chains, draws).
-        latent_shapes: the shape of one value of each latent site.
+        latent_shapes: the shape of a value of each latent site.
 
     Raises:
         TypeError: if `mcmc` is neither.

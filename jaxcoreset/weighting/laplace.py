@@ -24,16 +24,15 @@ from jaxcoreset.data.rows import BadRows, Rows, State
 from jaxcoreset.data.utils import host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 
-# The mode is first searched on a part of the rows: the least number, one row in this many, and the
-# largest number. Passes over all rows then only refine it.
+# The mode is first searched on some rows: the least number, one in this many, the largest number.
 _WARM_START_ROWS, _WARM_START_PART, _MOST_WARM_START_ROWS = 20_000, 50, 200_000
 # Newton decrements in nats, twice what a full Newton step would still gain: below the first the
 # search on part of the rows stops, below the second the search on all rows.
 _WARM_START_DECREMENT = 1e-2
 _DECREMENT = 1e-6
-# Float32 noise in the sum over n rows, below which steps cannot be compared; and the decrement up
-# to which a point is accepted as the mode, since the last step costs no pass.
+# Float32 noise in the sum over n rows, below which steps cannot be compared.
 _DECREMENT_PER_ROW = 1e-9
+# A point is accepted as the mode up to this decrement, since the last step costs no pass.
 _ACCEPTED_DECREMENT = 1e-2
 # Log-likelihoods added in float32 on the device before float64 takes over on the host.
 _BLOCK = 256
