@@ -1,7 +1,7 @@
 """The arguments of a NumPyro model, and which of them hold data: one row per datum.
 
-A model is called as `model(*args, **kwargs)`. Here (args, kwargs) is flattened to leaves, some of
-which are *data leaves*; `Arguments.fill` builds the call again with other rows in their place.
+The (args, kwargs) of a model are flattened to leaves, some of which are *data leaves*;
+`Arguments.fill` builds the call again with other rows in their place.
 """
 
 import dataclasses
@@ -232,9 +232,8 @@ def refuse_text(arguments: Arguments, num_data: int, reason: str = "") -> None:
 def mark_axes(arguments: Arguments, args: tuple, kwargs: dict, data_axes: Any) -> Arguments:
     """Mark as data leaves what `data_axes` says; see `model_likelihood`.
 
-    Raises:
-        ModelError: `data_axes` does not fit the arguments or names none of them, or what it names
-            is not an array, has no rows, or has another number of rows than the rest.
+    A ModelError is raised if it does not fit or names nothing, or if what it names is no array, has
+    no rows, or has another number of rows than the rest.
     """
     axes = _axes_by_leaf(arguments, args, kwargs, data_axes)
     chosen = tuple(i for i, axis in enumerate(axes) if axis is not None)

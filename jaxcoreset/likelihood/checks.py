@@ -79,8 +79,7 @@ def disjoint_subsets(num_rows: int) -> Iterator[np.ndarray]:
 
     A row that alone makes a maximum or a range is missing from at least one of the sets. Their size
     has no factor in common with `num_rows`, so the mean of a column of zeros and ones differs in
-    the subset, unless it is 0 or 1. At least every second row is dropped, so that each row that is
-    kept has another row before it and after it.
+    the subset, unless it is 0 or 1. Each row that is kept has another before it and after it.
     """
     largest = min(_KEPT_ROWS, num_rows // 2)
     size = next(k for k in range(largest, 0, -1) if math.gcd(k, num_rows) == 1)
@@ -91,10 +90,9 @@ def disjoint_subsets(num_rows: int) -> Iterator[np.ndarray]:
 def alike_subsets(num_rows: int) -> Iterator[np.ndarray]:
     """`num_rows` positions among as many rows that repeat one row or a pair of rows.
 
-    What a model takes from many rows is mostly what it takes from all: the lowest rating is 1 and
-    the highest 5. That does not hold for one or two rows. Repeating a row changes nothing if rows
-    do not depend on one another, the program for this number of rows is compiled already, and a
-    model that does not run with a single row runs with these.
+    What a model takes from many rows is mostly what it takes from all (ratings from 1 to 5), but
+    not from one or two. Repeating a row changes nothing if rows do not depend on one another, needs
+    no new program, and suits a model that does not run with a single row.
     """
     first = np.unique(np.linspace(0, num_rows - 1, _ALIKE_SUBSETS).round().astype(int))
     half = num_rows // 2

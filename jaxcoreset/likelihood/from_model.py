@@ -111,8 +111,7 @@ def _find_start(
 ) -> dict[str, Array]:
     """Unconstrained values at which the log prior and the log-likelihoods are finite.
 
-    All rows are evaluated if they are in memory; otherwise some, and the first pass checks the
-    rest.
+    Of rows that are not in memory only some are evaluated; the first pass checks the rest.
     """
     shapes = {name: value.shape for name, value in likelihood.init_params.items()}
     processes = likelihood.rows.context.processes
@@ -130,8 +129,8 @@ def _find_start(
         except ModelError as found:
             error = found
         # All processes take the same start.
-        failed = processes.gather({"failed": np.asarray(error is not None)})
-        if not any(state["failed"] for state in failed):
+        states = processes.gather({"failed": np.asarray(error is not None)})
+        if not any(state["failed"] for state in states):
             return params
         first_error = first_error or error
     raise first_error or ModelError(

@@ -89,10 +89,10 @@ def _refuse_no_arrays(arguments: Arguments, args: tuple, kwargs: dict) -> None:
 
 
 def _find_num_data(observed: list[Site], arguments: Arguments, plate: str | None) -> list[int]:
-    """The number of data: the largest size along an observed site that an argument has too.
+    """The largest size along an observed site that an argument has too, then that site's others.
 
-    After it come the smaller sizes of the same site. With more items than persons and a covariate
-    for each item, the model may not run with fewer items, but it does with fewer persons.
+    With more items than persons and a covariate for each item, the model may not run with fewer
+    items, but it does with fewer persons.
     """
     if plate is None:
         sizes = {size for site in observed for size in _sizes(site)}
@@ -128,11 +128,8 @@ def _sizes(site: Site) -> set[int]:
 def find_structure(model: Callable, readings: list[Arguments]) -> Structure:
     """Find the data axes, in the first of `find_data`'s readings that works.
 
-    An integer argument equal to n counts rows if the model needs that.
-
-    Raises:
-        ModelError: a latent site grows with the rows, or an observed site grows other than by one
-            entry for each row.
+    An integer argument equal to n counts rows if the model needs that. A ModelError is raised if a
+    latent site grows with the rows, or an observed site other than by one entry for each row.
     """
     try:
         return _structure_of(model, readings[0])

@@ -1,8 +1,7 @@
 """One run of a NumPyro model: its sites, their shapes and log-probabilities.
 
-Most runs here are abstract: `jax.eval_shape` traces the model with shapes in place of data, so
-nothing of the data's length is computed. Sites that a coreset cannot handle, such as discrete
-latent ones, are refused here.
+Most runs here are abstract, by `jax.eval_shape`, so nothing of the data's length is computed. Sites
+that a coreset cannot handle, such as discrete latent ones, are refused.
 """
 
 import re
@@ -97,9 +96,8 @@ def plate_names(model: Callable, arguments: tuple[tuple, dict]) -> dict[str, lis
 def sites_with_all_rows(model: Callable, arguments: Arguments) -> list[Site]:
     """The sites of the model as its user calls it; errors of the model itself pass through.
 
-    Raises:
-        ModelError: a site cannot be used; no site is observed, or no site is latent; the model
-            fails because arguments have unequal numbers of rows.
+    A ModelError is raised if a site cannot be used, none is observed or none latent, or the model
+    fails because arguments have unequal numbers of rows.
     """
     try:
         try:
@@ -129,9 +127,7 @@ def sites_with_all_rows(model: Callable, arguments: Arguments) -> list[Site]:
 def sites_with_rows(model: Callable, arguments: Arguments, num_rows: int) -> list[Site]:
     """The sites for another number of rows, with which the model must run.
 
-    Raises:
-        ModelError: the model reads values of the data.
-        FixedSizeError: the model fails for any other reason.
+    A ModelError if the model reads values of the data; a FixedSizeError if it fails otherwise.
     """
     try:
         return _abstract_sites(model, arguments, num_rows)

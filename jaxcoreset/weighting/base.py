@@ -30,8 +30,7 @@ class DrawSource(abc.ABC):
     def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
         """The draws at positions `start`, …, `start` + `num` − 1 of the sequence.
 
-        Use the same key in every call and continue where the last call ended: then no draw is
-        returned twice, and earlier draws stay the same.
+        Continue where the last call ended: then no draw is returned twice.
 
         Args:
             key: a JAX random key, the same in every call of one sequence.
