@@ -74,7 +74,7 @@ if _TYPE_CHECKING:
     from jaxcoreset.weighting import Pathfinder as Pathfinder
     from jaxcoreset.weighting import SubsampleNUTS as SubsampleNUTS
 
-# What brings optax with it, or is rarely wanted, is imported when it is asked for.
+# What brings optax with it, or is rarely needed, is imported when it is asked for.
 _LATER = {
     name: f"jaxcoreset.{module}"
     for module, names in {

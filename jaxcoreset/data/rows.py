@@ -123,7 +123,7 @@ class Rows:
         if indices.size and (indices.min() < 0 or indices.max() >= self.num_rows):
             raise IndexError(
                 f"indices run from {indices.min()} to {indices.max()}; row numbers from 0 to "
-                f"{self.num_rows - 1} are wanted."
+                f"{self.num_rows - 1} are expected."
             )
         known, kept = self._kept
         at = np.minimum(np.searchsorted(known, indices), known.size - 1)

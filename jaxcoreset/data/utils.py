@@ -27,7 +27,7 @@ def progress_bar(total: int, what: str, *, show: bool, unit: str = "rows") -> tq
     Args:
         total: the amount of work.
         what: the words before the bar.
-        show: whether a bar is wanted at all.
+        show: whether to show a bar at all.
         unit: what is counted.
     """
     return tqdm(
@@ -76,7 +76,7 @@ def check_int(name: str, value: Any, lowest: int) -> int:
         ValueError: if it is no whole number of at least `lowest`.
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < lowest:
-        raise ValueError(f"{name} is {value!r}; wanted a whole number of at least {lowest}.")
+        raise ValueError(f"{name} is {value!r}; expected a whole number of at least {lowest}.")
     return int(value)
 
 

@@ -132,7 +132,7 @@ def test_no_rows_are_handed_on_of_a_mapped_file_that_was_changed(plain, tmp_path
     next(passing)
     os.utime(path, ns=(1, 1))
     with pytest.raises(
-        SourceError, match=r"x\.npy was changed after it was opened; wanted the sam"
+        SourceError, match=r"x\.npy was changed after it was opened; expected the sam"
     ):
         next(passing)
     for leaf in (mapped, before):  # a slice is of the same file
@@ -180,7 +180,7 @@ def test_an_error_of_the_reader_is_raised_where_chunks_are_used(prefetch):
 def test_a_source_of_another_length_is_seen_before_its_last_chunk_is_used(count):
     seen = []
     chunks = read_chunks((batches([np.ones(10)] * count, 100).arrays,), 50)
-    with pytest.raises(SourceError, match=r"wanted 100|more than the 100"):
+    with pytest.raises(SourceError, match=r"expected 100|more than the 100"):
         seen.extend(start for start, _ in chunks)
     assert seen == [0]
 

@@ -35,26 +35,26 @@ def array(dataset: Any = None, /, *, allow_nonfinite: bool = False, **datasets: 
     """
     if (dataset is None) == (not datasets):
         found = "one array and named ones" if datasets else "no array"
-        raise SourceError(f"array was given {found}; wanted one, or several by name.")
+        raise SourceError(f"array was given {found}; expected one, or several by name.")
     leaves, tree = jax.tree.flatten(
         datasets if dataset is None else dataset, is_leaf=lambda x: hasattr(x, "dtype")
     )
     if not leaves:
-        raise SourceError("array was given nothing with arrays in it; wanted at least one.")
+        raise SourceError("array was given nothing with arrays in it; expected at least one.")
     for leaf in leaves:
         if not all(hasattr(leaf, name) for name in ("shape", "dtype", "__getitem__")):
             raise SourceError(
-                f"array was given a {type(leaf).__name__}; wanted arrays with a shape, a type and "
-                "slices, as h5py.Dataset or zarr.Array. Of a group pass its arrays by name."
+                f"array was given a {type(leaf).__name__}; expected arrays with a shape, a type "
+                "and slices, as h5py.Dataset or zarr.Array. Of a group pass its arrays by name."
             )
         if not leaf.shape:
             raise SourceError(
-                "array was given a single number; wanted arrays with one row a datum."
+                "array was given a single number; expected arrays with one row a datum."
             )
     lengths = [leaf.shape[0] for leaf in leaves]
     if len(set(lengths)) > 1:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
-        raise SourceError(f"array was given the shapes {shapes}; wanted as many rows in each.")
+        raise SourceError(f"array was given the shapes {shapes}; expected as many rows in each.")
     return _ArraySource(tree, tuple(leaves), allow_nonfinite)
 
 
@@ -122,8 +122,8 @@ class _ArraySource(RowSource):
         for file, state in zip(self._files, self._state, strict=True):
             if not os.path.exists(file) or file_state(file) != state:
                 raise SourceError(
-                    f"{file} was changed after the source was made; wanted the same rows in every "
-                    "pass. Open it again and make a new source."
+                    f"{file} was changed after the source was made; expected the same rows in "
+                    "every pass. Open it again and make a new source."
                 )
 
 

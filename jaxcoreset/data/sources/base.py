@@ -42,7 +42,7 @@ class RawBatch:
 
 
 class RowSource(abc.ABC):
-    """Rows that are read in order, in batches, as often as wanted.
+    """Rows that are read in order, in batches, as often as needed.
 
     Args:
         name: what stands for the source in messages.
@@ -80,15 +80,15 @@ class RowSource(abc.ABC):
         self.num_rows = num_rows
         self.tree = tree
         if not shapes:
-            raise SourceError(f"{name} has no arrays; wanted at least one.")
+            raise SourceError(f"{name} has no arrays; expected at least one.")
         if num_rows < 1:
-            raise SourceError(f"{name} has {num_rows} rows; wanted at least one.")
+            raise SourceError(f"{name} has {num_rows} rows; expected at least one.")
         self._names = _leaf_names(tree)
         self._read_types = tuple(np.dtype(dtype) for dtype in dtypes)
         for leaf, dtype in zip(self._names, self._read_types, strict=True):
             if not is_number(dtype):
                 raise SourceError(
-                    f"{name}: {leaf} is of type {dtype}; wanted real numbers, integers or "
+                    f"{name}: {leaf} is of type {dtype}; expected real numbers, integers or "
                     "booleans. Encode text, dates and categories as numbers first."
                 )
         self.leaves: tuple[jax.ShapeDtypeStruct, ...] = tuple(
@@ -129,7 +129,7 @@ class RowSource(abc.ABC):
         """
         if not 0 <= first <= self.num_rows:
             raise IndexError(
-                f"first is {first}; wanted a row of {self.name}, 0 to {self.num_rows}."
+                f"first is {first}; expected a row of {self.name}, 0 to {self.num_rows}."
             )
         if first == self.num_rows:
             return
@@ -141,7 +141,7 @@ class RowSource(abc.ABC):
                 yield batch.start, leaves
         if done < self.num_rows:
             raise SourceError(
-                f"{self.name} ended after {done:,} rows; wanted {self.num_rows:,}, in every pass."
+                f"{self.name} ended after {done:,} rows; expected {self.num_rows:,}, in every pass."
                 " Give the number of rows that there are, and the same rows each time."
             )
 
@@ -176,7 +176,7 @@ class RowSource(abc.ABC):
             if done == len(rows):
                 return taken
         raise SourceError(
-            f"{self.name} ended before row {ordered[done]:,}; wanted {self.num_rows:,} rows, in "
+            f"{self.name} ended before row {ordered[done]:,}; expected {self.num_rows:,} rows, in "
             "every pass. Give the number of rows that there are."
         )
 
@@ -211,25 +211,25 @@ class RowSource(abc.ABC):
                 batch.label,
                 batch.start,
                 max(1, *(length or 0 for length in lengths)),
-                f"the arrays have the shapes {found}; wanted as many rows in each.",
+                f"the arrays have the shapes {found}; expected as many rows in each.",
             )
         if batch.start + count > self.num_rows:
             raise self.error(
                 batch.label,
                 batch.start,
                 count,
-                f"there are more than the {self.num_rows:,} rows that were wanted, in every pass. "
-                "Give the number of rows that there are.",
+                f"there are more than the {self.num_rows:,} rows that were expected, in every "
+                "pass. Give the number of rows that there are.",
             )
         checked = []
-        for i, (leaf, wanted) in enumerate(zip(leaves, expected, strict=True)):
-            if leaf.shape[1:] != wanted.shape[1:]:
+        for i, (leaf, like) in enumerate(zip(leaves, expected, strict=True)):
+            if leaf.shape[1:] != like.shape[1:]:
                 raise self.error(
                     batch.label,
                     batch.start,
                     count,
-                    f"rows of {self._names[i]} have the shape {leaf.shape[1:]}; wanted "
-                    f"{wanted.shape[1:]} in every batch.",
+                    f"rows of {self._names[i]} have the shape {leaf.shape[1:]}; expected "
+                    f"{like.shape[1:]} in every batch.",
                 )
             checked.append(self._cast(batch, i, leaf))
         return tuple(checked)
@@ -244,7 +244,7 @@ class RowSource(abc.ABC):
                 batch.start,
                 count,
                 f"{self._names[i]} is of type {leaf.dtype}, and was of type {first} at first, "
-                f"which cannot hold all of that; wanted {first} in every batch.",
+                f"which cannot hold all of that; expected {first} in every batch.",
             )
         if isinstance(leaf, np.ma.MaskedArray):
             leaf = self._unmasked(batch, i, leaf)
@@ -256,8 +256,8 @@ class RowSource(abc.ABC):
                 batch.start,
                 count,
                 f"{self._place(i, tuple(inner))} is {leaf.flat[bad]} in row {batch.start + row:,}, "
-                f"which {result.dtype} cannot hold; wanted smaller numbers. Scale them, or switch "
-                "on JAX's x64 before making the source.",
+                f"which {result.dtype} cannot hold; expected smaller numbers. Scale them, or "
+                "switch on JAX's x64 before making the source.",
             )
         if is_float(result.dtype) and not self._allow_nonfinite:
             finite = np.isfinite(result)
@@ -271,7 +271,7 @@ class RowSource(abc.ABC):
                     batch.start,
                     count,
                     f"{self._place(i, tuple(inner))} is {result.flat[bad]} in row "
-                    f"{batch.start + row:,}{others}; wanted finite numbers. Fill in or drop such "
+                    f"{batch.start + row:,}{others}; expected finite numbers. Fill in or drop such "
                     "rows, or pass allow_nonfinite=True if the model knows what they mean.",
                 )
         return result
@@ -287,7 +287,7 @@ class RowSource(abc.ABC):
                 batch.start,
                 len(leaf),
                 f"{self._names[i]} has {np.count_nonzero(masked):,} masked entries, the first "
-                f"{self._place(i, tuple(inner))} in row {batch.start + row:,}; wanted none. Fill "
+                f"{self._place(i, tuple(inner))} in row {batch.start + row:,}; expected none. Fill "
                 "in or drop such rows.",
             )
         return leaf.data
@@ -345,11 +345,11 @@ class SourceArray:
             if step == 1:
                 return self._range(start, stop)
         elif not isinstance(rows, tuple):
-            wanted = np.asarray(rows)
-            if wanted.ndim == 1 and (wanted.dtype.kind in "iu" or not wanted.size):
-                return self.source.take(wanted)[self.leaf]
+            indices = np.asarray(rows)
+            if indices.ndim == 1 and (indices.dtype.kind in "iu" or not indices.size):
+                return self.source.take(indices)[self.leaf]
         raise TypeError(
-            f"{self!r} was indexed with {rows!r}; it has only whole rows to give: wanted a slice "
+            f"{self!r} was indexed with {rows!r}; it has only whole rows to give: expected a slice "
             "with step 1 or a one-dimensional array of row numbers. Take rows first, then columns."
         )
 
@@ -382,8 +382,8 @@ def checked_rows(rows: Any, num_rows: int, name: str) -> np.ndarray:
     array = np.asarray(rows)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise IndexError(
-            f"rows of {name} have the shape {array.shape} and type {array.dtype}; wanted integers "
-            "of shape (m,)."
+            f"rows of {name} have the shape {array.shape} and type {array.dtype}; expected "
+            "integers of shape (m,)."
         )
     array = array.astype(np.int64)
     if array.size and not (array.min() >= 0 and array.max() < num_rows):

@@ -46,12 +46,12 @@ def batches(
     finally:
         _close(iterator)
     if first is None:
-        raise SourceError("batches has none to hand out; wanted at least one.")
+        raise SourceError("batches has none to hand out; expected at least one.")
     leaves, tree = jax.tree.flatten(first)
     arrays = tuple(_as_array(leaf, 0, 0) for leaf in leaves)
     if any(not array.ndim for array in arrays):
         raise SourceError(
-            "batches, batch 0: a number stands where an array was wanted, with one row per datum."
+            "batches, batch 0: a number stands where an array was expected, with one row per datum."
         )
     return _BatchSource(start, num_rows, tree, arrays, fingerprint, allow_nonfinite)
 
@@ -93,7 +93,7 @@ class _BatchSource(RowSource):
                 if tree != self.tree:
                     raise SourceError(
                         f"batches, batch {number}, rows from {row:,}: the structure is {tree}; "
-                        f"wanted that of the first batch, {self.tree}."
+                        f"expected that of the first batch, {self.tree}."
                     )
                 raw = RawBatch(
                     f"batch {number}",
@@ -116,7 +116,7 @@ def _starter(source: Any) -> Callable[[], Iterator[Any]]:
     """
     if isinstance(source, np.ndarray | jax.Array):
         raise SourceError(
-            f"batches was given an array of shape {source.shape}; wanted batches of rows. Pass "
+            f"batches was given an array of shape {source.shape}; expected batches of rows. Pass "
             "an array on as it is, or a list of parts of it."
         )
     if hasattr(source, "__iter__"):
@@ -127,15 +127,16 @@ def _starter(source: Any) -> Callable[[], Iterator[Any]]:
         return lambda: iter(source)
     if not callable(source):
         raise SourceError(
-            f"batches was given a {type(source).__name__}; wanted what hands out batches. {_AGAIN}"
+            f"batches was given a {type(source).__name__}; expected an iterable of batches or a "
+            f"function that returns one. {_AGAIN}"
         )
 
     def start() -> Iterator[Any]:
         made: Any = source()
         if not hasattr(made, "__iter__"):
             raise SourceError(
-                f"the function that batches was given returned a {type(made).__name__}; wanted an "
-                f"iterator over batches. {_AGAIN}"
+                f"the function that batches was given returned a {type(made).__name__}; expected "
+                f"an iterator over batches. {_AGAIN}"
             )
         return iter(made)
 
@@ -160,7 +161,7 @@ def _as_array(leaf: Any, number: int, row: int) -> np.ndarray:
     except (ValueError, TypeError) as error:
         raise SourceError(
             f"batches, batch {number}, rows from {row:,}: a {type(leaf).__name__} stands where an "
-            f"array was wanted: {error}"
+            f"array was expected: {error}"
         ) from error
 
 

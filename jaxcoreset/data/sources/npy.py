@@ -31,7 +31,7 @@ def npy(path: str | os.PathLike) -> np.memmap:
     """
     path = Path(path)
     if not path.is_file():
-        raise SourceError(f"there is no file {path}; wanted one that numpy.save wrote.")
+        raise SourceError(f"there is no file {path}; expected one that numpy.save wrote.")
     try:
         with open(path, "rb") as file:
             version = np.lib.format.read_magic(file)
@@ -49,18 +49,18 @@ def npy(path: str | os.PathLike) -> np.memmap:
         ) from error
     if not shape or not shape[0]:
         found = f"{shape[0]} rows" if shape else "no axes"
-        raise SourceError(f"{path} holds an array with {found}; wanted at least one row.")
+        raise SourceError(f"{path} holds an array with {found}; expected at least one row.")
     if not is_number(dtype) or not dtype.isnative:
         raise SourceError(
-            f"{path} holds an array of type {dtype.str}; wanted real numbers, integers or booleans "
-            "in this machine's byte order. Convert it with astype and save it again."
+            f"{path} holds an array of type {dtype.str}; expected real numbers, integers or "
+            "booleans in this machine's byte order. Convert it with astype and save it again."
         )
-    wanted, found = begin + math.prod(shape) * dtype.itemsize, path.stat().st_size
-    if found < wanted:
-        rows = (found - begin) * shape[0] // max(wanted - begin, 1)
+    expected, found = begin + math.prod(shape) * dtype.itemsize, path.stat().st_size
+    if found < expected:
+        rows = (found - begin) * shape[0] // max(expected - begin, 1)
         raise SourceError(
-            f"{path} is cut short: {found:,} bytes, about {max(rows, 0):,} rows; wanted {wanted:,} "
-            f"for the shape {shape}. Write it again."
+            f"{path} is cut short: {found:,} bytes, about {max(rows, 0):,} rows; expected "
+            f"{expected:,} for the shape {shape}. Write it again."
         )
     mapped = np.load(path, mmap_mode="r")
     assert isinstance(mapped, np.memmap)
@@ -86,6 +86,6 @@ def check_unchanged(mapped: np.memmap) -> None:
         return
     if _STATES.setdefault(shared, state) != state:
         raise SourceError(
-            f"{path} was changed after it was opened; wanted the same rows in every pass. Open it "
-            "again, and pass on the new array."
+            f"{path} was changed after it was opened; expected the same rows in every pass. Open "
+            "it again, and pass on the new array."
         )

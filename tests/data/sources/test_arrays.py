@@ -25,14 +25,14 @@ def test_a_dataset_of_a_closed_file_or_a_changed_one_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (None, "given no array; wanted one"),
+        (None, "given no array; expected one"),
         ({}, "nothing with arrays in it"),
-        ("text", "given a str; wanted arrays"),
+        ("text", "given a str; expected arrays"),
         (np.float32(3), "a single number"),
-        ((np.ones(3), np.ones(4)), r"\(3,\), \(4,\); wanted as many rows"),
+        ((np.ones(3), np.ones(4)), r"\(3,\), \(4,\); expected as many rows"),
         (np.ones((0, 2)), "0 rows"),
-        (np.array(["a"]), "is of type <U1; wanted real numbers"),
-        (np.array([1j]), "complex128; wanted real"),
+        (np.array(["a"]), "is of type <U1; expected real numbers"),
+        (np.array([1j]), "complex128; expected real"),
     ],
 )
 def test_arrays_that_are_none_are_refused(dataset, message):
@@ -70,11 +70,11 @@ def test_a_numpy_file_is_mapped(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (np.array(["a", None], object), "of type .O; wanted real numbers"),
+        (np.array(["a", None], object), "of type .O; expected real numbers"),
         (np.array(3.0), "no axes"),
         (np.ones((0, 3)), "0 rows"),
         (np.ones(3, ">f8"), "byte order"),
-        (np.array(["a"]), "wanted real numbers"),
+        (np.array(["a"]), "expected real numbers"),
     ],
 )
 def test_numpy_files_of_no_use_are_refused(tmp_path, content, message):

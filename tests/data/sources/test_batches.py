@@ -21,16 +21,19 @@ X, Y = np.ones((5, 2), np.float32), np.zeros(5, np.int32)
     [
         (
             [(X, Y), (X, Y[:4])],
-            r"batch 1, rows 5 to 9: .*array 0 \(5, 2\), array 1 \(4,\); wanted as",
+            r"batch 1, rows 5 to 9: .*array 0 \(5, 2\), array 1 \(4,\); expected as",
         ),
-        ([(X, Y), (X[:0], Y)], r"batch 1, rows 5 to 9: .*\(0, 2\), array 1 \(5,\); wanted as many"),
+        (
+            [(X, Y), (X[:0], Y)],
+            r"batch 1, rows 5 to 9: .*\(0, 2\), array 1 \(5,\); expected as many",
+        ),
         ([(X, Y), {"X": X, "y": Y}], r"batch 1, rows from 5: the structure is PyTreeDef\({"),
-        ([(X, Y), (X[:, :1], Y)], r"batch 1, .* array 0 have the shape \(1,\); wanted \(2,\)"),
+        ([(X, Y), (X[:, :1], Y)], r"batch 1, .* array 0 have the shape \(1,\); expected \(2,\)"),
         ([(X, Y), (X.astype(float), Y)], r"array 0 is of type float64, and was of type float32 at"),
         ([(X, Y), (X, Y + 0.5)], r"array 1 is of type float64, and was of type int32"),
         ([(X, Y), (X, Y.astype(str))], r"array 1 is of type <U11, and was of type int32"),
         ([(X, Y), (X, Y), (X, Y)], r"batch 2, rows 10 to 14: there are more than the 10 rows"),
-        ([(X, Y), (X[:4], Y[:4])], r"ended after 9 rows; wanted 10, in every pass"),
+        ([(X, Y), (X[:4], Y[:4])], r"ended after 9 rows; expected 10, in every pass"),
         (
             [(X, Y), (X * np.nan, Y)],
             r"batch 1, rows 5 to 9: array 0\[row, 0\] is nan in row 5 and 9",
@@ -75,7 +78,9 @@ def test_what_is_masked_is_never_data(kind, allow_nonfinite):
     np.testing.assert_array_equal(read, values)
     mask[6, 1] = mask[8] = True
     place = r"rows 4 to 9: " if kind == "batches" else r"rows 0 to 9: "
-    message = place + r"array X has 3 masked entries, the first array X\[row, 1\] in row 6; wanted"
+    message = (
+        place + r"array X has 3 masked entries, the first array X\[row, 1\] in row 6; expected"
+    )
     with pytest.raises(SourceError, match=message):
         list(masked().batches())
     with pytest.raises(SourceError, match=r"the first .* in row 6"):
@@ -98,7 +103,7 @@ def test_a_place_is_that_of_the_number():
     bad = np.ones((5, 2), np.float32)
     bad[3, 1] = -np.inf
     with pytest.raises(
-        SourceError, match=r"rows 5 to 9: array X\[row, 1\] is -inf in row 8; wanted"
+        SourceError, match=r"rows 5 to 9: array X\[row, 1\] is -inf in row 8; expected"
     ):
         stream([{"X": X}, {"X": bad}], 10)
     (_, (kept,)) = stream([{"X": X}, {"X": bad}], 10, allow_nonfinite=True)
@@ -155,14 +160,14 @@ ONCE = (np.ones(2) for _ in range(3))
     [
         ((np.ones(2) for _ in range(3)), "a generator, which can be read once.*pass a list"),
         (lambda: ONCE, "returns the same iterator each time"),
-        (lambda: 3, "returned a int; wanted an iterator"),
-        (7, "given a int; wanted"),
+        (lambda: 3, "returned a int; expected an iterator"),
+        (7, "given a int; expected"),
         (np.ones((4, 2)), r"an array of shape \(4, 2\)"),
         ([], "none to hand out"),
         ([{}], "has no arrays"),
-        ([3.0], "a number stands where an array was wanted"),
-        ([(np.ones(2), "text")], "a number stands|<U4; wanted real numbers"),
-        ([[np.array([object()])]], "of type object; wanted"),
+        ([3.0], "a number stands where an array was expected"),
+        ([(np.ones(2), "text")], "a number stands|<U4; expected real numbers"),
+        ([[np.array([object()])]], "of type object; expected"),
     ],
 )
 def test_what_cannot_be_read_again_is_refused_at_the_door(given, message, untyped):
@@ -184,7 +189,7 @@ def test_a_pass_that_is_shorter_than_the_last_is_told():
 
     source = batches(start, 6)
     assert len(list(source.batches())) == 2
-    with pytest.raises(SourceError, match="ended after 5 rows; wanted 6"):
+    with pytest.raises(SourceError, match="ended after 5 rows; expected 6"):
         list(source.batches())
     with pytest.raises(SourceError, match="ended before row 5"):
         source.take(np.array([0, 5]))

@@ -110,7 +110,7 @@ def test_a_source_array_is_never_read_whole_by_accident():
         with pytest.raises(TypeError, match=r"read in batches and never whole .*array\[:1000\]"):
             read(x)
     for rows in (0, (slice(0, 2), 1), slice(None, None, 2), np.ones(4, bool), None):
-        with pytest.raises(TypeError, match="wanted a slice with step 1 or"):
+        with pytest.raises(TypeError, match="expected a slice with step 1 or"):
             x[rows]
     for rows in ([4], [-1]):
         with pytest.raises(IndexError, match="has the rows 0 to 3"):
