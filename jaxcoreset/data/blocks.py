@@ -1,9 +1,9 @@
 """Rows in blocks of one shape: how they are cut, moved to the devices, and evaluated there.
 
-A *block* is what is evaluated at once; its number of rows follows from the width of the evaluation
-alone, so that its values are the same however the rows are read and wherever they are evaluated. A
-*group* is the blocks that are moved to the devices together: a compiled loop evaluates them one
-after the other, and with several devices each has its share of the blocks.
+A *block* is evaluated at once. Its number of rows depends on the width of the evaluation alone, so
+its values do not depend on how the rows are read and where they are evaluated. A *group* of blocks
+is moved to the devices together: a compiled loop evaluates them one after the other, and several
+devices share the blocks of a group.
 """
 
 import math
@@ -21,30 +21,30 @@ from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.reading import is_streamed, read_chunks
 from jaxcoreset.data.utils import available_memory
 
-# Entries of one block's matrix of log-likelihoods. A CPU is twice as fast where it fits its cache;
-# an accelerator wants large ones, 32 MB in float32.
+# Entries of one block's matrix of log-likelihoods. A CPU is twice as fast if the matrix fits its
+# cache; an accelerator needs large blocks, 32 MB in float32.
 _CPU_BLOCK_ENTRIES, _BLOCK_ENTRIES = 1 << 20, 1 << 23
 _FEWEST_ROWS, _MOST_ROWS = 256, 1 << 15
 # Bytes of a block's data, above which rows are wide and blocks shorter.
 _BLOCK_BYTES = 1 << 24
 _FEWEST_WIDE_ROWS = 8
-# A group's data, in bytes and in blocks: enough that reading and calls cost little beside it, and a
-# small part of the memory that there is.
+# A group's data, in bytes and in blocks: enough that reading and calls cost little in comparison,
+# and a small part of the available memory.
 _CPU_GROUP_BYTES, _GROUP_BYTES = 1 << 24, 1 << 28
 _GROUP_BLOCKS = 128
 _PART_OF_MEMORY = 64
-# Rows are added by so many at a time, so that float32 loses some 1e-7 of a sum at most.
+# How many rows are added at a time, so that float32 loses at most about 1e-7 of a sum.
 _FOLD = 8
-# Columns, by so many: they are contiguous, and a vector of partial sums takes them.
+# How many contiguous columns are added at a time, by one vector of partial sums.
 _PART = 256
 
 
 def block_rows(width: int, num_bytes: int = 1) -> int:
-    """Rows of a block: a power of two.
+    """The number of rows of a block, a power of two.
 
     Args:
-        width: how many numbers a row becomes.
-        num_bytes: bytes of a row's data.
+        width: how many numbers each row becomes.
+        num_bytes: the bytes of a row's data.
     """
     entries = _CPU_BLOCK_ENTRIES if jax.default_backend() == "cpu" else _BLOCK_ENTRIES
     rows = 1 << int(math.log2(max(entries // max(width, 1), 1)))
@@ -54,7 +54,7 @@ def block_rows(width: int, num_bytes: int = 1) -> int:
 
 
 def group_bytes() -> int:
-    """Bytes of a group's data, by the memory that there is."""
+    """The bytes of a group's data, from the available memory."""
     if jax.default_backend() == "cpu":
         return min(_CPU_GROUP_BYTES, (available_memory() or 1 << 40) // _PART_OF_MEMORY)
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 1 << 40)

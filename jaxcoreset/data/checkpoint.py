@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
@@ -257,6 +256,6 @@ def _text(value: Any) -> str:
 
     Functions count by their names. What a model computes is compared by `MODEL_VALUES`.
     """
-    arrays = [leaf for leaf in jax.tree.leaves(value) if eqx.is_array(leaf)]
+    arrays = [x for x in jax.tree.leaves(value) if isinstance(x, np.ndarray | jax.Array)]
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     return f"{text} {fingerprint(arrays)}" if arrays else text

@@ -1,10 +1,10 @@
 """All the rows of the data, wherever they are: in memory, in files, on several machines.
 
-What a build needs of rows that need not fit anywhere: a few of them by number, and passes over all
-of them that end in something small. A pass is a *fold*: a function is evaluated on blocks of rows
-on the devices, and its values are added on the host, in float64 and in the rows' order, so that
-neither chunks nor devices change them. Among several processes each folds its own rows, and what
-they have is merged in the processes' order.
+A build takes a few rows by number, and makes passes over all rows that end in something small. A
+pass is a map-reduce: a function is evaluated on blocks of rows on the devices, and its values are
+added on the host, in float64 and in the order of the rows, so that neither chunks nor devices
+change the result. Each process reduces its own rows, and the results are merged in the order of the
+processes.
 """
 
 import dataclasses
@@ -29,19 +29,20 @@ State = dict[str, np.ndarray]
 
 _FEWEST_BLOCKS = 8
 _SMALLEST_BLOCK = 256
-# A pass says how far it has come so that nothing is lost; so many rows are named if they are bad.
+# The maximum number of bad rows that an error names.
 NUM_BAD_ROWS_SHOWN = 5
 
 
 @dataclass(frozen=True)
 class PassContext:
-    """Where rows are read and evaluated, and where their passes are noted.
+    """Where rows are read and evaluated, and the file that keeps the results of passes.
 
     Attributes:
-        mesh: the devices of this process that share the rows, one axis; None for the default one.
-        batch_size: rows that are read and moved to the devices at a time; None for a default.
-        processes: the processes that have a part of the rows each.
-        checkpoint: where finished passes are kept, or None.
+        mesh: the devices of this process that share the rows, as one axis; None for the default
+            device.
+        batch_size: how many rows are read and moved to the devices at a time; None for a default.
+        processes: the processes, each of which has a part of the rows.
+        checkpoint: the file with the results of passes, or None.
     """
 
     mesh: Mesh | None = None
@@ -57,12 +58,12 @@ class Rows:
     Args:
         data: the arrays of this process; NumPy arrays stay on the host, and leaves of a
             `RowSource` are read as they are needed.
-        context: where they are read and evaluated.
+        context: where the rows are read and evaluated.
 
     Attributes:
-        num_rows: rows of all processes, n.
-        offset: the number of this process's first row.
-        passes: how many times all rows were gone through, by what for.
+        num_rows: the number of rows of all processes, n.
+        offset: the row number of this process's first row.
+        passes: the number of passes over all rows, by their purpose.
     """
 
     data: PyTree
@@ -81,36 +82,36 @@ class Rows:
 
     @classmethod
     def of(cls, data: "PyTree | Rows", batch_size: int | None = None) -> "Rows":
-        """The rows of some arrays, or what are rows already."""
+        """The rows of arrays; `Rows` are returned as they are."""
         return data if isinstance(data, Rows) else cls(data, PassContext(batch_size=batch_size))
 
     @property
     def is_streamed(self) -> bool:
-        """Whether some of the rows are read from files or batches."""
+        """True if some of the arrays are read from files or batches."""
         return any(is_streamed(leaf) for leaf in jax.tree.leaves(self.data))
 
     @property
     def is_local(self) -> bool:
-        """Whether this process has all the rows."""
+        """True if this process has all the rows."""
         return self.context.processes.count == 1
 
     @property
     def has_random_access(self) -> bool:
-        """Whether a few rows can be had without going through all of them."""
+        """True if a few rows can be read without a pass over all of them."""
         sources = (getattr(leaf, "source", None) for leaf in jax.tree.leaves(self.data))
         return all(source is None or source.random_access for source in sources)
 
     def block(self, width: int) -> int:
-        """Rows of a block of an evaluation of `width` numbers per row."""
+        """The number of rows of a block if each row becomes `width` numbers."""
         even = 1 << max(0, int(np.ceil(np.log2(self.num_rows / _FEWEST_BLOCKS))))
         return min(block_rows(width, row_bytes(self.data)), max(_SMALLEST_BLOCK, even))
 
     def close_checkpoint(self) -> None:
-        """Keep no further passes."""
+        """Stop writing the results of passes to the checkpoint."""
         self.context = dataclasses.replace(self.context, checkpoint=None)
 
     def count_pass(self, what: str) -> None:
-        """Note that all rows are gone through."""
+        """Count a pass over all rows."""
         self.passes[what] = self.passes.get(what, 0) + 1
 
     def take(self, indices: Int[np.ndarray, " m"]) -> PyTree:

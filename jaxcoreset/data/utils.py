@@ -1,4 +1,4 @@
-"""What is done on the host beside the device: choices of rows, progress, clocks, checks, files."""
+"""Utilities of the host: random choices, progress bars, clocks, checks of settings, files."""
 
 import errno
 import os
@@ -22,13 +22,13 @@ def host_generator(key: PRNGKeyArray) -> np.random.Generator:
 
 
 def progress_bar(total: int, what: str, *, show: bool, unit: str = "rows") -> tqdm:
-    """A bar that is silent where `show` is false or the output is not a terminal.
+    """A progress bar, silent if `show` is false or the output is not a terminal.
 
     Args:
         total: the amount of work.
-        what: the words before the bar.
-        show: whether to show a bar at all.
-        unit: what is counted.
+        what: the text before the bar.
+        show: whether to show the bar.
+        unit: the unit of work.
     """
     return tqdm(
         total=total, desc=what, unit=f" {unit}", unit_scale=True, disable=None if show else True
@@ -36,7 +36,7 @@ def progress_bar(total: int, what: str, *, show: bool, unit: str = "rows") -> tq
 
 
 def peak_memory() -> int | None:
-    """The most resident memory that this process has held so far, in bytes; None if unknown."""
+    """The peak resident memory of this process so far, in bytes; None if unknown."""
     try:
         import resource
     except ImportError:
@@ -46,7 +46,7 @@ def peak_memory() -> int | None:
 
 
 def available_memory() -> int | None:
-    """Memory of this machine that could be taken now, in bytes; None if unknown."""
+    """The available memory of this machine, in bytes; None if unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             fields = dict(line.split(":", 1) for line in file)
@@ -73,7 +73,7 @@ def check_int(name: str, value: Any, lowest: int) -> int:
     """A setting as an integer.
 
     Raises:
-        ValueError: if it is no whole number of at least `lowest`.
+        ValueError: if it is not a whole number of at least `lowest`.
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < lowest:
         raise ValueError(f"{name} is {value!r}; expected a whole number of at least {lowest}.")
@@ -81,7 +81,7 @@ def check_int(name: str, value: Any, lowest: int) -> int:
 
 
 def write_whole(path: str | os.PathLike, write: Callable[[IO[bytes]], Any]) -> Path:
-    """Write a file under another name and rename it, so that it is there whole or not at all."""
+    """Write a file under another name and rename it, so that it is never incomplete."""
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(path.parent))

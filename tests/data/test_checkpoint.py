@@ -1,4 +1,4 @@
-"""A build that was broken off goes on to the same coreset, bit for bit; half a file is no file."""
+"""An interrupted build resumes to the same coreset, bit for bit; a file is never half written."""
 
 import functools
 import os
@@ -9,6 +9,7 @@ import sys
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -16,7 +17,8 @@ import pytest
 
 import jaxcoreset as jc
 from jaxcoreset.data import rows as rows_module
-from jaxcoreset.data.checkpoint import CheckpointFile
+from jaxcoreset.data.checkpoint import CheckpointFile, build_settings
+from jaxcoreset.data.processes import SINGLE_PROCESS
 from jaxcoreset.likelihood.totals import log_likelihood_totals
 
 NUM_ROWS = 3000
@@ -198,6 +200,18 @@ def build_with(path, changed):
     return jc.CoresetBuilder(
         changed, size=5, num_draws=60, num_held_out=60, checkpoint=path, progress_bar=False
     ).run(jax.random.key(0), *table())
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+def test_arrays_in_a_setting_are_compared_by_their_values(array):
+    """A representation shows their shape alone."""
+
+    def weighting_of(shift):
+        draws = jc.Draws({"slopes": array(np.arange(400.0).reshape(200, 2) + shift)})
+        built = builder(None, weighting=draws)
+        return build_settings(built, jax.random.key(0), table(), {}, SINGLE_PROCESS)["weighting"]
+
+    assert weighting_of(0.0) == weighting_of(0.0) != weighting_of(0.5)
 
 
 @pytest.mark.parametrize(
