@@ -14,98 +14,84 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Float, Num
 
 from jaxcoreset.command.tables import Table, TableError
+
+Matrix = Float[ArrayLike, "n d"]
+Response = Num[ArrayLike, " n"] | None
 
 PRIOR_SCALE = 2.5
 _MAX_CLASSES = 50
 _MAX_COUNT = 2**31 - 1  # JAX converts counts to int32
 
 
-def logistic(
-    x: Float[ArrayLike, "n d"],
-    y: Num[ArrayLike, " n"] | None = None,
-    prior_scale: float = PRIOR_SCALE,
-) -> None:
+def logistic(x: Matrix, y: Response = None, prior_scale: float = PRIOR_SCALE) -> None:
     """Logistic: y ~ Bernoulli(1/(1 + exp(−η)))."""
-    eta = _linear_predictor(x, prior_scale)
-    with numpyro.plate("rows", eta.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
+    _regress(x, y, prior_scale, lambda eta: dist.Bernoulli(logits=eta))
 
 
-def poisson(
-    x: Float[ArrayLike, "n d"],
-    y: Num[ArrayLike, " n"] | None = None,
-    prior_scale: float = PRIOR_SCALE,
-) -> None:
+def poisson(x: Matrix, y: Response = None, prior_scale: float = PRIOR_SCALE) -> None:
     """Counts: y ~ Poisson(exp(η))."""
-    eta = _linear_predictor(x, prior_scale)
-    with numpyro.plate("rows", eta.shape[0]):
-        numpyro.sample("y", dist.Poisson(jnp.exp(eta)), obs=y)
+    _regress(x, y, prior_scale, lambda eta: dist.Poisson(jnp.exp(eta)))
 
 
-def normal(
-    x: Float[ArrayLike, "n d"],
-    y: Num[ArrayLike, " n"] | None = None,
-    prior_scale: float = PRIOR_SCALE,
-) -> None:
+def normal(x: Matrix, y: Response = None, prior_scale: float = PRIOR_SCALE) -> None:
     """Linear: y ~ Normal(η, sigma), with sigma ~ HalfNormal(s)."""
-    eta = _linear_predictor(x, prior_scale)
-    sigma = numpyro.sample("sigma", dist.HalfNormal(prior_scale))
-    with numpyro.plate("rows", eta.shape[0]):
-        numpyro.sample("y", dist.Normal(eta, sigma), obs=y)
+    _regress(x, y, prior_scale, lambda eta: dist.Normal(eta, _sigma(prior_scale)))
 
 
-def student_t(
-    x: Float[ArrayLike, "n d"],
-    y: Num[ArrayLike, " n"] | None = None,
-    prior_scale: float = PRIOR_SCALE,
-) -> None:
+def student_t(x: Matrix, y: Response = None, prior_scale: float = PRIOR_SCALE) -> None:
     """Robust: y ~ StudentT(nu, η, sigma), with sigma ~ HalfNormal(s) and nu ~ Gamma(2, 0.1)."""
-    eta = _linear_predictor(x, prior_scale)
-    sigma = numpyro.sample("sigma", dist.HalfNormal(prior_scale))
-    nu = numpyro.sample("nu", dist.Gamma(2.0, 0.1))
-    with numpyro.plate("rows", eta.shape[0]):
-        numpyro.sample("y", dist.StudentT(nu, eta, sigma), obs=y)
+
+    def likelihood(eta: Array) -> dist.Distribution:
+        sigma = _sigma(prior_scale)
+        return dist.StudentT(numpyro.sample("nu", dist.Gamma(2.0, 0.1)), eta, sigma)
+
+    _regress(x, y, prior_scale, likelihood)
 
 
-def negative_binomial(
-    x: Float[ArrayLike, "n d"],
-    y: Num[ArrayLike, " n"] | None = None,
-    prior_scale: float = PRIOR_SCALE,
-) -> None:
+def negative_binomial(x: Matrix, y: Response = None, prior_scale: float = PRIOR_SCALE) -> None:
     """Counts with mean m = exp(η) and variance m + m²/phi, with phi ~ LogNormal(0, 2)."""
-    eta = _linear_predictor(x, prior_scale)
-    phi = numpyro.sample("phi", dist.LogNormal(0.0, 2.0))
-    with numpyro.plate("rows", eta.shape[0]):
-        numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(eta), phi), obs=y)
+
+    def likelihood(eta: Array) -> dist.Distribution:
+        phi = numpyro.sample("phi", dist.LogNormal(0.0, 2.0))
+        return dist.NegativeBinomial2(jnp.exp(eta), phi)
+
+    _regress(x, y, prior_scale, likelihood)
 
 
 def categorical(
-    x: Float[ArrayLike, "n d"],
-    y: Int[ArrayLike, " n"] | None = None,
-    num_classes: int = 2,
-    prior_scale: float = PRIOR_SCALE,
+    x: Matrix, y: Response = None, num_classes: int = 2, prior_scale: float = PRIOR_SCALE
 ) -> None:
     """Classes: y ~ Categorical(softmax(η)), with a column of η for each class, 0 for the first."""
+
+    def likelihood(eta: Array) -> dist.Distribution:
+        logits = jnp.concatenate([jnp.zeros((eta.shape[0], 1), eta.dtype), eta], axis=1)
+        return dist.CategoricalLogits(logits=logits)
+
+    _regress(x, y, prior_scale, likelihood, (num_classes - 1,))
+
+
+def _regress(
+    x: ArrayLike,
+    y: ArrayLike | None,
+    prior_scale: float,
+    likelihood: Callable[[Array], dist.Distribution],
+    predictors: tuple[int, ...] = (),
+) -> None:
+    """A response that depends on one linear predictor, or on a vector of them."""
     x = jnp.asarray(x)
-    others = num_classes - 1
-    intercept = numpyro.sample(
-        "intercept", dist.Normal(0.0, 4 * prior_scale).expand([others]).to_event(1)
-    )
-    prior = dist.Normal(0.0, prior_scale).expand([x.shape[1], others]).to_event(2)
-    eta = intercept + x @ jnp.asarray(numpyro.sample("beta", prior))
+    intercept = dist.Normal(0.0, 4 * prior_scale).expand(predictors).to_event()
+    beta = dist.Normal(0.0, prior_scale).expand((x.shape[1], *predictors)).to_event()
+    offset = jnp.asarray(numpyro.sample("intercept", intercept))
+    family = likelihood(offset + x @ jnp.asarray(numpyro.sample("beta", beta)))
     with numpyro.plate("rows", x.shape[0]):
-        logits = jnp.concatenate([jnp.zeros((x.shape[0], 1), eta.dtype), eta], axis=1)
-        numpyro.sample("y", dist.CategoricalLogits(logits=logits), obs=y)
+        numpyro.sample("y", family, obs=y)
 
 
-def _linear_predictor(x: ArrayLike, prior_scale: float) -> Float[Array, " n"]:
-    x = jnp.asarray(x)
-    intercept = numpyro.sample("intercept", dist.Normal(0.0, 4 * prior_scale))
-    prior = dist.Normal(0.0, prior_scale).expand([x.shape[1]]).to_event(1)
-    return jnp.asarray(intercept) + x @ jnp.asarray(numpyro.sample("beta", prior))
+def _sigma(prior_scale: float) -> Array:
+    return jnp.asarray(numpyro.sample("sigma", dist.HalfNormal(prior_scale)))
 
 
 @dataclass(frozen=True)
