@@ -123,7 +123,7 @@ def regression_inputs(
                 )
             notes.append(f"Column {name!r} is left out: it has the same value in every row.")
             continue
-        if scale_columns and not _is_true_or_false(table, name):
+        if scale_columns and table.kind(name) != "truth":
             values, *scaling[name] = _standardised(table, name, values)
         parts.append(values.astype(float))
         coefficients.append(name)
@@ -377,12 +377,6 @@ def _categories(table: Table, name: str) -> tuple[np.ndarray, list[str]]:
             f"from 2 to {_MAX_LEVELS} categories. Leave it out, or merge rare categories."
         )
     return codes, levels
-
-
-def _is_true_or_false(table: Table, name: str) -> bool:
-    import pandas as pd
-
-    return pd.api.types.is_bool_dtype(table.frame[name])
 
 
 def _as_list(names: str | list[str]) -> list[str]:

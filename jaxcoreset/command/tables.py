@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 MIDNIGHT = " 00:00:00"
 SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
 _MAX_INT64 = 2**63 - 1
+# By the letter that NumPy and pandas give to a type; categories of pandas have that of objects.
+_KINDS = {"M": "date", "b": "truth", "i": "whole number", "u": "whole number"}
+_KINDS |= {"f": "number", "c": "number"}
 
 
 class TableError(DataError):
@@ -91,14 +94,12 @@ class Table:
         import pandas as pd
 
         values: Any = self.column(name)
-        if pd.api.types.is_datetime64_any_dtype(values) or pd.api.types.is_timedelta64_dtype(
-            values
-        ):
+        if values.dtype.kind in "mM":
             raise TableError(
                 f"{self.path}, column {name!r} holds dates or times; expected numbers. Convert "
                 f"them to a number of days or seconds first. {hint}".rstrip()
             )
-        if not (pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values)):
+        if values.dtype.kind not in "biufc":
             values = values.astype(object)
             numbers: Any = pd.to_numeric(values, errors="coerce")
             text = numbers.isna().to_numpy()
@@ -108,11 +109,10 @@ class Table:
                 advice = "Write decimals with a point, not a comma." if comma else hint
                 self.refuse(name, text, f"{_short(found)} is text", f"Expected a number. {advice}")
             values = numbers
-        if pd.api.types.is_complex_dtype(values):
+        if values.dtype.kind == "c":
             raise TableError(f"{self.path}, column {name!r} holds complex numbers; expected real.")
-        real = pd.api.types.is_float_dtype(values)
-        if pd.api.types.is_unsigned_integer_dtype(values) and values.max() > _MAX_INT64:
-            real = True  # as int64 it would be negative
+        # As int64 large numbers would be negative.
+        real = values.dtype.kind == "f" or (values.dtype.kind == "u" and values.max() > _MAX_INT64)
         array = values.to_numpy(dtype=np.float64 if real else np.int64)
         self.refuse(name, ~np.isfinite(array), "the value is infinite", "Expected a number.")
         return array
@@ -142,19 +142,8 @@ class Table:
         Raises:
             TableError: if there is no such column.
         """
-        import pandas as pd
-
         self.check(name)
-        values: Any = self.frame[name]
-        kinds = {
-            "date": pd.api.types.is_datetime64_any_dtype,
-            "truth": pd.api.types.is_bool_dtype,
-            "whole number": pd.api.types.is_integer_dtype,
-            "number": pd.api.types.is_numeric_dtype,
-        }
-        if isinstance(values.dtype, pd.CategoricalDtype):
-            return "text"
-        return next((kind for kind, fits in kinds.items() if fits(values)), "text")
+        return _KINDS.get(self.frame[name].dtype.kind, "text")
 
     def matrix_columns(self, name: str) -> list[str]:
         """The columns ``name[0]``, ``name[1]``, ... of a matrix; empty if there are none."""
@@ -367,13 +356,10 @@ def _read_npz(path: Path) -> "pd.DataFrame":
             f"{path}: the arrays have different numbers of rows: {found}; expected the same number "
             "in each. Save only the arrays of the table."
         )
-    columns: dict[str, Any] = {}
+    columns = {}
     for name, array in arrays.items():
-        columns |= (
-            {name: array}
-            if array.ndim == 1
-            else {f"{name}[{i}]": array[:, i] for i in range(array.shape[1])}
-        )
+        for i, column in enumerate(np.atleast_2d(array.T)):
+            columns[name if array.ndim == 1 else f"{name}[{i}]"] = column
     return pd.DataFrame(columns)
 
 
