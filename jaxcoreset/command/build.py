@@ -18,6 +18,7 @@ from jaxcoreset.command.options import (
 from jaxcoreset.command.regressions import PRIOR_SCALE, REGRESSIONS
 from jaxcoreset.command.tables import SUFFIXES, Table, TableError, read_table
 from jaxcoreset.data.messages import require
+from jaxcoreset.data.utils import write_whole
 
 _OUTPUTS = (".csv", ".parquet", ".npz")
 _TOL = 0.01
@@ -274,7 +275,7 @@ def _report(
     from importlib.metadata import version
 
     from jaxcoreset.command.export import loading_program, programs
-    from jaxcoreset.command.html import compare_laplace, write_html_report
+    from jaxcoreset.command.html import compare_laplace, html_report
 
     facts = {
         "file": f"{options.file.name}, {len(table):,} rows",
@@ -300,8 +301,7 @@ def _report(
         examples = loading_program(options.out)
     elif inputs.likelihood:
         examples = programs(inputs, options.out, options.weight_column)
-    write_html_report(
-        options.report,
+    text = html_report(
         coreset,
         title=f"Coreset of {options.file.name}",
         facts=facts,
@@ -311,3 +311,4 @@ def _report(
         scaling=inputs.scaling,
         programs=examples,
     )
+    write_whole(options.report, lambda file: file.write(text.encode()))

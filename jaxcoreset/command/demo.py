@@ -1,5 +1,6 @@
 """The command ``jaxcoreset demo``: 325,000 flights, 250 weighted rows, the same posterior."""
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from numpyro.infer import MCMC, NUTS
 
 from jaxcoreset.builders.builder import CoresetBuilder
 from jaxcoreset.command.flights import flights_table, late_arrival, load_flights
+from jaxcoreset.command.html import Comparison
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.utils import peak_memory, write_whole
 from jaxcoreset.likelihood.from_model import model_likelihood
@@ -70,13 +72,14 @@ def run_demo(
     small = laplace_approximation(
         model_likelihood(late_arrival, coreset.args), weights=coreset.weights, start=full.params()
     )
-    table = _table(names, draws, full, small)
+    comparison = Comparison(full, small, names)
+    table = _table(names, draws, {"coreset, Laplace": small, "all rows, Laplace": full})
     say(table)
-    errors = np.abs(small.mode - full.mode) / full.sd
-    ratios = small.sd / full.sd
+    largest = float(np.abs(comparison.shifts).max())
+    ratios = float(comparison.ratios.min()), float(comparison.ratios.max())
     say(
         f"Laplace against Laplace, so free of Monte Carlo error: the largest error of a posterior "
-        f"mean is {errors.max():.4f} sd, sd ratios are {ratios.min():.3f} to {ratios.max():.3f}.\n"
+        f"mean is {largest:.4f} sd, sd ratios are {ratios[0]:.3f} to {ratios[1]:.3f}.\n"
     )
     if full_nuts:
         say("NUTS on all rows; this takes a while ...")
@@ -92,8 +95,8 @@ def run_demo(
     return {
         "coreset": coreset,
         "table": table,
-        "mean_error": float(errors.max()),
-        "sd_ratio": (float(ratios.min()), float(ratios.max())),
+        "mean_error": largest,
+        "sd_ratio": ratios,
         "figure": figure,
         "seconds": seconds,
     }
@@ -117,46 +120,38 @@ def _nuts(key: Any, model: Callable, args: tuple, show_progress: bool) -> tuple[
         NUTS(model),
         num_warmup=_NUM_WARMUP,
         num_samples=_NUM_SAMPLES,
-        progress_bar=show_progress and _on_terminal(),
+        progress_bar=show_progress and sys.stderr.isatty(),
     )
     mcmc.run(key, *args)
     draws = np.asarray(mcmc.get_samples()["beta"])
     return draws, time.perf_counter() - start
 
 
-def _on_terminal() -> bool:
-    import sys
-
-    return sys.stderr.isatty()
-
-
 def _table(
-    names: list[str], draws: np.ndarray, full: LaplaceApproximation, small: LaplaceApproximation
+    names: list[str], draws: np.ndarray, approximations: dict[str, LaplaceApproximation]
 ) -> str:
-    """Means and sds: NUTS on the coreset, Laplace on the coreset, Laplace on all rows."""
+    """Means and sds of NUTS on the coreset, and of Laplace approximations."""
     error = draws.std(0) / np.sqrt(effective_sample_size(draws[None]))
-    lines = [
-        f"{'':<16}{'coreset, NUTS':^26}{'coreset, Laplace':^20}{'all rows, Laplace':^20}",
-        f"{'':<16}{'mean':>9}{'± MC':>8}{'sd':>9}{'mean':>11}{'sd':>9}{'mean':>11}{'sd':>9}",
-    ]
-    for i, name in enumerate(names):
-        lines.append(
-            f"{name:<16}{draws[:, i].mean():>9.4f}{error[i]:>8.4f}{draws[:, i].std():>9.4f}"
-            f"{small.mode[i]:>11.4f}{small.sd[i]:>9.4f}{full.mode[i]:>11.4f}{full.sd[i]:>9.4f}"
-        )
-    return "\n".join(lines) + "\n"
+    columns = {"coreset, NUTS": {"mean": draws.mean(0), "± MC": error, "sd": draws.std(0)}}
+    columns |= {title: {"mean": one.mode, "sd": one.sd} for title, one in approximations.items()}
+    return _printed(names, columns)
 
 
 def _nuts_table(names: list[str], draws: np.ndarray, all_draws: np.ndarray) -> str:
-    lines = [f"{'':<16}{'coreset, NUTS':^18}{'all rows, NUTS':^18}{'difference':>12}"]
-    for i, name in enumerate(names):
-        mean, sd = draws[:, i].mean(), draws[:, i].std()
-        all_mean, all_sd = all_draws[:, i].mean(), all_draws[:, i].std()
-        lines.append(
-            f"{name:<16}{mean:>9.4f}{sd:>9.4f}{all_mean:>9.4f}{all_sd:>9.4f}"
-            f"{(mean - all_mean) / all_sd:>9.3f} sd"
-        )
-    return "\n".join(lines) + "\n"
+    difference = (draws.mean(0) - all_draws.mean(0)) / all_draws.std(0)
+    columns = {
+        "coreset, NUTS": {"mean": draws.mean(0), "sd": draws.std(0)},
+        "all rows, NUTS": {"mean": all_draws.mean(0), "sd": all_draws.std(0)},
+        "difference": {"in sd": difference},
+    }
+    return _printed(names, columns)
+
+
+def _printed(names: list[str], columns: dict[str, dict[str, np.ndarray]]) -> str:
+    import pandas as pd
+
+    parts = {title: pd.DataFrame(values, index=names) for title, values in columns.items()}
+    return pd.concat(parts, axis=1).to_string(float_format="{:.4f}".format) + "\n"
 
 
 def _figure(
@@ -185,8 +180,6 @@ def _figure(
     )
     ax = plot_error(report, right.subplots())
     ax.set_title("Error against coreset size")
-    temporary = path.with_suffix(".part.png")
-    figure.savefig(temporary, dpi=130)
-    temporary.replace(path)
+    write_whole(path, lambda file: figure.savefig(file, dpi=130))
     plt.close(figure)
     return path

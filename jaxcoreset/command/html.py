@@ -7,11 +7,9 @@ and print the file.
 import base64
 import io
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +17,6 @@ from jaxcoreset.command.render import render
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.data.messages import require
-from jaxcoreset.data.utils import write_whole
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.weighted import WeightedModel
 from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation
@@ -95,21 +92,6 @@ def compare_laplace(coreset: Coreset, name: Callable[[str], str] = str) -> Compa
     except ValueError:  # too few rows for a mode, which the report's numbers show
         return None
     return Comparison(full, small, [name(parameter) for parameter in full.names])
-
-
-def write_html_report(path: str | os.PathLike, coreset: Coreset, **sections: Any) -> Path:
-    """Write `html_report` to a file, whole or not at all.
-
-    Args:
-        path: the file.
-        coreset: the coreset.
-        **sections: the other arguments of `html_report`.
-
-    Returns:
-        The path written.
-    """
-    text = html_report(coreset, **sections)
-    return write_whole(path, lambda file: file.write(text.encode()))
 
 
 def html_report(

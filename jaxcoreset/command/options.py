@@ -2,6 +2,10 @@
 
 import argparse
 import csv
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T", int, float)
 
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
@@ -26,34 +30,24 @@ def column_names(text: str) -> list[str]:
 
 def positive_integer(text: str) -> int:
     """An integer of at least 1."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
-    return number
+    return _number(text, int, lambda number: number >= 1, "an integer of at least 1")
 
 
 def positive_number(text: str) -> float:
     """A finite number above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
-    return number
+    return _number(text, float, lambda number: 0 < number < float("inf"), "a positive number")
 
 
 def _seed(text: str) -> int:
     """An integer that JAX accepts as a seed."""
+    expected = f"an integer below 2**63 = {2**63:,}"
+    return _number(text, int, lambda number: -(2**63) <= number < 2**63, expected)
+
+
+def _number(text: str, kind: Callable[[str], T], fits: Callable[[T], bool], expected: str) -> T:
     try:
-        number = int(text)
+        if fits(number := kind(text)):
+            return number
     except ValueError:
-        number = 2**63
-    if not -(2**63) <= number < 2**63:
-        raise argparse.ArgumentTypeError(
-            f"expected an integer below 2**63 = {2**63:,}, got {text!r}"
-        )
-    return number
+        pass
+    raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")

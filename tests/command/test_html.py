@@ -14,7 +14,7 @@ import pytest
 
 import jaxcoreset as jc
 from jaxcoreset.command import export
-from jaxcoreset.command.html import compare_laplace, html_report, verdict, write_html_report
+from jaxcoreset.command.html import compare_laplace, html_report, verdict
 from jaxcoreset.command.inputs import Inputs, regression_inputs
 from jaxcoreset.command.regressions import logistic
 from jaxcoreset.command.tables import Table
@@ -140,13 +140,11 @@ def test_coreset_of_all_rows_has_a_page_without_an_error_curve():
     assert "there is no error" in page.text
 
 
-def test_file_is_written_whole(coreset, tmp_path):
-    path = write_html_report(tmp_path / "r.html", coreset, notes=["Æ <i>"], programs={"R": "a < b"})
-    text = path.read_text(encoding="utf-8")
+def test_text_from_the_table_is_escaped(coreset):
+    text = html_report(coreset, notes=["Æ <i>"], programs={"R": "a < b"})
     assert text.rstrip().endswith("</html>")
     assert "Æ &lt;i&gt;" in text
     assert "a &lt; b" in text
-    assert [file.name for file in tmp_path.iterdir()] == ["r.html"]
 
 
 def inputs_of(likelihood, **more):

@@ -231,6 +231,7 @@ def test_model_of_the_user_is_built_for(file, tmp_path, capsys):
     # Eight kinds of rows are all that such a model can tell apart.
     assert len(pd.read_csv(out)) <= 8
     assert "shop_model_of_test_cli.py:visits" in report.read_text(encoding="utf-8")
+    assert not list(tmp_path.glob("*.part"))
     capsys.readouterr()
     options = ["--response", "late", "--out", out]
     assert build(file, "--model", f"{model}:broken", *options) == 2
