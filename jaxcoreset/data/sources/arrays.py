@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxcoreset.data.fingerprint import Hash, file_state
-from jaxcoreset.data.sources.base import BATCH_BYTES, RawBatch, RowSource, SourceError
+from jaxcoreset.data.sources.base import BATCH_BYTES, RawBatch, RowSource, SourceError, changed
 
 _SAMPLE_ROWS = 64
 # Rows that lie nearer than this many bytes are read in one go.
@@ -121,10 +121,7 @@ class _ArraySource(RowSource):
     def _check_unchanged(self) -> None:
         for file, state in zip(self._files, self._state, strict=True):
             if not os.path.exists(file) or file_state(file) != state:
-                raise SourceError(
-                    f"{file} was changed after the source was made; expected the same rows in "
-                    "every pass. Open it again and make a new source."
-                )
+                raise changed(file)
 
 
 def _chunk_rows(dataset: Any) -> int | None:

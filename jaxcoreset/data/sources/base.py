@@ -40,6 +40,11 @@ class RawBatch:
     start: int
     leaves: tuple[np.ndarray, ...]
 
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """The label, the first row and the number of rows, for `RowSource.error`."""
+        return self.label, self.start, self.leaves[0].shape[0] if self.leaves[0].ndim else 0
+
 
 class RowSource(abc.ABC):
     """Rows that are read in order, in batches, as often as needed.
@@ -202,95 +207,86 @@ class RowSource(abc.ABC):
         return SourceError(f"{', '.join(filter(None, (self.name, label, rows)))}: {what}")
 
     def _checked(self, batch: RawBatch) -> tuple[np.ndarray, ...]:
-        leaves, expected = batch.leaves, self.leaves
-        count = leaves[0].shape[0] if leaves[0].ndim else 0
-        lengths = [leaf.shape[0] if leaf.ndim else None for leaf in leaves]
+        label, start, count = batch.place
+        lengths = [leaf.shape[0] if leaf.ndim else None for leaf in batch.leaves]
         if set(lengths) != {count}:
-            found = ", ".join(f"{n} {x.shape}" for n, x in zip(self._names, leaves, strict=True))
+            shapes = zip(self._names, batch.leaves, strict=True)
+            found = ", ".join(f"{name} {leaf.shape}" for name, leaf in shapes)
             raise self.error(
-                batch.label,
-                batch.start,
+                label,
+                start,
                 max(1, *(length or 0 for length in lengths)),
                 f"the arrays have the shapes {found}; expected as many rows in each.",
             )
-        if batch.start + count > self.num_rows:
+        if start + count > self.num_rows:
             raise self.error(
-                batch.label,
-                batch.start,
-                count,
+                *batch.place,
                 f"there are more than the {self.num_rows:,} rows that were expected, in every "
                 "pass. Give the number of rows that there are.",
             )
-        checked = []
-        for i, (leaf, like) in enumerate(zip(leaves, expected, strict=True)):
-            if leaf.shape[1:] != like.shape[1:]:
-                raise self.error(
-                    batch.label,
-                    batch.start,
-                    count,
-                    f"rows of {self._names[i]} have the shape {leaf.shape[1:]}; expected "
-                    f"{like.shape[1:]} in every batch.",
-                )
-            checked.append(self._cast(batch, i, leaf))
-        return tuple(checked)
+        return tuple(self._checked_leaf(batch, i, leaf) for i, leaf in enumerate(batch.leaves))
 
-    def _cast(self, batch: RawBatch, i: int, leaf: np.ndarray) -> np.ndarray:
-        count, first = len(leaf), self._read_types[i]
+    def _checked_leaf(self, batch: RawBatch, i: int, leaf: np.ndarray) -> np.ndarray:
+        name, like, first = self._names[i], self.leaves[i], self._read_types[i]
+        if leaf.shape[1:] != like.shape[1:]:
+            raise self.error(
+                *batch.place,
+                f"rows of {name} have the shape {leaf.shape[1:]}; expected {like.shape[1:]} in "
+                "every batch.",
+            )
         if leaf.dtype != first and not (
             is_number(leaf.dtype) and np.can_cast(leaf.dtype, first, "safe")
         ):
             raise self.error(
-                batch.label,
-                batch.start,
-                count,
-                f"{self._names[i]} is of type {leaf.dtype}, and was of type {first} at first, "
+                *batch.place,
+                f"{name} is of type {leaf.dtype}, and was of type {first} at first, "
                 f"which cannot hold all of that; expected {first} in every batch.",
             )
         if isinstance(leaf, np.ma.MaskedArray):
-            leaf = self._unmasked(batch, i, leaf)
-        result, bad = cast(leaf, np.dtype(self.leaves[i].dtype))
+            masked = np.ma.getmaskarray(leaf)
+            if masked.any():  # what stands under a mask is no number of the data
+                place, row = self._first(batch, i, masked)
+                raise self.error(
+                    *batch.place,
+                    f"{name} has {np.count_nonzero(masked):,} masked entries, the first {place} in "
+                    f"row {row}; expected none. Fill in or drop such rows.",
+                )
+            leaf = leaf.data
+        result, bad = cast(leaf, np.dtype(like.dtype))
         if bad is not None:
-            row, *inner = (int(at) for at in np.unravel_index(bad, leaf.shape))
+            place, row = self._first(batch, i, np.arange(leaf.size).reshape(leaf.shape) == bad)
             raise self.error(
-                batch.label,
-                batch.start,
-                count,
-                f"{self._place(i, tuple(inner))} is {leaf.flat[bad]} in row {batch.start + row:,}, "
-                f"which {result.dtype} cannot hold; expected smaller numbers. Scale them, or "
-                "switch on JAX's x64 before making the source.",
+                *batch.place,
+                f"{place} is {leaf.flat[bad]} in row {row}, which {result.dtype} cannot hold; "
+                "expected smaller numbers. Scale them, or switch on JAX's x64 before making the "
+                "source.",
             )
         if is_float(result.dtype) and not self._allow_nonfinite:
-            finite = np.isfinite(result)
-            if not finite.all():
-                bad = int(np.argmin(finite))
-                row, *inner = (int(at) for at in np.unravel_index(bad, finite.shape))
-                more = int(finite.size - np.count_nonzero(finite)) - 1
+            bad = ~np.isfinite(result)
+            if bad.any():
+                place, row = self._first(batch, i, bad)
+                more = int(np.count_nonzero(bad)) - 1
                 others = f" and {more:,} more numbers like it follow" if more else ""
                 raise self.error(
-                    batch.label,
-                    batch.start,
-                    count,
-                    f"{self._place(i, tuple(inner))} is {result.flat[bad]} in row "
-                    f"{batch.start + row:,}{others}; expected finite numbers. Fill in or drop such "
-                    "rows, or pass allow_nonfinite=True if the model knows what they mean.",
+                    *batch.place,
+                    f"{place} is {result[bad][0]} in row {row}{others}; expected finite numbers. "
+                    "Fill in or drop such rows, or pass allow_nonfinite=True if the model knows "
+                    "what they mean.",
                 )
         return result
 
-    def _unmasked(self, batch: RawBatch, i: int, leaf: np.ma.MaskedArray) -> np.ndarray:
-        """The data of a masked array; what stands under a mask is no number of the data."""
-        masked = np.ma.getmaskarray(leaf)
-        if masked.any():
-            bad = int(np.argmax(masked))
-            row, *inner = (int(at) for at in np.unravel_index(bad, masked.shape))
-            raise self.error(
-                batch.label,
-                batch.start,
-                len(leaf),
-                f"{self._names[i]} has {np.count_nonzero(masked):,} masked entries, the first "
-                f"{self._place(i, tuple(inner))} in row {batch.start + row:,}; expected none. Fill "
-                "in or drop such rows.",
-            )
-        return leaf.data
+    def _first(self, batch: RawBatch, i: int, bad: np.ndarray) -> tuple[str, str]:
+        """What messages call the first bad number of a leaf, and its row."""
+        row, *inner = (int(at) for at in np.unravel_index(int(np.argmax(bad)), bad.shape))
+        return self._place(i, tuple(inner)), f"{batch.start + row:,}"
+
+
+def changed(name: str) -> SourceError:
+    """An error about a file that was changed after its source was made."""
+    return SourceError(
+        f"{name} was changed after it was opened; expected the same rows in every pass. Open it "
+        "again and make a new source."
+    )
 
 
 class SourceArray:

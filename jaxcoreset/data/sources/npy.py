@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxcoreset.data.dtypes import is_number
 from jaxcoreset.data.fingerprint import file_state
-from jaxcoreset.data.sources.base import SourceError
+from jaxcoreset.data.sources.base import SourceError, changed
 
 # Files as they were when they were opened, or first read, by what all slices of an array share.
 _STATES: WeakKeyDictionary[mmap, tuple[int, int]] = WeakKeyDictionary()
@@ -85,7 +85,4 @@ def check_unchanged(mapped: np.memmap) -> None:
     except FileNotFoundError:
         return
     if _STATES.setdefault(shared, state) != state:
-        raise SourceError(
-            f"{path} was changed after it was opened; expected the same rows in every pass. Open "
-            "it again, and pass on the new array."
-        )
+        raise changed(str(path))

@@ -12,7 +12,7 @@ import numpy as np
 from jaxcoreset.data.dtypes import cast, default_float, handed_on, is_float, is_number
 from jaxcoreset.data.fingerprint import Hash
 from jaxcoreset.data.messages import did_you_mean, listed, no_column, not_parquet, require
-from jaxcoreset.data.sources.base import BATCH_BYTES, RawBatch, RowSource, SourceError
+from jaxcoreset.data.sources.base import BATCH_BYTES, RawBatch, RowSource, SourceError, changed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,10 +99,7 @@ class _File:
 
     def check_unchanged(self) -> None:
         if _state(self.filesystem.get_file_info(self.path)) != self.state:
-            raise SourceError(
-                f"{self.path} was changed after the source was made; expected the same rows in "
-                "every pass. Make a new source."
-            )
+            raise changed(self.path)
 
 
 @dataclass(frozen=True, eq=False)

@@ -173,7 +173,7 @@ def test_a_file_that_is_missing_cut_short_or_replaced_is_told(tmp_path, table, f
     passing = source.batches()
     next(passing)
     write(folder / "1.parquet", table, first=100, last=105)
-    with pytest.raises(SourceError, match=r"1\.parquet was changed after the source was made"):
+    with pytest.raises(SourceError, match=r"1\.parquet was changed after it was opened"):
         list(passing)
     content = (folder / "0.parquet").read_bytes()
     (folder / "0.parquet").write_bytes(content[: len(content) // 2])
