@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, PyTree
 
 from jaxcoreset.data.arrays import leading
-from jaxcoreset.data.reading import is_streamed, read_chunks
+from jaxcoreset.data.reading import read_chunks
 from jaxcoreset.data.utils import available_memory
 
 # Entries of one block's matrix of log-likelihoods. A CPU is twice as fast if the matrix fits its
@@ -195,13 +195,8 @@ def _groups(leaves: list, size: int, first: int) -> Iterator[tuple[int, int, tup
     # take time.
     on_device = [isinstance(leaf, jax.Array) for leaf in leaves]
     host = tuple(leaf for leaf, there in zip(leaves, on_device, strict=True) if not there)
-    if any(is_streamed(leaf) for leaf in host):
-        chunks = read_chunks(host, size, first)
-    else:
-        chunks = (
-            (at, tuple(leaf[at : at + size] for leaf in host))
-            for at in range(first, num_rows, size)
-        )
+    starts = ((at, ()) for at in range(first, num_rows, size))
+    chunks = read_chunks(host, size, first) if host else starts
     for at, parts in chunks:
         rest = iter(parts)
         chunk = tuple(

@@ -12,7 +12,7 @@ import importlib.metadata
 import os
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,20 +31,38 @@ MODEL_VALUES = "model values"
 
 @dataclass
 class Pass:
-    """One pass over the rows.
+    """One pass over the rows, and the file that keeps it.
 
     Attributes:
-        what: what it is for.
+        checkpoint: the file.
+        what: what the pass is for.
         digest: a hash of what is evaluated.
         progress: what it has found so far, and the first row of this process that is not in it;
             one attribute, so that an interruption cannot come between the two.
         is_done: True if all rows are in it.
     """
 
+    checkpoint: "CheckpointFile"
     what: str
     digest: str
-    progress: tuple[dict[str, np.ndarray], int]
+    progress: tuple[dict[str, np.ndarray], int] = field(default_factory=lambda: ({}, 0))
     is_done: bool = False
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """What the pass has found so far."""
+        return self.progress[0]
+
+    def advance(self, state: dict[str, np.ndarray], next_row: int) -> None:
+        """Note how far the pass has come, and write the file if that is due."""
+        self.progress = state, next_row
+        self.checkpoint.write_if_due()
+
+    def finish(self, state: dict[str, np.ndarray]) -> None:
+        """Note the end of the pass, and write the file."""
+        self.progress = state, self.progress[1]
+        self.is_done = True
+        self.checkpoint.write()
 
 
 class CheckpointFile:
@@ -91,7 +109,7 @@ class CheckpointFile:
         if self._kept.get(name, text) != text:
             self._refuse([name])
 
-    def open(self, what: str, digest: str) -> "Entry":
+    def open(self, what: str, digest: str) -> Pass:
         """The next pass: as it is in the file, or a new one.
 
         If the file has another pass at this place, that pass and all later ones are dropped.
@@ -101,9 +119,9 @@ class CheckpointFile:
             if (kept.what, kept.digest) != (what, digest):
                 del self.passes[self._at :]
         if self._at == len(self.passes):
-            self.passes.append(Pass(what, digest, ({}, 0)))
+            self.passes.append(Pass(self, what, digest))
         self._at += 1
-        return Entry(self, self.passes[self._at - 1])
+        return self.passes[self._at - 1]
 
     def write(self) -> Path:
         """Write the file, whole or not at all."""
@@ -151,13 +169,9 @@ class CheckpointFile:
         if differing := [name for name in names if self._kept.get(name) != self.settings.get(name)]:
             self._refuse(differing)
         self.passes = [
-            Pass(
-                one["what"],
-                one["digest"],
-                (decode(one["state"], arrays), one["next_row"]),
-                one["is_done"],
-            )
+            Pass(self, one["what"], one["digest"], (state, one["next_row"]), one["is_done"])
             for one in header["passes"]
+            for state in [decode(one["state"], arrays)]
         ]
 
     def _refuse(self, names: list[str]) -> NoReturn:
@@ -169,40 +183,6 @@ class CheckpointFile:
             f"checkpoint {str(self.path)!r} belongs to another build: it differs in "
             f"{', '.join(differing)}. Delete it, give another path, or use the same settings."
         )
-
-
-@dataclass
-class Entry:
-    """A pass that is running, and the file that keeps it."""
-
-    checkpoint: CheckpointFile
-    kept: Pass
-
-    @property
-    def is_done(self) -> bool:
-        """True if the file has the whole pass."""
-        return self.kept.is_done
-
-    @property
-    def state(self) -> dict[str, np.ndarray]:
-        """What the pass has found so far."""
-        return self.kept.progress[0]
-
-    @property
-    def next_row(self) -> int:
-        """The first row that the pass has not read."""
-        return self.kept.progress[1]
-
-    def advance(self, state: dict[str, np.ndarray], next_row: int) -> None:
-        """Note how far the pass has come, and write the file if that is due."""
-        self.kept.progress = state, next_row
-        self.checkpoint.write_if_due()
-
-    def finish(self, state: dict[str, np.ndarray]) -> None:
-        """Note the end of the pass, and write the file."""
-        self.kept.progress = state, self.next_row
-        self.kept.is_done = True
-        self.checkpoint.write()
 
 
 def build_settings(
@@ -238,17 +218,13 @@ def settings_of_all(
     builder: Any, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], processes: ProcessGroup
 ) -> dict[str, str]:
     """The settings that all processes of a build share; arguments as in `build_settings`."""
+    lengths = {leaf.shape[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)}
+    # Each process has its own rows, and its own number of them.
+    args, kwargs = jax.tree.map(
+        lambda leaf: "rows" if isinstance(leaf, int) and leaf in lengths else leaf, (args, kwargs)
+    )
     settings = build_settings(builder, key, args, kwargs, processes)
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    lengths = {leaf.shape[0] for leaf in leaves if getattr(leaf, "shape", ())}
-    # Each process has its own number of rows.
-    others = [
-        "rows" if isinstance(leaf, int) and leaf in lengths else _text(leaf)
-        for leaf in leaves
-        if not hasattr(leaf, "shape")
-    ]
-    own = {"arguments": f"{tree} {others}"}
-    return {name: settings[name] for name in settings if name not in ("data", "process")} | own
+    return {name: settings[name] for name in settings if name not in ("data", "process")}
 
 
 def _text(value: Any) -> str:

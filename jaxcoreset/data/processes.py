@@ -183,33 +183,25 @@ class DistributedProcesses(ProcessGroup):
                 return f"Process {self.index} and process {process} differ in {listed}"
         return ""
 
-    def _all(self, state: Mapping[str, Any]) -> list[dict[str, np.ndarray]]:
+    def _all(self, state: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         from jax.experimental.multihost_utils import process_allgather
 
         # As bytes, since JAX may shorten float64 and int64.
-        names = sorted(state)
-        arrays = {name: np.asarray(state[name]) for name in names}
-        packed = np.concatenate(
-            [np.frombuffer(arrays[name].tobytes(), np.uint8) for name in names]
-            or [np.zeros(0, np.uint8)]
-        )
+        packed = {name: np.frombuffer(like.tobytes(), np.uint8) for name, like in state.items()}
         try:
-            everything = np.asarray(process_allgather(packed)).reshape(self.count, -1)
+            found = process_allgather(packed)
         except Exception as error:
             raise ProcessError(
                 f"process {self.index} of {self.count} lost the connection to the other processes "
                 f"during an exchange of arrays: {error}"
             ) from error
-        found = []
-        for row in everything:
-            at, one = 0, {}
-            for name in names:
-                like = arrays[name]
-                one[name] = np.frombuffer(row[at : at + like.nbytes].tobytes(), like.dtype)
-                one[name] = one[name].reshape(like.shape)
-                at += like.nbytes
-            found.append(one)
-        return found
+        return [
+            {
+                name: np.frombuffer(found[name][i].tobytes(), like.dtype).reshape(like.shape)
+                for name, like in state.items()
+            }
+            for i in range(self.count)
+        ]
 
     def _barrier(self, failure: str, form: Mapping[str, str] | None = None) -> dict[int, dict]:
         """Wait for all other processes; raise an error if one reports a failure or does not arrive.

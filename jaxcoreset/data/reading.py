@@ -114,18 +114,11 @@ def read_chunks(
     prefetch = check_int("prefetch", prefetch, 0)
     leaves = tuple(leaves)
     if not any(map(is_streamed, leaves)):
-        return _cut(leaves, num_rows, size, first)
-    streamed = _read_streamed(leaves, num_rows, size, first)
-    if prefetch:
-        streamed = _ahead(streamed, prefetch)
-    return _joined(leaves, streamed, size, num_rows)
-
-
-def _cut(
-    leaves: Sequence[Any], num_rows: int, size: int, first: int
-) -> Generator[tuple[int, tuple[Any, ...]], None, None]:
-    for start in range(first, num_rows, size):
-        yield start, tuple(_slice(leaf, start, min(size, num_rows - start)) for leaf in leaves)
+        chunks = ((start, {}) for start in range(first, num_rows, size))
+    else:
+        chunks = _read_streamed(leaves, num_rows, size, first)
+        chunks = _ahead(chunks, prefetch) if prefetch else chunks
+    return _joined(leaves, chunks, size, num_rows)
 
 
 def _slice(leaf: Any, start: int, size: int) -> Any:

@@ -192,50 +192,32 @@ class Rows:
             The state of every process, in their order.
         """
         self.count_pass(what)
-        context = self.context
+        context, state, first = self.context, start, 0
         with context.processes.all_or_none(what):
-            state = self._map_reduce(fn, args, width, start, add, what, tuple(per_row), on_rows)
-        return context.processes.gather(state)
-
-    def _map_reduce(
-        self,
-        fn: Callable,
-        args: PyTree,
-        width: int,
-        state: State,
-        add: Callable,
-        what: str,
-        per_row: tuple,
-        on_rows: Callable,
-    ) -> State:
-        context, block, first = self.context, self.block(width), 0
-        entry = None
-        if context.checkpoint is not None:
-            entry = context.checkpoint.open(what, _digest(args))
-            if entry.is_done:
-                on_rows(self.num_local)
-                return entry.state
-            if entry.next_row:
-                state, first = entry.state, entry.next_row
+            checkpoint = context.checkpoint
+            entry = None if checkpoint is None else checkpoint.open(what, _digest(args))
+            if entry is not None and (entry.is_done or entry.progress[1]):
+                state, first = entry.progress
+                first = self.num_local if entry.is_done else first
                 on_rows(first)
-        if first < self.num_local:
-            groups = evaluate_blocks(
-                fn,
-                args,
-                (self.data, per_row),
-                block,
-                first=first,
-                mesh=context.mesh,
-                batch_size=context.batch_size,
-            )
-            for at, num, values in groups:
-                state = add(state, jax.tree.map(np.asarray, values), self.offset + at, num)
-                on_rows(num)
-                if entry is not None:
-                    entry.advance(state, at + num)
-        if entry is not None:
-            entry.finish(state)
-        return state
+            if first < self.num_local:
+                groups = evaluate_blocks(
+                    fn,
+                    args,
+                    (self.data, tuple(per_row)),
+                    self.block(width),
+                    first=first,
+                    mesh=context.mesh,
+                    batch_size=context.batch_size,
+                )
+                for at, num, values in groups:
+                    state = add(state, jax.tree.map(np.asarray, values), self.offset + at, num)
+                    on_rows(num)
+                    if entry is not None:
+                        entry.advance(state, at + num)
+            if entry is not None and not entry.is_done:
+                entry.finish(state)
+        return context.processes.gather(state)
 
     @property
     def _tree(self) -> Any:
@@ -293,11 +275,10 @@ class BadRows:
     @staticmethod
     def add(state: State, bad: np.ndarray, first: int, num: int) -> State:
         """Note the bad ones of `num` rows from row `first` on."""
-        bad = bad.reshape(-1)[:num]
-        if not bad.any():
-            return {name: state[name] for name in ("num_bad", "bad")}
-        rows = np.concatenate([state["bad"][state["bad"] >= 0], first + np.flatnonzero(bad)])
-        return BadRows._state(int(state["num_bad"]) + int(np.count_nonzero(bad)), rows)
+        rows = first + np.flatnonzero(bad.reshape(-1)[:num])
+        count, shown = BadRows.merged([state])
+        shown = [*shown, *rows[:NUM_BAD_ROWS_SHOWN], *BadRows.start()["bad"]][:NUM_BAD_ROWS_SHOWN]
+        return {"num_bad": np.asarray(count + rows.size, np.int64), "bad": np.array(shown)}
 
     @staticmethod
     def merged(states: Sequence[State]) -> tuple[int, list[int]]:
@@ -305,12 +286,6 @@ class BadRows:
         rows = np.concatenate([state["bad"] for state in states])
         count = sum(int(state["num_bad"]) for state in states)
         return count, rows[rows >= 0][:NUM_BAD_ROWS_SHOWN].tolist()
-
-    @staticmethod
-    def _state(count: int, rows: np.ndarray) -> State:
-        shown = np.full(NUM_BAD_ROWS_SHOWN, -1)
-        shown[: min(rows.size, shown.size)] = rows[: shown.size]
-        return {"num_bad": np.asarray(count, np.int64), "bad": shown}
 
 
 def _digest(args: PyTree) -> str:

@@ -14,7 +14,7 @@ from jaxcoreset.data.blocks import (
     pairwise_sum,
     partial_sums,
 )
-from jaxcoreset.data.rows import PassContext, Rows
+from jaxcoreset.data.rows import BadRows, PassContext, Rows
 from jaxcoreset.likelihood.passes import feature_sum
 
 NUM_ROWS = 1003
@@ -105,3 +105,13 @@ def test_a_sum_does_not_depend_on_the_devices_in_any_bit(num_devices):
 def test_rows_that_do_not_exist_are_refused():
     with pytest.raises(IndexError, match="row numbers from 0 to 1002"):
         Rows(data("host")).take(np.array([1003]))
+
+
+def test_bad_rows_are_counted_over_groups_and_the_first_five_named():
+    bad = np.zeros(NUM_ROWS, bool)
+    bad[[3, 501, 502, 700, 701, 702, 1002]] = True
+    state = BadRows.start()
+    for first in range(0, NUM_ROWS, 500):
+        state = BadRows.add(state, bad[first : first + 500], first, len(bad[first : first + 500]))
+    assert BadRows.merged([state]) == (7, [3, 501, 502, 700, 701])
+    assert BadRows.merged([BadRows.start()]) == (0, [])
