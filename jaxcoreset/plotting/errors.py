@@ -42,21 +42,10 @@ def plot_error(report: Report, ax: "Axes | None" = None) -> "Axes":
     curve = _positive(report, "held_out_error")
     rows, held_out = curve["num_used"], curve["held_out_error"]
     ax.plot(rows, curve["relative_error"], ls=DASHES[1], color=FULL, label="the solver's draws")
-    ax.plot(rows, held_out, "o-", ms=3.5, color=CORESET, label="held-out draws")
     # The error is the root of the divergence, so its relative standard error is half as large.
     spread = held_out * curve["kl_standard_error"] / np.maximum(curve["kl"], 1e-300)
-    ax.fill_between(
-        rows,
-        *log_band(held_out, spread),
-        color=CORESET,
-        alpha=0.25,
-        lw=0,
-        label="± 2 standard errors",
-    )
-    ax.set(yscale="log", xlabel="rows in the coreset", ylabel="relative error  ‖y − Φw‖ / ‖y‖")
-    count_axis(ax)
-    tidy(ax)
-    clear_legend(ax, loc="lower left")
+    _draw_curve(ax, rows, held_out, spread, "held-out draws")
+    _finish(ax, "relative error  ‖y − Φw‖ / ‖y‖")
     return ax
 
 
@@ -77,24 +66,14 @@ def plot_kl(report: Report, ax: "Axes | None" = None, tol: float | None = None) 
     ax = new_axes(ax)
     curve = _positive(report, "kl")
     rows, kl = curve["num_used"], curve["kl"]
-    ax.plot(rows, kl, "o-", ms=3.5, color=CORESET, label="estimate, held-out draws")
-    band = log_band(kl, 2 * curve["kl_standard_error"])
-    ax.fill_between(rows, *band, color=CORESET, alpha=0.25, lw=0, label="± 2 standard errors")
+    _draw_curve(ax, rows, kl, 2 * curve["kl_standard_error"], "estimate, held-out draws")
     if tol is not None:
         ax.axhline(tol, color=FULL, ls=DASHES[1], lw=1.3, label=f"tolerance, {tol:g} nats")
     if 0 < report.kl < np.inf:
-        ax.plot(
-            [report.num_used],
-            [report.kl],
-            "D",
-            ms=7,
-            mfc="none",
-            mec=EXTRA,
-            mew=1.8,
-            ls="none",
-            label=f"this coreset, {report.num_used:,} rows",
-        )
-    ax.set(yscale="log", xlabel="rows in the coreset", ylabel="symmetrised KL divergence (nats)")
+        style = {"ms": 7, "mfc": "none", "mec": EXTRA, "mew": 1.8, "ls": "none"}
+        label = f"this coreset, {report.num_used:,} rows"
+        ax.plot([report.num_used], [report.kl], "D", label=label, **style)
+    _finish(ax, "symmetrised KL divergence (nats)")
     top = ax.get_ylim()[1]
     if top > _LOWER_BOUND_NATS:
         ax.axhspan(_LOWER_BOUND_NATS, top, color="0.93", lw=0, zorder=0)
@@ -110,9 +89,6 @@ def plot_kl(report: Report, ax: "Axes | None" = None, tol: float | None = None) 
             fontsize=8,
             color="0.35",
         )
-    count_axis(ax)
-    tidy(ax)
-    clear_legend(ax, loc="lower left")
     return ax
 
 
@@ -157,6 +133,22 @@ def plot_convergence(
     tidy(ax)
     ax.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9)
     return ax
+
+
+def _draw_curve(
+    ax: "Axes", rows: np.ndarray, values: np.ndarray, spread: np.ndarray, label: str
+) -> None:
+    """Draw values by number of rows, with a band of the given half width around them."""
+    ax.plot(rows, values, "o-", ms=3.5, color=CORESET, label=label)
+    band = log_band(values, spread)
+    ax.fill_between(rows, *band, color=CORESET, alpha=0.25, lw=0, label="± 2 standard errors")
+
+
+def _finish(ax: "Axes", ylabel: str) -> None:
+    ax.set(yscale="log", xlabel="rows in the coreset", ylabel=ylabel)
+    count_axis(ax)
+    tidy(ax)
+    clear_legend(ax, loc="lower left")
 
 
 def _history(label: str, solution: Solution | ArrayLike) -> np.ndarray:

@@ -55,10 +55,8 @@ def plot_marginals(
     new = axes is None
     axes = _grid_axes(len(names)) if axes is None else np.asarray(list(axes), dtype=object)
     for i, ax in enumerate(axes):
-        first.draw_filled(ax, i, labels[0])
-        second.draw_line(ax, i, labels[1])
+        _draw_marginals(ax, i, first, second, labels)
         ax.set_title(names[i], fontsize=9)
-        _clean_marginal(ax)
     if new:
         axes[0].get_figure().legend(
             *axes[0].get_legend_handles_labels(),
@@ -108,11 +106,8 @@ def plot_contours(
     masses = _checked(masses)
     ax = new_axes(ax, (4.6, 4.2))
     i, j = parameters
-    second.draw_pair(ax, i, j, masses, FULL, "-", 2.2)
-    first.draw_pair(ax, i, j, masses, CORESET, DASHES[1], 1.6)
+    _draw_contours(ax, parameters, first, second, masses, (1.6, 2.2))
     ax.set(xlabel=names[i], ylabel=names[j])
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.autoscale_view()
     if legend:
         ax.legend(
             _line_handles(),
@@ -166,30 +161,16 @@ def plot_pairs(
             if column > row:
                 ax.set_visible(False)
             elif column == row:
-                first.draw_filled(ax, i, labels[0])
-                second.draw_line(ax, i, labels[1])
-                _clean_marginal(ax)
+                _draw_marginals(ax, i, first, second, labels)
             else:
-                second.draw_pair(ax, j, i, masses, FULL, "-", 1.9)
-                first.draw_pair(ax, j, i, masses, CORESET, DASHES[1], 1.4)
-                ax.autoscale_view()
-                ax.spines[["top", "right"]].set_visible(False)
+                _draw_contours(ax, (j, i), first, second, masses, (1.4, 1.9))
                 ax.tick_params(labelsize=7)
                 ax.locator_params(nbins=3)
-            if row == p - 1:
-                ax.set_xlabel(names[j], fontsize=9)
-            else:
-                ax.tick_params(labelbottom=False)
-            if column == 0 and row:
                 ax.set_ylabel(names[i], fontsize=9)
-            elif column:
-                ax.tick_params(labelleft=False)
-    for column in range(p):  # the same limits wherever a parameter is drawn
-        low, high = _limits(shown[column], first, second)
-        for row in range(column, p):
-            axes[row, column].set_xlim(low, high)
-        for other in range(column):
-            axes[column, other].set_ylim(low, high)
+                ax.set_ylim(*_limits(i, first, second))
+            ax.set_xlabel(names[j], fontsize=9)
+            ax.set_xlim(*_limits(j, first, second))
+            ax.label_outer()
     share = " and ".join(f"{mass:.0%}" for mass in masses)
     figure.legend(
         _line_handles(),
@@ -239,29 +220,23 @@ class _Marginals:
         return grid, gaussian_kde(_thin(draws[:, None])[:, 0])(grid)
 
     def draw_filled(self, ax: "Axes", i: int, label: str) -> None:
+        style = {"color": CORESET, "alpha": 0.45, "label": label}
         if self.draws is None:
-            grid, density = self.density(i)
-            ax.fill_between(grid, density, color=CORESET, alpha=0.45, lw=0, label=label)
+            ax.fill_between(*self.density(i), lw=0, **style)
         else:
             bins = int(np.clip(np.sqrt(len(self.draws)), 10, 40))
-            ax.hist(
-                self.draws[:, i], bins=bins, density=True, color=CORESET, alpha=0.45, label=label
-            )
-
-    def draw_line(self, ax: "Axes", i: int, label: str) -> None:
-        ax.plot(*self.density(i), color=FULL, lw=1.6, label=label)
+            ax.hist(self.draws[:, i], bins=bins, density=True, **style)
 
     def draw_pair(
         self,
         ax: "Axes",
-        i: int,
-        j: int,
-        masses: Sequence[float],
+        pair: tuple[int, int],
+        masses: list[float],
         color: str,
         dash: Any,
-        width: float,
+        lw: float,
     ) -> None:
-        both = [i, j]
+        both = list(pair)
         if self.draws is None:
             factor = np.linalg.cholesky(self.covariance[np.ix_(both, both)])
             angle = np.linspace(0, 2 * np.pi, 181)
@@ -269,27 +244,46 @@ class _Marginals:
             for mass in masses:
                 radius = np.sqrt(-2 * np.log1p(-mass))  # χ² with two degrees of freedom
                 ellipse = self.mean[both, None] + radius * factor @ circle
-                ax.plot(*ellipse, color=color, ls=dash, lw=width, zorder=4)
+                ax.plot(*ellipse, color=color, ls=dash, lw=lw, zorder=4)
             return
         from scipy.stats import gaussian_kde
 
         draws = _thin(self.draws[:, both])
         estimate = gaussian_kde(draws.T, lambda kde: _SMOOTHING * kde.scotts_factor())
         margin = 0.6 * draws.std(axis=0)
-        low, high = draws.min(axis=0) - margin, draws.max(axis=0) + margin
-        x, y = (np.linspace(a, b, _GRID) for a, b in zip(low, high, strict=True))
+        x, y = np.linspace(draws.min(axis=0) - margin, draws.max(axis=0) + margin, _GRID).T
         heights = estimate(np.stack(np.meshgrid(x, y)).reshape(2, -1)).reshape(_GRID, _GRID)
-        levels = np.quantile(estimate(draws.T), sorted(1 - mass for mass in masses))
-        ax.contour(
-            x,
-            y,
-            heights,
-            np.unique(levels),
-            colors=[color],
-            linestyles=[dash],
-            linewidths=width,
-            zorder=4,
-        )
+        levels = np.unique(np.quantile(estimate(draws.T), [1 - mass for mass in masses]))
+        style = {"colors": [color], "linestyles": [dash], "linewidths": lw, "zorder": 4}
+        ax.contour(x, y, heights, levels, **style)
+
+
+def _draw_marginals(
+    ax: "Axes", i: int, first: _Marginals, second: _Marginals, labels: tuple[str, str]
+) -> None:
+    """Draw one parameter: the first posterior as an area, the second as a line."""
+    first.draw_filled(ax, i, labels[0])
+    ax.plot(*second.density(i), color=FULL, lw=1.6, label=labels[1])
+    ax.set_yticks([])
+    ax.set_ylim(bottom=0)
+    ax.tick_params(labelsize=7)
+    ax.locator_params(axis="x", nbins=4)
+    ax.spines[["top", "left", "right"]].set_visible(False)
+
+
+def _draw_contours(
+    ax: "Axes",
+    pair: tuple[int, int],
+    first: _Marginals,
+    second: _Marginals,
+    masses: list[float],
+    widths: tuple[float, float],
+) -> None:
+    """Draw two parameters: the contours of the first posterior over those of the second."""
+    second.draw_pair(ax, pair, masses, FULL, "-", widths[1])
+    first.draw_pair(ax, pair, masses, CORESET, DASHES[1], widths[0])
+    ax.autoscale_view()
+    ax.spines[["top", "right"]].set_visible(False)
 
 
 def _flat_draws(posterior: Any) -> tuple[np.ndarray, list[str] | None]:
@@ -336,12 +330,8 @@ def _checked(masses: Sequence[float]) -> list[float]:
 
 
 def _limits(i: int, *posteriors: _Marginals) -> tuple[float, float]:
-    low, high = [], []
-    for posterior in posteriors:
-        mean, sd = posterior.mean[i], posterior.sd(i)
-        low.append(mean - 3.7 * sd)
-        high.append(mean + 3.7 * sd)
-    return min(low), max(high)
+    low = min(one.mean[i] - 3.7 * one.sd(i) for one in posteriors)
+    return low, max(one.mean[i] + 3.7 * one.sd(i) for one in posteriors)
 
 
 def _thin(draws: np.ndarray) -> np.ndarray:
@@ -354,24 +344,11 @@ def _grid_axes(count: int) -> np.ndarray:
 
     columns = min(5, count)
     rows = -(-count // columns)
-    _, grid = plt.subplots(
-        rows,
-        columns,
-        figsize=(2.2 * columns, 1.7 * rows + 0.35),
-        layout="constrained",
-        squeeze=False,
-    )
+    figure = plt.figure(figsize=(2.2 * columns, 1.7 * rows + 0.35), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
     for ax in grid.flat[count:]:
         ax.set_visible(False)
     return grid.reshape(-1)[:count]
-
-
-def _clean_marginal(ax: "Axes") -> None:
-    ax.set_yticks([])
-    ax.set_ylim(bottom=0)
-    ax.tick_params(labelsize=7)
-    ax.locator_params(axis="x", nbins=4)
-    ax.spines[["top", "left", "right"]].set_visible(False)
 
 
 def _line_handles() -> list[Any]:

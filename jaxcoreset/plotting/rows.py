@@ -143,16 +143,10 @@ def plot_surface(
     values = np.asarray(values)
     low, high = limits or (float(values.min()), float(values.max()))
     levels = MaxNLocator(12, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
-    filled = ax.contourf(
-        np.asarray(x),
-        np.asarray(y),
-        values,
-        levels,
-        cmap="cividis",
-        extend="both" if limits else "neither",
-        alpha=0.75,
-    )
-    ax.contour(np.asarray(x), np.asarray(y), values, levels, colors="white", linewidths=0.5)
+    surface = np.asarray(x), np.asarray(y), values, levels
+    extend = "both" if limits else "neither"
+    filled = ax.contourf(*surface, cmap="cividis", extend=extend, alpha=0.75)
+    ax.contour(*surface, colors="white", linewidths=0.5)
     if label is not None:
         figure = ax.get_figure()
         assert figure is not None
@@ -180,28 +174,13 @@ def plot_weights(coreset: Rows, ax: "Axes | None" = None, *, num_data: int | Non
     ax = new_axes(ax)
     ranks = np.arange(1, weights.size + 1)
     ordered = np.sort(weights)[::-1]
-    ax.plot(
-        ranks,
-        ordered,
-        "o-",
-        color=CORESET,
-        ms=3.5 if weights.size < 300 else 2,
-        lw=1,
-        label="weight",
-    )
-    total = (
-        f"sum of weights {weights.sum():,.5g}"
-        if weights.sum() < 1e4
-        else (f"sum of weights {weights.sum():,.0f}")
-    )
+    size = 3.5 if weights.size < 300 else 2
+    ax.plot(ranks, ordered, "o-", color=CORESET, ms=size, lw=1, label="weight")
+    total = f"sum of weights {weights.sum():{',.5g' if weights.sum() < 1e4 else ',.0f'}}"
     if num_data is not None:
-        ax.axhline(
-            num_data / weights.size,
-            color=FULL,
-            ls=DASHES[1],
-            lw=1.4,
-            label=f"n / m = {num_data / weights.size:,.4g}, equal weights",
-        )
+        equal = num_data / weights.size
+        label = f"n / m = {equal:,.4g}, equal weights"
+        ax.axhline(equal, color=FULL, ls=DASHES[1], lw=1.4, label=label)
         total += f", n = {num_data:,} ({weights.sum() / num_data:.1%})"
     ax.set(xlabel="row, largest weight first", ylabel="weight (number of rows that it stands for)")
     ax.set_yscale("log")
