@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxcoreset.command.regressions import PRIOR_SCALE, REGRESSIONS
-from jaxcoreset.command.tables import Table, TableError, standardise
+from jaxcoreset.command.tables import Table, TableError
 from jaxcoreset.data.messages import did_you_mean, listed
 
 _MATRIX_NAMES = ("x", "X")
@@ -124,7 +124,7 @@ def regression_inputs(
             notes.append(f"Column {name!r} is left out: it has the same value in every row.")
             continue
         if scale_columns and table.kind(name) != "truth":
-            values, *scaling[name] = _standardised(table, name, values)
+            values, *scaling[name] = table.standardised(name, values)
         parts.append(values.astype(float))
         coefficients.append(name)
     if not parts:
@@ -137,7 +137,7 @@ def regression_inputs(
     if scale_columns and regression.scales_response:
         if y.min() == y.max():
             raise TableError(f"{table.path}, column {response!r} has the same value in every row.")
-        y, *scaling[response] = _standardised(table, response, y)
+        y, *scaling[response] = table.standardised(response, y)
     return Inputs(
         model=regression.model,
         title=regression.title,
@@ -357,16 +357,6 @@ def _refuse_idle_categories(
             f"--categorical names {idle[0]!r}, which is not an explanatory column of {response!r}: "
             f"these are {listed(columns)}. Name it in --columns too, or leave it out."
         )
-
-
-def _standardised(table: Table, name: str, values: np.ndarray) -> tuple[np.ndarray, float, float]:
-    try:
-        return standardise(values)
-    except ValueError as error:
-        raise TableError(
-            f"{table.path}, column {name!r}: the values differ only by rounding; expected distinct "
-            "values. Subtract a constant from them first, or leave the column out."
-        ) from error
 
 
 def _categories(table: Table, name: str) -> tuple[np.ndarray, list[str]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, Int, Num
+from jaxtyping import Int, Num
 
 from jaxcoreset.data.messages import DataError, did_you_mean, no_column, not_parquet, require
 
@@ -116,6 +116,24 @@ class Table:
         array = values.to_numpy(dtype=np.float64 if real else np.int64)
         self.refuse(name, ~np.isfinite(array), "the value is infinite", "Expected a number.")
         return array
+
+    def standardised(self, name: str, values: Num[np.ndarray, " n"]) -> tuple[Any, float, float]:
+        """The values of a column less their mean and divided by their standard deviation.
+
+        Returns:
+            The scaled values, shape (n,), the mean, and the standard deviation (over n, not n - 1).
+
+        Raises:
+            TableError: if all are equal up to rounding: the standard deviation is at most 1e-12 of
+                the largest absolute value.
+        """
+        mean, sd = float(np.mean(values, dtype=np.float64)), float(np.std(values, dtype=np.float64))
+        if not sd > 1e-12 * float(np.max(np.abs(values))):
+            raise TableError(
+                f"{self.path}, column {name!r}: the values differ only by rounding; expected "
+                "distinct values. Subtract a constant from them first, or leave the column out."
+            )
+        return (values - mean) / sd, mean, sd
 
     def labels(self, name: str) -> tuple[Int[np.ndarray, " n"], list[str]]:
         """One column as categories: an integer for each row, and the names of the categories.
@@ -361,19 +379,3 @@ def _read_npz(path: Path) -> "pd.DataFrame":
         for i, column in enumerate(np.atleast_2d(array.T)):
             columns[name if array.ndim == 1 else f"{name}[{i}]"] = column
     return pd.DataFrame(columns)
-
-
-def standardise(values: Num[np.ndarray, " n"]) -> tuple[Float[np.ndarray, " n"], float, float]:
-    """Subtract the mean and divide by the standard deviation (over n, not n - 1).
-
-    Returns:
-        The scaled values, the mean and the standard deviation.
-
-    Raises:
-        ValueError: if all are equal up to rounding: the standard deviation is at most 1e-12 of the
-            largest absolute value.
-    """
-    mean, sd = float(np.mean(values, dtype=np.float64)), float(np.std(values, dtype=np.float64))
-    if not sd > 1e-12 * float(np.max(np.abs(values))):
-        raise ValueError("all values are the same")
-    return (values - mean) / sd, mean, sd

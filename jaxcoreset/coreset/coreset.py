@@ -265,42 +265,30 @@ class Coreset:
         return as_frame(self.indices, self.weights, data, self.report.num_data, table, weight, row)
 
     def to_csv(
-        self,
-        path: str | os.PathLike,
-        table: "pd.DataFrame | None" = None,
-        *,
-        weight: str = "weight",
-        row: str = "row",
+        self, path: str | os.PathLike, table: "pd.DataFrame | None" = None, **names: str
     ) -> Path:
         """Write `to_frame` as CSV with a header and without the index, atomically.
 
         Args:
             path: the file.
             table: see `to_frame`.
-            weight: see `to_frame`.
-            row: see `to_frame`.
+            **names: `weight` and `row`, see `to_frame`.
 
         Returns:
             The path written.
         """
-        frame = self.to_frame(table, weight=weight, row=row)
+        frame = self.to_frame(table, **names)
         return write_whole(path, lambda file: frame.to_csv(file, index=False, encoding="utf-8"))
 
     def to_parquet(
-        self,
-        path: str | os.PathLike,
-        table: "pd.DataFrame | None" = None,
-        *,
-        weight: str = "weight",
-        row: str = "row",
+        self, path: str | os.PathLike, table: "pd.DataFrame | None" = None, **names: str
     ) -> Path:
         """Write `to_frame` as Parquet without the index, atomically.
 
         Args:
             path: the file.
             table: see `to_frame`.
-            weight: see `to_frame`.
-            row: see `to_frame`.
+            **names: `weight` and `row`, see `to_frame`.
 
         Returns:
             The path written.
@@ -309,7 +297,7 @@ class Coreset:
             ModuleNotFoundError: if pandas or pyarrow is not installed; the extra ``tables`` brings
                 them.
         """
-        frame = self.to_frame(table, weight=weight, row=row)
+        frame = self.to_frame(table, **names)
         require("pyarrow")
         return write_whole(path, lambda file: frame.to_parquet(file, engine="pyarrow", index=False))
 

@@ -24,6 +24,7 @@ from jaxcoreset.data.blocks import block_rows, evaluate_blocks, row_bytes
 from jaxcoreset.data.checkpoint import CheckpointFile
 from jaxcoreset.data.processes import SINGLE_PROCESS, ProcessGroup
 from jaxcoreset.data.reading import is_streamed, read_chunks, take_rows
+from jaxcoreset.data.sources.base import checked_rows
 
 State = dict[str, np.ndarray]
 
@@ -120,12 +121,7 @@ class Rows:
         Raises:
             IndexError: a row number is outside [0, n).
         """
-        indices = np.asarray(indices, np.int64)
-        if indices.size and (indices.min() < 0 or indices.max() >= self.num_rows):
-            raise IndexError(
-                f"indices run from {indices.min()} to {indices.max()}; row numbers from 0 to "
-                f"{self.num_rows - 1} are expected."
-            )
+        indices = checked_rows(indices, self.num_rows, "the data")
         known, kept = self._kept
         at = np.minimum(np.searchsorted(known, indices), known.size - 1)
         if known.size and np.array_equal(known[at], indices):

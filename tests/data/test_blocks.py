@@ -103,7 +103,7 @@ def test_a_sum_does_not_depend_on_the_devices_in_any_bit(num_devices):
 
 
 def test_rows_that_do_not_exist_are_refused():
-    with pytest.raises(IndexError, match="row numbers from 0 to 1002"):
+    with pytest.raises(IndexError, match="the data has the rows 0 to 1,002"):
         Rows(data("host")).take(np.array([1003]))
 
 
