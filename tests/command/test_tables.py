@@ -80,44 +80,33 @@ def test_lines_are_counted_as_an_editor_does(tmp_path):
         read_table(path).numbers("age")
 
 
-def test_text_in_a_numeric_column_is_named_with_the_other_places(tmp_path):
-    path = write(tmp_path, "age\n1\nx\n3\n?\n5\n-\n*\n#\n")
-    with pytest.raises(TableError) as error:
-        read_table(path).numbers("age", "Do this.")
-    assert "line 3, column 'age': 'x' is text" in str(error.value)
-    assert "lines 5, 7, 8 and 1 more" in str(error.value)
-    assert str(error.value).endswith("Expected a number. Do this.")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "age\n1\nx\n3\n?\n5\n-\n*\n#\n",
+            r"line 3, column 'age': 'x' is text .*lines 5, 7, 8 and 1 ",
+        ),
+        ("age\n1\nx\n", r"Expected a number\. Do this\.$"),
+        ("age;b\n1,5;2\n2,5;3\n", "decimals with a point"),
+        ("age,b\n1,2\n,3\nNA,4\n", r"line 3, column 'age': a value is missing .*line 4"),
+        ({"age": [1.0, np.nan]}, r"row 2, column 'age': a value is missing"),
+        ({"age": [1.0, np.inf]}, r"row 2, column 'age': the value is infinite"),
+        ({"age": pd.to_datetime(["2013-01-01"])}, "dates or times"),
+        ("Age,income\n1,2\n", r"no column 'age'; did you mean 'Age'\?"),
+        ("zzz,income\n1,2\n", r"no column 'age'\. Its columns are 'zzz', 'income'"),
+    ],
+)
+def test_columns_without_numbers_are_refused_by_line_or_row(text, message, tmp_path):
+    table = read_table(write(tmp_path, text)) if isinstance(text, str) else table_of(text)
+    with pytest.raises(TableError, match=message):
+        table.numbers("age", "Do this.")
 
 
-def test_decimal_comma_is_recognised(tmp_path):
-    path = write(tmp_path, "age;b\n1,5;2\n2,5;3\n")
-    with pytest.raises(TableError, match="decimals with a point"):
-        read_table(path).numbers("age")
-
-
-def test_missing_values_are_named_by_line_or_row(tmp_path):
-    path = write(tmp_path, "age,b\n1,2\n,3\nNA,4\n")
-    with pytest.raises(TableError, match=r"line 3, column 'age': a value is missing .*line 4"):
-        read_table(path).numbers("age")
-    with pytest.raises(TableError, match=r"row 2, column 'age': a value is missing"):
-        table_of({"age": [1.0, np.nan]}).numbers("age")
+def test_missing_categories_and_files_are_told(tmp_path):
     with pytest.raises(TableError, match=r"row 1, column 'town': a value is missing"):
         table_of({"town": [None, "Oslo"]}).labels("town")
-
-
-def test_infinite_values_and_dates_are_refused():
-    with pytest.raises(TableError, match=r"row 2, column 'a': the value is infinite"):
-        table_of({"a": [1.0, np.inf]}).numbers("a")
-    with pytest.raises(TableError, match="dates or times"):
-        table_of({"a": pd.to_datetime(["2013-01-01"])}).numbers("a")
-
-
-def test_missing_column_and_file_suggest_the_nearest(tmp_path):
-    path = write(tmp_path, "Age,income\n1,2\n")
-    with pytest.raises(TableError, match=r"no column 'agee'; did you mean 'Age'\?"):
-        read_table(path).numbers("agee")
-    with pytest.raises(TableError, match=r"no column 'zzz'\. Its columns are 'Age', 'income'"):
-        read_table(path).numbers("zzz")
+    write(tmp_path, "age")
     with pytest.raises(TableError, match=r"no file .*poeple.csv; did you mean 'people.csv'\?"):
         read_table(tmp_path / "poeple.csv")
 
@@ -133,7 +122,10 @@ def test_missing_column_and_file_suggest_the_nearest(tmp_path):
         ("a.csv", "x\nBodø\n".encode("latin1"), "not text in UTF-8"),
         ("a.xlsx", b"PK", "Save a spreadsheet as CSV"),
         ("a.parquet", b"hello", "cannot be read as Parquet"),
-        ("a.npz", b"hello", "numpy.savez"),
+        ("a.npz", b"hello", r"not an NPZ file, .*numpy\.savez((?!pickle).)*$"),
+        ("a.npz", b"\x93NUMPY\x01\x00", r"not an NPZ file, .*numpy\.savez((?!pickle).)*$"),
+        ("a.csv", "\ufeffage,b\n1,2\n".encode("utf-16-le"), "iconv -f utf-16 -t utf-8"),
+        ("a.csv", "\ufeffage,b\n1,2\n".encode("utf-16-be"), "iconv -f utf-16 -t utf-8"),
     ],
 )
 def test_files_that_are_no_table_are_refused(name, content, message, tmp_path):
@@ -219,19 +211,31 @@ def test_classes_are_named_against_the_first():
     assert inputs.parameter_name("intercept[0]") == "intercept → b"
 
 
-def test_columns_that_cannot_explain_are_refused_or_left_out():
-    columns = {"x": [1.0, 2.0, 3.0], "one": [7, 7, 7], "town": list("abc"), "y": [0, 1, 0]}
-    table = table_of(columns)
-    with pytest.raises(TableError, match="--categorical town"):
-        regression_inputs(table, "logistic", "y")
-    with pytest.raises(TableError, match="'one' has the same value in every row"):
-        regression_inputs(table, "logistic", "y", ["x", "one"])
-    with pytest.raises(TableError, match="'y', which the model already takes"):
-        regression_inputs(table, "logistic", "y", ["x", "y"])
-    with pytest.raises(TableError, match="'x' more than once"):
-        regression_inputs(table, "logistic", "y", ["x", "x"])
-    inputs = regression_inputs(table, "logistic", "y", categorical=["town"])
-    assert "one" not in inputs.coefficients
+SHOP = {"x": [1.0, 2.0, 3.0], "one": [7, 7, 7], "c": list("abc"), "y": [0, 1, 0]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "categorical", "message"),
+    [
+        (None, [], "--categorical c"),
+        (["x", "one"], [], "'one' has the same value in every row"),
+        (["x", "y"], [], "'y', which the model already takes"),
+        (["x", "x"], [], "'x' more than once"),
+        (["x"], ["c"], "'c', which is not an explanatory column"),
+        ([], ["c"], "'c', which is not an explanatory column"),
+        (None, ["c", "y"], "'y', which is the response"),
+        (["c", "c = b"], ["c"], r"would be called 'c = b', .*Rename a column"),
+    ],
+)
+def test_columns_that_cannot_explain_are_refused(columns, categorical, message):
+    table = table_of(SHOP | {"c = b": [1.0, 2.0, 4.0]})
+    with pytest.raises(TableError, match=message):
+        regression_inputs(table, "logistic", "y", columns, categorical)
+
+
+def test_columns_of_one_value_are_left_out():
+    inputs = regression_inputs(table_of(SHOP), "logistic", "y", categorical=["c"])
+    assert inputs.coefficients == ["x", "c = b", "c = c"]
     assert any("'one' is left out" in note for note in inputs.notes)
 
 
@@ -293,16 +297,20 @@ def test_models_that_do_not_fit_the_table_are_refused(spec, options, message, mo
         model_inputs(table_of(FRAME), f"{models}:{spec}", **options)
 
 
-def test_models_that_cannot_be_imported_are_told(tmp_path):
-    with pytest.raises(TableError, match="module:function"):
-        import_model("models")
-    with pytest.raises(TableError, match="there is no file"):
-        import_model(f"{tmp_path}/absent.py:model")
-    with pytest.raises(TableError, match="no module 'not_there_at_all'"):
-        import_model("not_there_at_all:model")
-    broken = write(tmp_path, "import numpyro\n1 / 0\n", "broken_for_test_tables.py")
-    with pytest.raises(TableError, match="ZeroDivisionError"):
-        import_model(f"{broken}:model")
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("models", "module:function"),
+        ("absent_for_test_tables.py:model", "there is no file"),
+        ("not_there_at_all:model", "no module 'not_there_at_all'"),
+        ("broken_for_test_tables.py:model", "ZeroDivisionError"),
+    ],
+)
+def test_models_that_cannot_be_imported_are_told(spec, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "import numpyro\n1 / 0\n", "broken_for_test_tables.py")
+    with pytest.raises(TableError, match=message):
+        import_model(spec)
 
 
 def test_every_regression_has_a_title():
@@ -339,22 +347,6 @@ def test_numbers_beyond_int64_stay_positive():
     assert table_of({"a": values[:1]}).numbers("a").dtype == np.int64
 
 
-def test_categories_that_no_column_has_are_refused():
-    table = table_of(FRAME)
-    for columns in (["age"], []):
-        with pytest.raises(TableError, match="'town', which is not an explanatory column"):
-            regression_inputs(table, "poisson", "visits", columns, ["town"])
-    with pytest.raises(TableError, match="'visits', which is the response"):
-        regression_inputs(table, "poisson", "visits", categorical=["town", "visits"])
-
-
-def test_category_named_as_a_column_is_refused():
-    table = table_of({"c": list("abab"), "c = b": [1.0, 2.0, 3.0, 5.0], "y": [0, 1, 1, 0]})
-    with pytest.raises(TableError, match=r"would be called 'c = b', .*Rename a column"):
-        regression_inputs(table, "logistic", "y", categorical=["c"])
-    assert regression_inputs(table, "logistic", "y", ["c"], ["c"]).coefficients == ["c = b"]
-
-
 @pytest.mark.parametrize("values", [np.full(4, 1e6), 1e6 + np.array([0, 1e-9, 0, 1e-9])])
 def test_values_that_differ_only_by_rounding_are_refused(values):
     with pytest.raises(TableError, match=r"people.parquet, column 'x': .*differ only by rounding"):
@@ -372,28 +364,13 @@ def test_counts_that_jax_cannot_hold_are_refused(likelihood):
         regression_inputs(table, likelihood, "more", ["x"])
 
 
-def test_spaces_around_names_are_dropped_where_no_two_become_equal(tmp_path):
-    assert read_table(write(tmp_path, "y, age, size \n1,2,3\n")).columns == ["y", "age", "size"]
-    assert read_table(write(tmp_path, "y, age,age\n1,2,3\n")).columns == ["y", " age", "age"]
-
-
-def test_commas_within_quotes_separate_nothing(tmp_path):
-    table = read_table(write(tmp_path, '"a, b, c";"say ""x"", y";z\n1;2;3\n'))
-    assert table.columns == ["a, b, c", 'say "x", y', "z"]
-
-
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_utf_16_is_told_from_latin1(encoding, tmp_path):
-    path = tmp_path / "people.csv"
-    path.write_bytes("\ufeffage,b\n1,2\n".encode(encoding))
-    with pytest.raises(TableError, match="iconv -f utf-16 -t utf-8"):
-        read_table(path)
-
-
-def test_what_is_no_npz_file_is_not_told_to_load_it_unsafely(tmp_path):
-    path = tmp_path / "a.npz"
-    for content in (b"hello", b"\x93NUMPY\x01\x00"):
-        path.write_bytes(content)
-        with pytest.raises(TableError, match=r"not an NPZ file, .*numpy\.savez") as error:
-            read_table(path)
-        assert "pickle" not in str(error.value)
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("y, age, size \n1,2,3\n", ["y", "age", "size"]),
+        ("y, age,age\n1,2,3\n", ["y", " age", "age"]),  # or two would become equal
+        ('"a, b, c";"say ""x"", y";z\n1;2;3\n', ["a, b, c", 'say "x", y', "z"]),
+    ],
+)
+def test_names_are_read_without_spaces_around_them(text, names, tmp_path):
+    assert read_table(write(tmp_path, text)).columns == names

@@ -361,14 +361,14 @@ def test_rows_that_are_worth_something_else_alone_are_refused(monkeypatch, size,
 
 
 def test_merge_refuses_what_does_not_fit(blocks):
-    with pytest.raises(ValueError, match="coresets is empty"):
-        jc.merge([], 5, jax.random.key(0))
-    other = build((*rows(0, 300), 2.0))
-    with pytest.raises(ValueError, match="laid out as"):
-        jc.merge([blocks[0], other], 5, jax.random.key(0))
-    third = build((*rows(0, 300), 3.0))
-    with pytest.raises(ValueError, match=r"3.0 in place of 2.0"):
-        jc.merge([other, third], 5, jax.random.key(0))
+    other, third = (build((*rows(0, 300), scale)) for scale in (2.0, 3.0))
+    for coresets, message in (
+        ([], "coresets is empty"),
+        ([blocks[0], other], "laid out as"),
+        ([other, third], r"3.0 in place of 2.0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            jc.merge(coresets, 5, jax.random.key(0))
 
 
 def trials(x, m, n, y=None):

@@ -87,18 +87,6 @@ def test_what_is_masked_is_never_data(kind, allow_nonfinite):
         masked().take(np.array([5, 6, 7]))
 
 
-def test_a_masked_buffer_may_serve_all_batches():
-    buffer = np.ma.masked_array(np.zeros(2), mask=False)
-
-    def load():
-        for start in (0, 2):
-            buffer[:] = start, start + 1
-            yield buffer
-
-    kept = [leaves[0] for _, leaves in batches(load, 4).batches()]
-    np.testing.assert_array_equal(np.concatenate(kept), np.arange(4))
-
-
 def test_a_place_is_that_of_the_number():
     bad = np.ones((5, 2), np.float32)
     bad[3, 1] = -np.inf
@@ -195,18 +183,17 @@ def test_a_pass_that_is_shorter_than_the_last_is_told():
         source.take(np.array([0, 5]))
 
 
-def test_one_buffer_may_serve_all_batches():
+@pytest.mark.parametrize("x64", [False, True])  # with it no cast makes a copy
+@pytest.mark.parametrize("buffer", [np.empty(2), np.ma.masked_array(np.zeros(2), mask=False)])
+def test_one_buffer_may_serve_all_batches(buffer, x64):
     """Loaders fill one array again and again; what was handed on must not change."""
 
     def start():
-        buffer = np.empty(2)
         for i in range(3):
             buffer[:] = i
             yield buffer
 
-    kept = [leaf for _, (leaf,) in batches(start, 6).batches()]
-    np.testing.assert_array_equal(np.concatenate(kept), [0, 0, 1, 1, 2, 2])
-    with jax.enable_x64(True):  # where no cast makes a copy
+    with jax.enable_x64(x64):
         kept = [leaf for _, (leaf,) in batches(start, 6).batches()]
     np.testing.assert_array_equal(np.concatenate(kept), [0, 0, 1, 1, 2, 2])
 
