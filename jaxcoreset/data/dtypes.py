@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from jaxcoreset.data.messages import DataError
+
 T = TypeVar("T")
 
 
@@ -58,6 +60,74 @@ def cast(values: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, int | None]:
     else:
         kept = result == values
     return result, None if kept.all() else int(np.argmin(kept))
+
+
+def first_lost(values: np.ndarray, dtype: Any = None) -> int | None:
+    """The flat position of the first number that another type cannot hold; None if there is none.
+
+    Real numbers may lose digits, as everywhere in JAX, but may not become infinite, nor may all of
+    them become zero. Nothing is copied unless there is such a number.
+
+    Args:
+        values: an array of any shape.
+        dtype: the type; by default the one that JAX makes of the array's.
+    """
+    dtype = handed_on(values.dtype) if dtype is None else np.dtype(dtype)
+    if not values.size or not is_number(values.dtype) or np.can_cast(values.dtype, dtype, "safe"):
+        return None
+    if is_float(values.dtype):  # of NaN and infinities both types know
+        low, high = (
+            float(np.fmin.reduce(values, axis=None)),
+            float(np.fmax.reduce(values, axis=None)),
+        )
+        largest = max(abs(low), abs(high))
+        if is_float(dtype) and (np.isnan(largest) or largest <= float(jnp.finfo(dtype).max)):
+            is_zero = values.size > 1 and 0 < largest < float(jnp.finfo(dtype).tiny)
+            return int(np.argmax(values != 0)) if is_zero else None
+    elif not is_float(dtype):
+        limits = jnp.iinfo(dtype) if dtype != np.dtype(bool) else None
+        if limits and limits.min <= int(values.min()) and int(values.max()) <= limits.max:
+            return None
+    return cast(np.asarray(values), dtype)[1]
+
+
+def check_held(values: Any, name: str, first_row: int = 0) -> None:
+    """Check that JAX holds the numbers of an array; it shortens int64 and float64 without a word.
+
+    Args:
+        values: an array of NumPy or a number; all else is let through, also mapped files, which are
+            checked as they are read.
+        name: what the message calls it.
+        first_row: what the message adds to the number of a row.
+
+    Raises:
+        DataError: if a number would become another one or infinite, or all of them zero.
+    """
+    is_mapped = isinstance(values, np.memmap)
+    if is_mapped or not isinstance(values, np.ndarray | np.generic | int | float):
+        return
+    array = np.asarray(values)
+    bad = first_lost(array)
+    if bad is not None:
+        dtype = handed_on(array.dtype)
+        at = [int(i) for i in np.unravel_index(bad, array.shape)]
+        index = ", ".join(map(str, [at[0] + first_row, *at[1:]] if at else []))
+        raise DataError(
+            f"{name}{f'[{index}]' if index else ''} is {array.flat[bad]}, which {held_by(dtype)}. "
+            "Scale the numbers, or switch on JAX's x64: jax.config.update('jax_enable_x64', True)."
+        )
+
+
+def held_by(dtype: Any) -> str:
+    """Part of a sentence: that a type cannot hold a number, and what it can hold."""
+    dtype = np.dtype(dtype)
+    if is_float(dtype):
+        limits = jnp.finfo(dtype)
+        return f"{dtype} cannot hold; expected sizes from {limits.tiny:.1g} to {limits.max:.1g}"
+    if dtype == np.dtype(bool):
+        return "bool cannot hold; expected 0 and 1"
+    limits = jnp.iinfo(dtype)
+    return f"{dtype} cannot hold; expected integers from {limits.min:,} to {limits.max:,}"
 
 
 def in_float64(evaluate: Callable[..., T], *trees: PyTree) -> T:

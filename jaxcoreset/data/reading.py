@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxcoreset.data.arrays import leading
+from jaxcoreset.data.dtypes import check_held
 from jaxcoreset.data.fingerprint import Hash, file_state
 from jaxcoreset.data.sources.base import RowSource, SourceArray, checked_rows
 from jaxcoreset.data.sources.npy import check_unchanged
@@ -168,6 +169,7 @@ def _read_streamed(
                     chunk[i] = parts[id(leaf.source)][leaf.leaf]
                 elif isinstance(leaf, np.memmap):  # the copy is what reads the file
                     chunk[i] = np.array(leaf[start : start + size])
+                    check_held(chunk[i], str(leaf.filename), start)
             if start + size >= num_rows:
                 for reader in readers:  # a source checks at its end that there are no further rows
                     next(reader, None)
