@@ -6,6 +6,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from jaxcoreset.solvers.numerics import as_float
 from jaxcoreset.solvers.problem import is_concrete
 
 
@@ -80,9 +81,7 @@ def checked_lattice(name: str, lattice: tuple[int, ...]) -> tuple[int, ...]:
 
 def checked_table(name: str, value: ArrayLike) -> Array:
     """A table as an array of floats; raise a ValueError if it is not a table."""
-    table = jnp.asarray(value)
-    if not jnp.issubdtype(table.dtype, jnp.floating):
-        table = table.astype(float)
+    table = as_float(value)
     checked_lattice(name, table.shape)
     if is_concrete(table) and not jnp.isfinite(table).all():
         raise ValueError(f"{name} has entries that are not finite.")

@@ -1,5 +1,6 @@
 """Learn sparse distributions: check the arguments, then run a solver in one compiled call."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -26,8 +27,7 @@ from jaxcoreset.distributions.solvers import (
     DistributionSolver,
 )
 from jaxcoreset.distributions.thresholding import DistributionIHT
-from jaxcoreset.solvers.numerics import as_integer
-from jaxcoreset.solvers.problem import is_concrete
+from jaxcoreset.solvers.problem import is_concrete, static_bound
 
 
 def learn_distribution(
@@ -75,7 +75,7 @@ def learn_distribution(
             f"solver is {solver!r}; expected a DistributionSolver, for instance DistributionIHT()."
         )
     n = len(objective.lattice)
-    max_k = _checked_max_k(k, max_k, n)
+    max_k = static_bound(k, max_k, n)
     if start is not None:
         start = _checked_start(start, objective, k, solver)
     own_start = start is not None and isinstance(solver, DistributionIHT)
@@ -132,11 +132,7 @@ def sparse_projection(
     Raises:
         ValueError: if a shape does not fit or k is out of range.
     """
-    objective = SquaredDistance(table)
-    max_k = _checked_max_k(k, max_k, len(objective.lattice))
-    return _learn(
-        objective, jnp.asarray(k, jnp.int32), DistributionGreedy(), max_k, None, None
-    ).table
+    return learn_distribution(SquaredDistance(table), k, DistributionGreedy(), max_k=max_k).table
 
 
 def random_sparse_distribution(
@@ -154,7 +150,7 @@ def random_sparse_distribution(
         ValueError: if `lattice` is not a lattice or k is out of range.
     """
     lattice = checked_lattice("lattice", tuple(lattice))
-    max_k = _checked_max_k(k, max_k, len(lattice))
+    max_k = static_bound(k, max_k, len(lattice))
     allowed = jnp.clip(jnp.asarray(k, jnp.int32), 1, max_k)
     return eqx.filter_jit(random_table)(key, lattice, allowed, max_k)[0]
 
@@ -170,7 +166,11 @@ def _learn(
 ) -> DistributionSolution:
     allowed = jnp.clip(k, 1, max_k)
     solution = solver.run(objective, allowed, max_k, key, start)
-    return eqx.tree_at(lambda s: s.converged, solution, solution.converged & (k == allowed))
+    return dataclasses.replace(
+        solution,
+        converged=solution.converged & (k == allowed),
+        solver=solution.solver or type(solver).__name__,
+    )
 
 
 def _checked_start(
@@ -190,11 +190,3 @@ def _checked_start(
                 "Use sparse_projection(start, k)."
             )
     return table
-
-
-def _checked_max_k(k: Any, max_k: int | None, n: int) -> int:
-    bound = n if max_k is None else as_integer("max_k", max_k, 1, n)
-    if not is_concrete(k):
-        return bound
-    k = as_integer("k", k, 1, bound)
-    return k if max_k is None else bound

@@ -8,9 +8,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxcoreset.distributions.lattice import checked_table
+from jaxcoreset.solvers.kernel import simplex_problem
 from jaxcoreset.solvers.nnls import nnls
 from jaxcoreset.solvers.numerics import divide, product, project_simplex
-from jaxcoreset.solvers.problem import is_concrete
+from jaxcoreset.solvers.problem import CoresetProblem, is_concrete
 
 
 class DistributionObjective(eqx.Module):
@@ -194,8 +195,7 @@ class ExpectationDistance(DistributionObjective):
 
     def gradient(self, table: Float[Array, "*lattice"]) -> Float[Array, "*lattice"]:
         """See `DistributionObjective.gradient`."""
-        flat = self.features.reshape(self.features.shape[0], -1)
-        return 2 * product(self._missing(table), flat).reshape(table.shape)
+        return 2 * product(self._missing(table), self._flat).reshape(table.shape)
 
     def scale(self, size: int) -> Float[Array, ""]:
         """See `DistributionObjective.scale`; 2‖A‖², or 1 if all functions are zero."""
@@ -206,24 +206,21 @@ class ExpectationDistance(DistributionObjective):
     ) -> tuple[Float[Array, " p"], Float[Array, ""]]:
         """See `DistributionObjective.best_on`; exact, by non-negative least squares.
 
-        With c_x = A_x − Ap, F is ‖Σ q(x) c_x‖². Let u ≥ 0 minimise ‖Σ u_x c_x‖² + γ²(Σ u_x − 1)².
-        Among the multiples of a distribution q with d = ‖Σ q(x) c_x‖² the best one has the value
-        d γ²/(d + γ²), which increases with d, so u/Σu is the best q.
+        The columns A_x are atoms and Ap is their target; `simplex_problem` says why the best
+        weights divided by their sum are the best distribution.
         """
-        flat = self.features.reshape(self.features.shape[0], -1)
-        apart = flat[:, points].T - self.expectations
-        squares = jnp.where(allowed, jnp.sum(apart**2, axis=1), 0)
-        gamma = jnp.sqrt(jnp.sum(squares) / jnp.sum(allowed))
-        gamma = jnp.where(gamma > 0, gamma, 1)
-        atoms = jnp.concatenate([apart, jnp.full_like(apart[:, :1], gamma)], axis=1)
-        target = jnp.zeros_like(atoms[0]).at[-1].set(gamma)
-        values = nnls(atoms, target, mask=allowed).weights
+        atoms = self._flat[:, points].T
+        lifted = simplex_problem(CoresetProblem(atoms, self.expectations))
+        values = nnls(lifted.atoms, lifted.target, mask=allowed).weights
         total = jnp.sum(values)
         first = (jnp.arange(points.shape[0]) == jnp.argmax(allowed)).astype(values.dtype)
         values = jnp.where(total > 0, divide(values, total), first)
-        missing = product(values, apart)
+        missing = product(values, atoms - self.expectations)
         return values, jnp.vdot(missing, missing)
 
+    @property
+    def _flat(self) -> Float[Array, "r x"]:
+        return self.features.reshape(self.features.shape[0], -1)
+
     def _missing(self, table: Float[Array, "*lattice"]) -> Float[Array, " r"]:
-        flat = self.features.reshape(self.features.shape[0], -1)
-        return product(flat, table.ravel()) - self.expectations
+        return product(self._flat, table.ravel()) - self.expectations

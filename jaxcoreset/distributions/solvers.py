@@ -113,7 +113,6 @@ class DistributionGreedy(DistributionSolver):
             objective=objective(table),
             num_iters=jnp.asarray(k, jnp.int32),
             converged=jnp.ones((), bool),
-            solver=type(self).__name__,
         )
 
 
@@ -209,7 +208,6 @@ class DistributionExchange(DistributionSolver):
             objective=objective(table),
             num_iters=state.num_iters,
             converged=state.stopped,
-            solver=type(self).__name__,
         )
 
 

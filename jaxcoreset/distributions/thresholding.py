@@ -21,6 +21,7 @@ from jaxcoreset.distributions.solvers import (
     grow,
 )
 from jaxcoreset.solvers.numerics import as_integer
+from jaxcoreset.solvers.solution import History
 
 # The maximum number of doublings of a step: with the first step near 0.01/β, to about 1000/β. In
 # float32, a longer step would be dominated by the rounding of the gradient.
@@ -42,7 +43,7 @@ class IHTState(eqx.Module):
     doublings: Int[Array, ""]
     best: _Point
     num_iters: Int[Array, ""]
-    history: Float[Array, " t"]
+    history: History
 
 
 class DistributionIHT(DistributionSolver):
@@ -120,13 +121,12 @@ class DistributionIHT(DistributionSolver):
         self, objective: DistributionObjective, table: Array, support: Array, max_k: int
     ) -> IHTState:
         """The state before the first iteration."""
-        history_length = self.max_iters if self.record_history else 0
         return IHTState(
             table=table,
             doublings=jnp.zeros((), jnp.int32),
             best=self._judged(objective, table, support, max_k),
             num_iters=jnp.zeros((), jnp.int32),
-            history=jnp.zeros(history_length, table.dtype),
+            history=History.empty(self, table.dtype),
         )
 
     def iterate(
@@ -142,15 +142,12 @@ class DistributionIHT(DistributionSolver):
         stuck = moved <= self.stuck_tol * jnp.linalg.norm(table.ravel())
         judged = self._judged(objective, new, support, max_k)
         better = judged.objective < state.best.objective
-        history = state.history
-        if self.record_history:
-            history = history.at[state.num_iters].set(objective(new))
         return IHTState(
             table=new,
             doublings=jnp.where(stuck, state.doublings + 1, 0),
             best=jax.tree.map(lambda a, b: jnp.where(better, a, b), judged, state.best),
             num_iters=state.num_iters + 1,
-            history=history,
+            history=state.history.record(state.num_iters, objective(new)),
         )
 
     def _judged(
@@ -173,16 +170,11 @@ class DistributionIHT(DistributionSolver):
             lambda s: self.iterate(objective, s, k, max_k),
             self.begin(objective, table, support, max_k),
         )
-        history = None
-        if self.record_history:
-            done = jnp.arange(self.max_iters) < state.num_iters
-            history = jnp.where(done, state.history, state.history[state.num_iters - 1])
         return DistributionSolution(
             table=state.best.table,
             support=state.best.support,
             objective=state.best.objective,
             num_iters=state.num_iters,
             converged=state.doublings > _MAX_DOUBLINGS,
-            history=history,
-            solver=type(self).__name__,
+            history=state.history.filled(state.num_iters, objective(state.table)),
         )

@@ -152,7 +152,6 @@ class PathSolver(Solver):
                 objective,
                 num_iters,
                 jnp.isfinite(objective),
-                solver=type(self).__name__,
             )
 
         return jax.vmap(solution)(ks)

@@ -27,10 +27,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.numerics import as_integer, divide, product
-from jaxcoreset.solvers.problem import CoresetProblem, is_concrete
+from jaxcoreset.solvers.problem import CoresetProblem, check_single, is_concrete
 
-# Rows of a chunk per column: its triangular factor then adds a quarter to the work.
-_CHUNK_ROWS_PER_COLUMN = 4
 _MAP_ROWS = 4096
 # The number of directions that are sampled at a time.
 _BLOCK = 32
@@ -85,10 +83,8 @@ def compress(
     small enough norm, by power iteration (after Martinsson and Voronin, "A randomized blocked
     algorithm for efficiently computing rank-revealing factorizations of matrices", SIAM J. Sci.
     Comput. 2016). The samples have a fixed key, and affect the result by about `tol`. If a third of
-    all directions is not enough, a QR decomposition is computed chunk by chunk (Demmel, Grigori,
-    Hoemmen and Langou, "Communication-optimal parallel and sequential QR and LU factorizations",
-    SIAM J. Sci. Comput. 2012), and then an SVD of its triangular factor. A Gram matrix of the atoms
-    would lose half of the digits.
+    all directions is not enough, a QR decomposition is computed, and then an SVD of its triangular
+    factor. A Gram matrix of the atoms would lose half of the digits.
 
     The change of ‖y − Φw‖ is at most Σ w_i · left_out_i, where `left_out` is measured for every
     atom. It is also at most 2·tol·σ_1·‖w‖, up to rounding. Log-likelihoods that were evaluated in
@@ -111,12 +107,13 @@ def compress(
         ValueError: if `tol` and `rank` are both given, one is out of range, or `tol` is used while
             tracing.
     """
-    atoms = _checked_atoms(problem)
+    check_single(problem)
+    atoms = problem.atoms
     if rank is not None:
         if tol is not None:
             raise ValueError(f"tol is {tol} and rank is {rank}; expected only one of them.")
         rank = as_integer("rank", rank, 1, min(atoms.shape))
-        basis = _principal_directions(atoms)[1]
+        basis = principal_directions(atoms)[1]
     else:
         tol = 1e-6 if tol is None else tol
         if not is_concrete(atoms, tol):
@@ -136,15 +133,15 @@ def compress(
 
 
 def _directions_above(atoms: Float[Array, "n s"], tol: float) -> tuple[Array, Array]:
-    """Like `_principal_directions`, but without some singular values below tol·σ_1."""
+    """Like `principal_directions`, but without some singular values below tol·σ_1."""
     max_blocks = min(atoms.shape) // (3 * _BLOCK)
     if max_blocks == 0:
-        return _principal_directions(atoms)
+        return principal_directions(atoms)
     basis, num_blocks, found = _sampled_range(atoms, jnp.asarray(tol, atoms.dtype), max_blocks)
     if not found:
-        return _principal_directions(atoms)
+        return principal_directions(atoms)
     basis = basis[:, : _BLOCK * int(num_blocks)]
-    singular_values, turned = _principal_directions(product(atoms, basis))
+    singular_values, turned = principal_directions(product(atoms, basis))
     return singular_values, product(basis, turned)
 
 
@@ -198,30 +195,13 @@ def _sampled_range(
 
 
 @jax.jit
-def _principal_directions(atoms: Float[Array, "n s"]) -> tuple[Array, Array]:
+def principal_directions(atoms: Float[Array, "n s"]) -> tuple[Array, Array]:
     """Singular values of the atoms, (m,), and their right singular vectors, (S, m)."""
     n, s = atoms.shape
     with jax.default_matmul_precision("highest"):
-        core = _triangular_factor(atoms) if n > s else atoms
+        core = jnp.linalg.qr(atoms, mode="r") if n > s else atoms
         _, singular_values, transposed = jnp.linalg.svd(core, full_matrices=False)
     return singular_values, transposed.T
-
-
-def _triangular_factor(atoms: Float[Array, "n s"]) -> Float[Array, "s s"]:
-    """R of the atoms' QR decomposition, computed chunk by chunk."""
-    n, s = atoms.shape
-    rows = min(n, _CHUNK_ROWS_PER_COLUMN * s)
-    num_chunks = n // rows
-
-    def add(i: Array, factor: Array) -> Array:
-        chunk = jax.lax.dynamic_slice_in_dim(atoms, i * rows, rows)
-        return jnp.linalg.qr(jnp.concatenate([factor, chunk]), mode="r")
-
-    factor = jnp.linalg.qr(atoms[:rows], mode="r")
-    factor = jax.lax.fori_loop(1, num_chunks, add, factor)
-    if n % rows:
-        factor = jnp.linalg.qr(jnp.concatenate([factor, atoms[num_chunks * rows :]]), mode="r")
-    return factor
 
 
 @jax.jit
@@ -269,7 +249,8 @@ def project(
         TypeError: if `problem` is something else, or `num_coordinates` is not an integer.
         ValueError: if `num_coordinates` is below 1, or `kind` is unknown.
     """
-    atoms = _checked_atoms(problem)
+    check_single(problem)
+    atoms = problem.atoms
     num_coordinates = as_integer("num_coordinates", num_coordinates, 1)
     if kind not in ("gaussian", "sign"):
         raise ValueError(f"kind is {kind!r}; expected 'gaussian' or 'sign'.")
@@ -317,17 +298,3 @@ def projection_size(error: float, failure: float = 0.01, num_vectors: int = 1) -
     num_vectors = as_integer("num_vectors", num_vectors, 1)
     rate = error**2 / 4 - error**3 / 6
     return math.ceil(math.log(2 * num_vectors / failure) / rate)
-
-
-def _checked_atoms(problem: CoresetProblem) -> Float[Array, "n s"]:
-    if not isinstance(problem, CoresetProblem):
-        raise TypeError(
-            f"problem is a {type(problem).__name__}; expected a CoresetProblem, made by "
-            "CoresetProblem(atoms) or embed(...)."
-        )
-    if problem.atoms.ndim != 2:
-        raise ValueError(
-            f"problem.atoms has shape {problem.atoms.shape}; expected (n, S). Use jax.vmap for a "
-            "batch."
-        )
-    return problem.atoms

@@ -92,7 +92,6 @@ class ExhaustiveSearch(PathSolver):
             fit.objective,
             jnp.asarray(supports.shape[0]),
             fit.converged,
-            solver=type(self).__name__,
         )
 
 

@@ -34,7 +34,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.nnls import nnls
-from jaxcoreset.solvers.numerics import as_integer, product
+from jaxcoreset.solvers.numerics import as_float, as_integer, product
 from jaxcoreset.solvers.problem import CoresetProblem, is_concrete
 from jaxcoreset.solvers.solution import Solution, make_solution
 from jaxcoreset.solvers.solve import solve
@@ -361,9 +361,7 @@ def _factor(kernel: Kernel, points: Array, diagonal: Array, limit: int, tol: flo
 
 
 def _checked_points(points: ArrayLike) -> Array:
-    points = jnp.asarray(points)
-    if not jnp.issubdtype(points.dtype, jnp.floating):
-        points = points.astype(float)
+    points = as_float(points)
     if points.ndim == 0 or 0 in points.shape:
         raise ValueError(f"points has shape {points.shape}; expected (n, …), one point per row.")
     if is_concrete(points) and not jnp.isfinite(points).all():

@@ -64,21 +64,6 @@ class MatchingPursuit(PathSolver):
     atoms of the support. The module's docstring names the papers.
     """
 
-    def run(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
-    ) -> Solution:
-        """Pursue up to k rows; see `Solver.run`."""
-
-        def run(problem: CoresetProblem, k: Int[Array, ""]) -> Solution:
-            state, scale = _pursue(problem, k, max_k, num_points=1)
-            return _solution(problem, state, scale, k, max_k)
-
-        return chunked_vmap(run, _num_bytes(problem, max_k))(problem, k)
-
     def run_path(
         self,
         problem: CoresetProblem,
@@ -89,7 +74,8 @@ class MatchingPursuit(PathSolver):
         """Pursue once, up to the largest of `ks`; see `Solver.run_path`."""
 
         def run_path(problem: CoresetProblem, ks: Int[Array, " m"]) -> Solution:
-            state, scale = _pursue(problem, jnp.max(ks), max_k, num_points=max_k)
+            num_points = 1 if ks.shape[0] == 1 else max_k
+            state, scale = _pursue(problem, jnp.max(ks), max_k, num_points)
             return jax.vmap(lambda k: _solution(problem, state, scale, k, max_k))(ks)
 
         return chunked_vmap(run_path, _num_bytes(problem, max_k))(problem, ks)
@@ -211,17 +197,12 @@ def _solution(
     """The solution recorded for k, or the last one if the pursuit ended earlier."""
     place = jnp.clip(jnp.minimum(k, state.size) - 1, 0, state.path.objective.shape[0] - 1)
     point = jax.tree.map(lambda x: x[place], state.path)
-    solution = make_solution(
+    return make_solution(
         problem,
         point.indices,
         point.weights * scale[point.indices],
         point.objective,
         point.num_steps,
         state.converged | (k < state.size),
-        solver=MatchingPursuit.__name__,
-    )
-    return eqx.tree_at(
-        lambda s: (s.indices, s.weights),
-        solution,
-        (solution.indices[:max_k], solution.weights[:max_k]),
+        length=max_k,
     )

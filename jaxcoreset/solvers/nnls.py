@@ -27,6 +27,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxcoreset.solvers.numerics import (
     any_in_batch,
+    as_float,
     divide,
     pick_largest,
     product,
@@ -376,9 +377,7 @@ def _norms(rows: Float[Array, "m s"]) -> Float[Array, " m"]:
 
 
 def _checked(atoms: ArrayLike, target: ArrayLike) -> tuple[Array, Array]:
-    atoms = jnp.asarray(atoms)
-    if not jnp.issubdtype(atoms.dtype, jnp.floating):
-        atoms = atoms.astype(float)
+    atoms = as_float(atoms)
     if atoms.ndim != 2 or 0 in atoms.shape:
         raise ValueError(
             f"atoms has shape {atoms.shape}; expected (m, S), one row per atom and at least one of "

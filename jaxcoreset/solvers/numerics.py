@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 # Float32 products default to TF32 on a GPU and to bfloat16 on a TPU. Residuals, targets and Gram
 # matrices need all digits, since the error of a good coreset is far smaller than such rounding.
@@ -16,6 +16,12 @@ HIGHEST = jax.lax.Precision.HIGHEST
 def product(left: Array, right: Array) -> Array:
     """Matrix or inner product at full precision on every device."""
     return jnp.matmul(left, right, precision=HIGHEST)
+
+
+def as_float(value: ArrayLike) -> Array:
+    """An array of floats; other numbers get the default type."""
+    array = jnp.asarray(value)
+    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
 
 
 def divide(numerator: ArrayLike, denominator: Array) -> Array:
@@ -49,6 +55,16 @@ def pick_largest(
     largest = jnp.max(scores)
     candidates = scores >= jnp.maximum(largest - slack, floor)
     return jnp.argmax(candidates).astype(jnp.int32), largest > floor
+
+
+def random_order(
+    key: PRNGKeyArray, allowed: Bool[Array, " n"], length: int
+) -> Int[Array, " length"]:
+    """The first `length` rows of a random order, in which rows that are not allowed come last."""
+    # The smallest random numbers are first. As floats, for which top_k is fast, small ones keep all
+    # their digits.
+    lots = jax.random.bits(key, allowed.shape, jnp.uint32).astype(jnp.float32)
+    return jax.lax.top_k(jnp.where(allowed, -lots, -jnp.inf), length)[1].astype(jnp.int32)
 
 
 def first_true(flags: Bool[Array, "*b n"]) -> Int[Array, "*b"]:

@@ -8,6 +8,8 @@ its transpose. The target y is the sum of *all* the data's atoms. Solvers look f
 Solvers see the atoms only through the few operations of `CoresetProblem`.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -16,12 +18,45 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from jaxcoreset.solvers.numerics import HIGHEST, divide, product
+from jaxcoreset.solvers.numerics import HIGHEST, as_float, as_integer, divide, product
 
 
 def is_concrete(*values: object) -> bool:
     """Return whether none of the arrays is being traced, so that values can be inspected."""
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
+
+
+def static_bound(ks: Any, max_k: int | None, n: int) -> int:
+    """A static upper bound of one or more sizes: `max_k`, else the largest size, n if it is traced.
+
+    Raises:
+        TypeError: if one size or `max_k` is not an integer.
+        ValueError: if a size is not between 1 and n, or `max_k` not between the sizes and n.
+    """
+    least, largest = 1, n
+    if is_concrete(ks):
+        ks = as_integer("k", ks) if np.ndim(ks) == 0 else ks
+        # By NumPy, since in a caller's jit JAX's operations on known values are traced too.
+        sizes = np.asarray(ks)
+        least = largest = int(sizes.max())
+        for k in (int(sizes.min()), largest):
+            if not 1 <= k <= n:
+                raise ValueError(f"k is {k}; expected 1 ≤ k ≤ n = {n}.")
+    return largest if max_k is None else as_integer("max_k", max_k, least, n)
+
+
+def check_single(problem: Any) -> None:
+    """Raise an error if this is not one `CoresetProblem`."""
+    if not isinstance(problem, CoresetProblem):
+        raise TypeError(
+            f"problem is a {type(problem).__name__}; expected a CoresetProblem, made by "
+            "CoresetProblem(atoms) or embed(...)."
+        )
+    if problem.atoms.ndim != 2:
+        raise ValueError(
+            f"problem.atoms has shape {problem.atoms.shape}; expected (n, S). For a batch of "
+            "problems use jax.vmap, for instance jax.vmap(lambda p: solve(p, k))(problems)."
+        )
 
 
 @jax.jit
@@ -50,9 +85,7 @@ class CoresetProblem(eqx.Module):
     target: Float[Array, " s"]
 
     def __init__(self, atoms: ArrayLike, target: ArrayLike | None = None):
-        atoms = jnp.asarray(atoms)
-        if not jnp.issubdtype(atoms.dtype, jnp.floating):
-            atoms = atoms.astype(float)
+        atoms = as_float(atoms)
         if atoms.dtype.itemsize < 4:
             atoms = atoms.astype(jnp.float32)
         if atoms.ndim != 2 or 0 in atoms.shape:

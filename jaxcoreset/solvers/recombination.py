@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.compression import principal_directions
 from jaxcoreset.solvers.nnls import nnls
 from jaxcoreset.solvers.numerics import any_in_batch, divide, product
 from jaxcoreset.solvers.problem import CoresetProblem
@@ -93,7 +94,6 @@ class Recombination(Solver):
             result.objective,
             num_rounds,
             result.converged,
-            solver=type(self).__name__,
         )
 
 
@@ -102,9 +102,9 @@ def leading_directions(problem: CoresetProblem, count: Int[Array, ""], max_count
     atoms, dtype = problem.atoms, problem.atoms.dtype
     directions = _range(atoms, max_count)
     images = product(atoms, directions)
-    _, values, rotation = jnp.linalg.svd(jnp.linalg.qr(images, mode="r"), full_matrices=False)
+    values, rotation = principal_directions(images)
     wide = min(max_count, values.shape[0])
-    directions = product(directions, rotation[:wide].T)
+    directions = product(directions, rotation[:, :wide])
     directions = jnp.pad(directions, ((0, 0), (0, max_count - wide)))
     values = jnp.pad(values[:wide], (0, max_count - wide))
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.base import PathSolver
-from jaxcoreset.solvers.numerics import divide
+from jaxcoreset.solvers.numerics import divide, random_order
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution
 
@@ -50,13 +50,8 @@ class _Sampling(PathSolver):
         max_k: int,
         key: PRNGKeyArray | None = None,
     ) -> Solution:
-        """Draw once; the solution for each k is made of the first k draws.
-
-        Raises:
-            ValueError: if `key` is missing.
-        """
-        if key is None:
-            raise ValueError("key is missing; sampling draws random numbers: jax.random.key(seed).")
+        """Draw once; the solution for each k is made of the first k draws."""
+        assert key is not None
         proportions = self.proportions(problem)
         drawn = self.draw(proportions, max_k, key)
         chosen = proportions[drawn]
@@ -109,10 +104,7 @@ class UniformSampling(_Sampling):
         """The first `length` rows of the stream; without replacement, zero atoms come last."""
         if self.replace:
             return super().draw(proportions, length, key)
-        # The smallest random numbers are drawn. As floats, for which top_k is fast, small ones keep
-        # all their digits.
-        lots = jax.random.bits(key, proportions.shape, jnp.uint32).astype(jnp.float32)
-        return jax.lax.top_k(jnp.where(proportions > 0, -lots, -jnp.inf), length)[1]
+        return random_order(key, proportions > 0, length)
 
     def num_draws(self, proportions: Float[Array, " n"], k: Int[Array, ""]) -> Int[Array, ""]:
         """The number of rows of the stream that the solution for k uses."""

@@ -1,7 +1,10 @@
 """The result of a solver: a weighted subset, padded to a static length, and its error."""
 
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxcoreset.solvers.problem import CoresetProblem
@@ -44,8 +47,6 @@ class Solution(eqx.Module):
         Args:
             n: the number of data, `CoresetProblem.num_data`.
         """
-        if self.weights.ndim == 1:
-            return jnp.zeros(n, self.weights.dtype).at[self.indices].add(self.weights)
         dense = jnp.vectorize(
             lambda i, w: jnp.zeros(n, w.dtype).at[i].add(w), signature="(k),(k)->(n)"
         )
@@ -60,7 +61,7 @@ def make_solution(
     num_iters: Int[Array, ""],
     converged: Bool[Array, ""],
     *,
-    solver: str,
+    solver: str = "",
     history: Float[Array, " t"] | None = None,
     length: int | None = None,
 ) -> Solution:
@@ -73,7 +74,7 @@ def make_solution(
         objective: ‖y − Φw‖².
         num_iters: the number of iterations.
         converged: whether the solver's own rule stopped it.
-        solver: the solver's name.
+        solver: the solver's name; by default that of its class, set by `solve` and `sweep`.
         history: the objective by iteration, if recorded.
         length: the length of the solution, if there are unused slots beyond it.
     """
@@ -93,6 +94,29 @@ def make_solution(
         history=history,
         solver=solver,
     )
+
+
+class History(eqx.Module):
+    """The objective after each iteration, if it is recorded; otherwise `values` is None."""
+
+    values: Float[Array, " t"] | None
+
+    @classmethod
+    def empty(cls, solver: Any, dtype: DTypeLike) -> "History":
+        """An empty one for a solver with `record_history` and `max_iters`."""
+        return cls(jnp.zeros(solver.max_iters, dtype) if solver.record_history else None)
+
+    def record(self, position: Int[Array, ""], objective: Float[Array, ""]) -> "History":
+        """With the objective after an iteration; positions count from 0."""
+        return History(None if self.values is None else self.values.at[position].set(objective))
+
+    def filled(
+        self, num_iters: Int[Array, ""], last: Float[Array, ""]
+    ) -> Float[Array, " t"] | None:
+        """The values, with `last` after the end of the run."""
+        if self.values is None:
+            return None
+        return jnp.where(jnp.arange(self.values.shape[0]) < num_iters, self.values, last)
 
 
 def _ascending(rows: Int[Array, " p"], largest: int) -> Int[Array, " p"]:

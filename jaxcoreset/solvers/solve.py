@@ -4,6 +4,7 @@ In the compiled programs k is a traced number with a static bound. The bound is 
 a few sizes, so that a Python loop over k compiles a few times rather than once per k.
 """
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -17,8 +18,7 @@ from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.exchange.pursuit import ExchangePursuit
 from jaxcoreset.solvers.exhaustive_search import ExhaustiveSearch, few_supports
 from jaxcoreset.solvers.matching_pursuit import MatchingPursuit
-from jaxcoreset.solvers.numerics import as_integer
-from jaxcoreset.solvers.problem import CoresetProblem, is_concrete
+from jaxcoreset.solvers.problem import CoresetProblem, check_single, static_bound
 from jaxcoreset.solvers.solution import Solution
 
 # For more rows than this, exchange moves with matrices of that size cost more than they gain.
@@ -58,18 +58,7 @@ def solve(
         TypeError: if `problem` or `solver` is something else.
         ValueError: if k is out of range, or the solver needs a key and there is none.
     """
-    _check_problem(problem)
-    n = problem.num_data
-    if is_concrete(k):
-        k = as_integer("k", k)
-        _check_range(k, n)
-        length = k if max_k is None else _check_max_k(max_k, n, k)
-    else:
-        length = n if max_k is None else _check_max_k(max_k, n, 1)
-    solver = _check_solver(problem, length, solver, key)
-    ks, longest = jnp.asarray(k, jnp.int32), jnp.asarray(length, jnp.int32)
-    solution = _solve(problem, ks, longest, solver, _round_up(length, n), key)
-    return _trim(solution, length)
+    return _checked_run(problem, k, solver, key, max_k)
 
 
 def sweep(
@@ -102,26 +91,13 @@ def sweep(
         TypeError: if `problem` or `solver` is something else, or `ks` are not integers.
         ValueError: if a k is out of range, or the solver needs a key and there is none.
     """
-    _check_problem(problem)
-    n = problem.num_data
     ks = ks if isinstance(ks, jax.Array) else np.asarray(ks)
     if ks.ndim != 1 or ks.shape[0] == 0 or not jnp.issubdtype(ks.dtype, jnp.integer):
         raise TypeError(
             f"ks has shape {ks.shape} and type {ks.dtype}; expected a one-dimensional array "
             "of integers, for instance jnp.arange(1, 101)."
         )
-    if is_concrete(ks):
-        # By NumPy, since in a caller's jit JAX's operations on known values are traced too.
-        lowest, highest = int(np.asarray(ks).min()), int(np.asarray(ks).max())
-        _check_range(lowest, n)
-        _check_range(highest, n)
-        length = highest if max_k is None else _check_max_k(max_k, n, highest)
-    else:
-        length = n if max_k is None else _check_max_k(max_k, n, 1)
-    solver = _check_solver(problem, length, solver, key)
-    ks, longest = jnp.asarray(ks, jnp.int32), jnp.asarray(length, jnp.int32)
-    solution = _sweep(problem, ks, longest, solver, _round_up(length, n), key)
-    return _trim(solution, length)
+    return _checked_run(problem, ks, solver, key, max_k)
 
 
 def default_solver(n: int, max_k: int) -> Solver:
@@ -139,21 +115,30 @@ def default_solver(n: int, max_k: int) -> Solver:
     return ExchangePursuit() if max_k <= _MANY else MatchingPursuit()
 
 
-@eqx.filter_jit
-def _solve(
+def _checked_run(
     problem: CoresetProblem,
-    k: Array,
-    longest: Array,
-    solver: Solver,
-    max_k: int,
+    ks: Any,
+    solver: Solver | None,
     key: PRNGKeyArray | None,
+    max_k: int | None,
 ) -> Solution:
-    allowed = jnp.clip(k, 1, longest)
-    return _flag_range(solver.run(problem, allowed, max_k, key), k == allowed)
+    """Check the remaining arguments, and run the solver in one compiled call."""
+    check_single(problem)
+    n = problem.num_data
+    length = static_bound(ks, max_k, n)
+    solver = _check_solver(problem, length, solver, key)
+    ks, longest = jnp.asarray(ks, jnp.int32), jnp.asarray(length, jnp.int32)
+    solution = _run(problem, ks, longest, solver, _round_up(length, n), key)
+    # The slots that were added by rounding the bound come last and are unused.
+    return dataclasses.replace(
+        solution,
+        indices=solution.indices[..., :length],
+        weights=solution.weights[..., :length],
+    )
 
 
 @eqx.filter_jit
-def _sweep(
+def _run(
     problem: CoresetProblem,
     ks: Array,
     longest: Array,
@@ -161,20 +146,14 @@ def _sweep(
     max_k: int,
     key: PRNGKeyArray | None,
 ) -> Solution:
+    """Solve for one k, or for each of several."""
+    run = solver.run if ks.ndim == 0 else solver.run_path
     allowed = jnp.clip(ks, 1, longest)
-    return _flag_range(solver.run_path(problem, allowed, max_k, key), ks == allowed)
-
-
-def _flag_range(solution: Solution, in_range: Array) -> Solution:
-    return eqx.tree_at(lambda s: s.converged, solution, solution.converged & in_range)
-
-
-def _trim(solution: Solution, length: int) -> Solution:
-    """Remove the slots that were added by rounding the bound; they come last and are unused."""
-    return eqx.tree_at(
-        lambda s: (s.indices, s.weights),
+    solution = run(problem, allowed, max_k, key)
+    return dataclasses.replace(
         solution,
-        (solution.indices[..., :length], solution.weights[..., :length]),
+        converged=solution.converged & (ks == allowed),
+        solver=solution.solver or type(solver).__name__,
     )
 
 
@@ -184,19 +163,6 @@ def _round_up(length: int, n: int) -> int:
         return min(n, length)
     unit = 10 ** max(0, len(str(length)) - 2)
     return min(n, next(b * unit for b in (*_BOUNDS, 100) if b * unit >= length))
-
-
-def _check_problem(problem: Any) -> None:
-    if not isinstance(problem, CoresetProblem):
-        raise TypeError(
-            f"problem is a {type(problem).__name__}; expected a CoresetProblem, made by "
-            "CoresetProblem(atoms) or embed(...)."
-        )
-    if problem.atoms.ndim != 2:
-        raise ValueError(
-            f"problem.atoms has shape {problem.atoms.shape}; expected (n, S). Solve a batch with "
-            "jax.vmap(lambda p: solve(p, k))(problems)."
-        )
 
 
 def _check_solver(problem: CoresetProblem, max_k: int, solver: Any, key: Any) -> Solver:
@@ -211,15 +177,3 @@ def _check_solver(problem: CoresetProblem, max_k: int, solver: Any, key: Any) ->
             "key=jax.random.key(seed)."
         )
     return solver
-
-
-def _check_range(k: int, n: int) -> None:
-    if not 1 <= k <= n:
-        raise ValueError(f"k is {k}; expected 1 ≤ k ≤ n = {n}, the number of atoms.")
-
-
-def _check_max_k(max_k: int, n: int, lowest: int) -> int:
-    max_k = as_integer("max_k", max_k)
-    if not lowest <= max_k <= n:
-        raise ValueError(f"max_k is {max_k}; expected {lowest} ≤ max_k ≤ n = {n}.")
-    return max_k

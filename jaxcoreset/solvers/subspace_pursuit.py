@@ -21,7 +21,7 @@ from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.nnls import nnls
 from jaxcoreset.solvers.numerics import any_in_batch, as_integer, product, resolution, rounding
 from jaxcoreset.solvers.problem import CoresetProblem
-from jaxcoreset.solvers.solution import Solution, make_solution
+from jaxcoreset.solvers.solution import History, Solution, make_solution
 
 
 class _Point(eqx.Module):
@@ -38,7 +38,7 @@ class _SubspaceState(eqx.Module):
     num_iters: Int[Array, ""]
     stopped: Bool[Array, ""]
     converged: Bool[Array, ""]
-    history: Float[Array, " t"]
+    history: History
 
 
 class SubspacePursuit(Solver):
@@ -83,7 +83,6 @@ class SubspacePursuit(Solver):
         """Exchange atoms until the objective no longer decreases; see `Solver.run`."""
         scale = problem.scales()
         dtype = problem.target.dtype
-        history_length = self.max_iters if self.record_history else 0
         nothing = _Point(
             indices=jnp.zeros(max_k, jnp.int32),
             weights=jnp.zeros(max_k, dtype),
@@ -95,17 +94,14 @@ class SubspacePursuit(Solver):
             num_iters=jnp.zeros((), jnp.int32),
             stopped=jnp.zeros((), bool),
             converged=jnp.zeros((), bool),
-            history=jnp.zeros(history_length, dtype),
+            history=History.empty(self, dtype),
         )
         state = jax.lax.while_loop(
             lambda s: any_in_batch(~s.stopped),
             lambda s: self._iterate(problem, scale, k, s),
             state,
         )
-        point, history = state.point, None
-        if self.record_history:
-            done = jnp.arange(history_length) < state.num_iters
-            history = jnp.where(done, state.history, point.objective)
+        point = state.point
         return make_solution(
             problem,
             point.indices,
@@ -113,8 +109,7 @@ class SubspacePursuit(Solver):
             point.objective,
             state.num_iters,
             state.converged,
-            solver=type(self).__name__,
-            history=history,
+            history=state.history.filled(state.num_iters, point.objective),
         )
 
     def _iterate(
@@ -131,15 +126,12 @@ class SubspacePursuit(Solver):
         accepted = better & ~state.stopped
         point = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), new, state.point)
         num_iters = state.num_iters + ~state.stopped
-        history = state.history
-        if self.record_history:
-            history = history.at[num_iters - 1].set(point.objective)
         return _SubspaceState(
             point=point,
             num_iters=num_iters,
             stopped=state.stopped | ~better | (num_iters >= self.max_iters),
             converged=jnp.where(state.stopped, state.converged, ~better),
-            history=history,
+            history=state.history.record(num_iters - 1, point.objective),
         )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import jaxcoreset as jc
 from jaxcoreset.solvers.solution import _ascending
-from jaxcoreset.solvers.solve import _sweep
+from jaxcoreset.solvers.solve import _run
 from tests.problems import correlated_atoms
 
 SOLVERS = [jc.AIHT2(max_iters=30), jc.MatchingPursuit()]
@@ -123,10 +123,10 @@ def test_known_values_may_meet_a_users_jit(problem):
 
 def test_loop_over_k_and_sweep_compile_once(problem):
     solver = jc.AIHT2(max_iters=7)
-    before = _sweep._cached._cache_size()
+    before = _run._cached._cache_size()
     jc.sweep(problem, jnp.arange(1, 31), solver)
     jc.sweep(problem, jnp.arange(30, 0, -1), solver)
-    assert _sweep._cached._cache_size() == before + 1
+    assert _run._cached._cache_size() == before + 1
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])

@@ -5,6 +5,7 @@ positive entries of the vector v on X, at squared distance ‖v‖² − Σ_{i�
 remains to find the allowed support of the largest gain, where row i gains max(v_i, 0)².
 """
 
+import abc
 from collections.abc import Callable, Sequence
 
 import equinox as eqx
@@ -25,7 +26,42 @@ _BISECTIONS = 24
 _NO_LABELS, _NO_LIMIT = np.zeros(0, np.int32), int(np.iinfo(np.int32).max)
 
 
-class StratifiedTopK(Constraint):
+class _Grouped(Constraint):
+    """A constraint with labels, or the name of an argument that has them."""
+
+    groups: eqx.AbstractVar[Int[Array, " n"]]
+    name: eqx.AbstractVar[str | None]
+
+    @abc.abstractmethod
+    def _with_groups(self, groups: Int[np.ndarray, " n"]) -> "_Grouped":
+        """The same constraint with these labels."""
+
+    def check(self, num_data: int) -> None:
+        """See `Constraint.check`."""
+        if self.name is not None and not self.groups.size:
+            raise ValueError(
+                f"groups is the name {self.name!r}, which only CoresetBuilder can look up among a "
+                "model's arguments; expected labels of shape (n,)."
+            )
+        if self.groups.shape[0] != num_data:
+            raise ValueError(
+                f"groups has length {self.groups.shape[0]}, but the problem has n = {num_data} "
+                "atoms; expected one label per atom. If the atoms are only some of the data, pass "
+                "their labels: groups[rows]."
+            )
+
+    def bind(self, labels: Callable[[str], np.ndarray]) -> "_Grouped":
+        """See `Constraint.bind`."""
+        if self.name is None:
+            return self
+        return self._with_groups(np.unique(labels(self.name), return_inverse=True)[1])
+
+    def take(self, rows: Int[np.ndarray, " c"] | Int[Array, " c"]) -> "_Grouped":
+        """See `Constraint.take`."""
+        return eqx.tree_at(lambda c: c.groups, self, self.groups[rows])
+
+
+class StratifiedTopK(_Grouped):
     """At most k rows, with a maximum for each group (class, site, day): sparsity within groups.
 
     To get rows of every class, reserve slots for each class with `reserved`: rows of other classes
@@ -108,23 +144,11 @@ class StratifiedTopK(Constraint):
             allowed &= held.at[free_rows].max(taken)
         return TopK().project(jnp.where(allowed, vector, -jnp.inf), k, max_k)
 
-    def check(self, num_data: int) -> None:
-        """See `Constraint.check`."""
-        _check_length(self.name, self.groups, num_data)
-
-    def bind(self, labels: Callable[[str], np.ndarray]) -> "StratifiedTopK":
-        """See `Constraint.bind`."""
-        if self.name is None:
-            return self
-        groups = np.unique(labels(self.name), return_inverse=True)[1]
+    def _with_groups(self, groups: Int[np.ndarray, " n"]) -> "StratifiedTopK":
         return StratifiedTopK(groups, self.k_per_group, self.reserved)
 
-    def take(self, rows: Int[np.ndarray, " c"] | Int[Array, " c"]) -> "StratifiedTopK":
-        """See `Constraint.take`."""
-        return eqx.tree_at(lambda c: c.groups, self, self.groups[rows])
 
-
-class GroupTopK(Constraint):
+class GroupTopK(_Grouped):
     """At most k rows, all from at most `max_groups` groups: for data that are expensive to access.
 
     k counts rows, as in every constraint. To limit only the groups, pass a k as large as the
@@ -171,20 +195,8 @@ class GroupTopK(Constraint):
             vector = jnp.where(chosen[self.groups], vector, -jnp.inf)
         return TopK().project(vector, k, max_k)
 
-    def check(self, num_data: int) -> None:
-        """See `Constraint.check`."""
-        _check_length(self.name, self.groups, num_data)
-
-    def bind(self, labels: Callable[[str], np.ndarray]) -> "GroupTopK":
-        """See `Constraint.bind`."""
-        if self.name is None:
-            return self
-        groups = np.unique(labels(self.name), return_inverse=True)[1]
+    def _with_groups(self, groups: Int[np.ndarray, " n"]) -> "GroupTopK":
         return GroupTopK(groups, self.max_groups)
-
-    def take(self, rows: Int[np.ndarray, " c"] | Int[Array, " c"]) -> "GroupTopK":
-        """See `Constraint.take`."""
-        return eqx.tree_at(lambda c: c.groups, self, self.groups[rows])
 
     def _choose_groups(
         self, vector: Float[Array, " n"], k: Int[Array, ""], max_k: int
@@ -345,18 +357,4 @@ def _check_reserved(reserved: np.ndarray, k_per_group: np.ndarray) -> None:
         raise ValueError(
             f"reserved is {reserved[group]} for group {group}, where k_per_group is "
             f"{k_per_group[group]}; expected no more reserved slots than allowed."
-        )
-
-
-def _check_length(name: str | None, groups: Int[Array, " n"], num_data: int) -> None:
-    if name is not None and not groups.size:
-        raise ValueError(
-            f"groups is the name {name!r}, which only CoresetBuilder can look up among a model's "
-            "arguments; expected labels of shape (n,)."
-        )
-    if groups.shape[0] != num_data:
-        raise ValueError(
-            f"groups has length {groups.shape[0]}, but the problem has n = {num_data} atoms; "
-            "expected one label per atom. If the atoms are only some of the data, pass their "
-            "labels: groups[rows]."
         )

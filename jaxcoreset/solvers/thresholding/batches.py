@@ -23,12 +23,11 @@ is exact, and every solution of it is a solution of the full problem.
 from typing import Literal
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.constraints import Sparse
-from jaxcoreset.solvers.numerics import product
+from jaxcoreset.solvers.numerics import product, random_order
 from jaxcoreset.solvers.problem import CoresetProblem
 
 Estimator = Literal["double", "batch", "support", "pool"]
@@ -66,11 +65,7 @@ def draw_batch(key: PRNGKeyArray, n: int, size: int) -> Batch:
         n: the number of rows.
         size: the number of rows that are drawn, between 1 and n.
     """
-    # The smallest random numbers are drawn. As floats, for which top_k is fast, small ones keep all
-    # their digits.
-    lots = jax.random.bits(key, (n,), jnp.uint32).astype(jnp.float32)
-    rows = jax.lax.top_k(-lots, size)[1].astype(jnp.int32)
-    return Batch(rows, jnp.ones(size, bool))
+    return Batch(random_order(key, jnp.ones(n, bool), size), jnp.ones(size, bool))
 
 
 def second_batch(key: PRNGKeyArray, n: int, batch: Batch) -> Bool[Array, " n"]:

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,17 +13,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.numerics import as_integer
 from jaxcoreset.solvers.problem import CoresetProblem
-from jaxcoreset.solvers.solution import Solution, make_solution
+from jaxcoreset.solvers.solution import History, Solution, make_solution
 from jaxcoreset.solvers.thresholding.batches import Batch, draw_batch
 from jaxcoreset.solvers.thresholding.hard import Iterate, zero_iterate
-
-
-class StochasticLimits(NamedTuple):
-    """The maximum number of batches, the tolerance, and whether to record a history."""
-
-    max_iters: int
-    tol: float
-    record_history: bool
 
 
 class _Progress(eqx.Module):
@@ -35,7 +27,7 @@ class _Progress(eqx.Module):
     num_iters: Int[Array, ""]
     epoch: Int[Array, ""]
     stopped: Bool[Array, ""]
-    history: Float[Array, " t"]
+    history: History
 
 
 class Stochastic(Solver):
@@ -88,8 +80,8 @@ class Stochastic(Solver):
 
     @property
     @abc.abstractmethod
-    def limits(self) -> StochasticLimits:
-        """The maximum number of batches, the tolerance, and whether to record a history."""
+    def limits(self) -> Any:
+        """The solver whose `max_iters` (of batches), `tol` and `record_history` hold."""
 
     def check(self, problem: CoresetProblem) -> None:
         """Raise a ValueError if a batch is larger than n; see `Solver.check`."""
@@ -160,14 +152,8 @@ class Stochastic(Solver):
         max_k: int,
         key: PRNGKeyArray | None = None,
     ) -> Solution:
-        """Iterate over batches, from w = 0; see `Solver.run`.
-
-        Raises:
-            ValueError: if `key` is missing, or the solver does not fit the problem.
-        """
-        self.check(problem)
-        if key is None:
-            raise ValueError("key is missing; batches are drawn at random: jax.random.key(seed).")
+        """Iterate over batches, from w = 0; see `Solver.run`."""
+        assert key is not None
         dtype, limits = problem.target.dtype, self.limits
         nothing = zero_iterate(problem, max_k)
         infinity, zero = jnp.asarray(jnp.inf, dtype), jnp.zeros((), jnp.int32)
@@ -180,7 +166,7 @@ class Stochastic(Solver):
             num_iters=zero,
             epoch=zero,
             stopped=jnp.zeros((), bool),
-            history=jnp.zeros(limits.max_iters if limits.record_history else 0, dtype),
+            history=History.empty(limits, dtype),
         )
         progress = jax.lax.while_loop(
             lambda p: ~p.stopped & (p.num_iters < limits.max_iters),
@@ -188,10 +174,6 @@ class Stochastic(Solver):
             progress,
         )
         objective = progress.best.objective(problem)
-        history = None
-        if limits.record_history:
-            done = jnp.arange(limits.max_iters) < progress.num_iters
-            history = jnp.where(done, progress.history, objective)
         return make_solution(
             problem,
             progress.best.weights.indices,
@@ -199,8 +181,7 @@ class Stochastic(Solver):
             objective,
             progress.num_iters,
             progress.stopped & jnp.isfinite(progress.objective),
-            solver=type(self).__name__,
-            history=history,
+            history=progress.history.filled(progress.num_iters, objective),
         )
 
     def _epoch(
@@ -228,16 +209,13 @@ class Stochastic(Solver):
                 (method.current, objective),
                 (progress.best, progress.objective),
             )
-            history = progress.history
-            if limits.record_history:
-                history = history.at[progress.num_iters].set(objective)
             return position + 1, dataclasses.replace(
                 progress,
                 method=method,
                 best=best,
                 objective=objective,
                 num_iters=progress.num_iters + 1,
-                history=history,
+                history=progress.history.record(progress.num_iters, objective),
             )
 
         begun = dataclasses.replace(progress, method=self._begin_epoch(problem, progress.method))

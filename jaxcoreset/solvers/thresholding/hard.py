@@ -26,7 +26,7 @@ from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints import Constraint, Sparse, TopK
 from jaxcoreset.solvers.numerics import as_integer, divide, product, unit_of
 from jaxcoreset.solvers.problem import CoresetProblem
-from jaxcoreset.solvers.solution import Solution, make_solution
+from jaxcoreset.solvers.solution import History, Solution, make_solution
 from jaxcoreset.solvers.thresholding.dense import Rule, dense_path
 
 # Halvings of a step in the backtracking line search. A step of a millionth of the exact minimiser
@@ -67,7 +67,7 @@ class _ThresholdingState(eqx.Module):
     iterates: Accelerated
     num_iters: Int[Array, ""]
     stopped: Bool[Array, ""]
-    history: Float[Array, " t"]
+    history: History
 
 
 def zero_iterate(problem: CoresetProblem, max_k: int) -> Iterate:
@@ -162,7 +162,7 @@ class HardThresholding(Solver):
         key: PRNGKeyArray | None = None,
     ) -> Solution:
         """Iterate from w = 0 to the stopping rule or the limit; see `Solver.run`."""
-        return self._run_from(None, problem, k, max_k)[0]
+        return self._run_from(zero_iterate(problem, max_k), problem, k, max_k)[0]
 
     def run_path(
         self,
@@ -193,25 +193,32 @@ class HardThresholding(Solver):
         weights, num_iters, stopped = dense_path(problem, ks, rule)
         residuals = problem.target - product(weights, problem.atoms)
         values, indices = jax.lax.top_k(weights, max_k)
-        make = functools.partial(make_solution, problem, solver=type(self).__name__)
+        make = functools.partial(make_solution, problem)
         return jax.vmap(make)(indices, values, jnp.sum(residuals**2, axis=1), num_iters, stopped)
 
     def _dense_rule(self) -> Rule | None:
         """The settings of the same iteration on dense vectors; None if there is none."""
-        return None
+        if type(self) not in (IHT, AIHT, AIHT2):  # a subclass may change the step
+            return None
+        return Rule(
+            step=getattr(self, "step", None),
+            step_fraction=self.step_fraction,
+            momentum_fraction=getattr(self, "momentum_fraction", 0.0),
+            debiases=isinstance(self, AIHT2),
+            tol=self.tol,
+            max_iters=self.max_iters,
+        )
 
     def _run_from(
-        self, start: Iterate | None, problem: CoresetProblem, k: Int[Array, ""], max_k: int
+        self, start: Iterate, problem: CoresetProblem, k: Int[Array, ""], max_k: int
     ) -> tuple[Solution, Iterate]:
-        """Iterate from `start`, or from w = 0 if None; return the solution and its iterate."""
+        """Iterate from `start`; return the solution and its iterate."""
         dtype = problem.target.dtype
-        history_length = self.max_iters if self.record_history else 0
-        start = zero_iterate(problem, max_k) if start is None else start
         state = _ThresholdingState(
             iterates=Accelerated(start, start, jnp.zeros((), dtype)),
             num_iters=jnp.zeros((), jnp.int32),
             stopped=jnp.zeros((), bool),
-            history=jnp.zeros(history_length, dtype),
+            history=History.empty(self, dtype),
         )
         # A constraint on the sum could give weight to an atom of norm zero.
         usable = problem.squared_norms() > 0
@@ -222,10 +229,6 @@ class HardThresholding(Solver):
         )
         found = state.iterates.current
         objective = found.objective(problem)
-        history = None
-        if self.record_history:
-            done = jnp.arange(history_length) < state.num_iters
-            history = jnp.where(done, state.history, objective)
         solution = make_solution(
             problem,
             found.weights.indices,
@@ -233,8 +236,7 @@ class HardThresholding(Solver):
             objective,
             state.num_iters,
             state.stopped,
-            solver=type(self).__name__,
-            history=history,
+            history=state.history.filled(state.num_iters, objective),
         )
         return solution, found
 
@@ -252,14 +254,11 @@ class HardThresholding(Solver):
         gradient = problem.correlate(problem.target - z_image)
         new = self.advance(problem, usable, k, max_k, state.iterates, gradient)
         moved = jnp.linalg.norm(new.weights.dense(n) - current.weights.dense(n))
-        history = state.history
-        if self.record_history:
-            history = history.at[state.num_iters].set(new.objective(problem))
         return _ThresholdingState(
             iterates=Accelerated(new, current, self.momentum_size(problem, new, current)),
             num_iters=state.num_iters + 1,
             stopped=moved <= self.tol * jnp.linalg.norm(new.weights.values),
-            history=history,
+            history=state.history.record(state.num_iters, new.objective(problem)),
         )
 
     def advance(
@@ -364,12 +363,6 @@ class IHT(HardThresholding):
 
     step: float | None = None
 
-    def _dense_rule(self) -> Rule | None:
-        """See `HardThresholding._dense_rule`; not for subclasses, which may change the step."""
-        if type(self) is not IHT:
-            return None
-        return Rule(self.step, self.step_fraction, 0.0, False, self.tol, self.max_iters)
-
     def step_size(
         self,
         problem: CoresetProblem,
@@ -405,19 +398,6 @@ class AIHT(HardThresholding):
     """
 
     momentum_fraction: float = 1.0
-
-    def _dense_rule(self) -> Rule | None:
-        """See `HardThresholding._dense_rule`; not for subclasses, which may change the step."""
-        if type(self) not in (AIHT, AIHT2):
-            return None
-        return Rule(
-            step=None,
-            step_fraction=self.step_fraction,
-            momentum_fraction=self.momentum_fraction,
-            debiases=isinstance(self, AIHT2),
-            tol=self.tol,
-            max_iters=self.max_iters,
-        )
 
     def momentum_size(self, problem: CoresetProblem, new: Iterate, old: Iterate) -> Array:
         """See `HardThresholding.momentum_size`; line 8 of Algorithm 2."""

@@ -39,11 +39,34 @@ from jaxcoreset.solvers.thresholding.batches import (
     read_rows,
     second_batch,
 )
-from jaxcoreset.solvers.thresholding.epochs import Stochastic, StochasticLimits
+from jaxcoreset.solvers.thresholding.epochs import Stochastic
 from jaxcoreset.solvers.thresholding.hard import AIHT2, Accelerated, HardThresholding, Iterate
 
 
-class StochasticAIHT(Stochastic):
+def _checked_base(base: Any) -> HardThresholding:
+    if not isinstance(base, HardThresholding):
+        hint = f"{base.__name__}()" if isinstance(base, type) else "AIHT2()"
+        raise TypeError(f"base is {base!r}; expected IHT, AIHT or AIHT2, for instance {hint}.")
+    return base
+
+
+class _OfBase(Stochastic):
+    """A stochastic version of the iterations of `base`."""
+
+    base: HardThresholding = eqx.field(default=AIHT2(max_iters=1000), converter=_checked_base)
+
+    @property
+    def limits(self) -> HardThresholding:
+        """See `Stochastic.limits`."""
+        return self.base
+
+    def check(self, problem: CoresetProblem) -> None:
+        """Raise a ValueError if the batch or the constraint does not fit; see `Solver.check`."""
+        super().check(problem)
+        self.base.check(problem)
+
+
+class StochasticAIHT(_OfBase):
     """IHT, A-IHT or A-IHT II on a batch of the rows in each iteration.
 
     Appendix G of Zhang et al. (2021), with rows that are gathered; see `thresholding.batches` for
@@ -79,13 +102,11 @@ class StochasticAIHT(Stochastic):
         ValueError: if a field is out of range or two do not go together.
     """
 
-    base: HardThresholding = AIHT2(max_iters=1000)
     estimator: Estimator = eqx.field(default="pool", static=True)
     normalise: bool = eqx.field(default=False, static=True)
     steps_per_batch: int = eqx.field(default=1, static=True)
 
     def __check_init__(self) -> None:
-        _check_base(self.base)
         check_estimator(self.estimator, get_args(Estimator))
         as_integer("steps_per_batch", self.steps_per_batch, 1)
         if self.steps_per_batch > 1 and self.estimator != "pool":
@@ -105,16 +126,6 @@ class StochasticAIHT(Stochastic):
                 "in the weights' own units; expected normalise=False."
             )
 
-    @property
-    def limits(self) -> StochasticLimits:
-        """Those of `base`."""
-        return StochasticLimits(self.base.max_iters, self.base.tol, self.base.record_history)
-
-    def check(self, problem: CoresetProblem) -> None:
-        """Raise a ValueError if the batch or the constraint does not fit; see `Solver.check`."""
-        super().check(problem)
-        self.base.check(problem)
-
     def run(
         self,
         problem: CoresetProblem,
@@ -123,11 +134,9 @@ class StochasticAIHT(Stochastic):
         key: PRNGKeyArray | None = None,
     ) -> Solution:
         """See `Stochastic.run`."""
-        self.check(problem)
         plain = not self.normalise and self.steps_per_batch == 1
         if plain and self.num_rows(problem.num_data) == problem.num_data:
-            solution = self.base.run(problem, k, max_k, key)
-            return dataclasses.replace(solution, solver=type(self).__name__)
+            return self.base.run(problem, k, max_k, key)
         return super().run(problem, k, max_k, key)
 
     def _start(self, problem: CoresetProblem, nothing: Iterate) -> Accelerated:
@@ -150,9 +159,7 @@ class StochasticAIHT(Stochastic):
         unit = jnp.where(usable & self.normalise, norms, 1)
         local = eqx.tree_at(lambda p: p.atoms, pool.problem, pool.problem.atoms / unit[:, None])
         base = eqx.tree_at(lambda b: b.constraint, self.base, self.base.constraint.take(pool.rows))
-        in_image_batch = None
-        if self.estimator == "double":
-            in_image_batch = second_batch(key, n, batch)[pool.rows]
+        second = second_batch(key, n, batch)[pool.rows] if self.estimator == "double" else None
 
         def localise(iterate: Iterate) -> Iterate:
             at = pool.locate(iterate.weights.indices)
@@ -172,7 +179,7 @@ class StochasticAIHT(Stochastic):
                 pool.in_batch,
                 n,
                 self.estimator,
-                in_image_batch,
+                second,
             )
             # Rows of w_{t-1} that are neither in the batch nor in z do not take part in the step.
             taking_part = usable & (pool.in_batch | (z != 0))
@@ -199,7 +206,7 @@ class _Reduced(eqx.Module):
         return self.iterates.current
 
 
-class SVRGIHT(Stochastic):
+class SVRGIHT(_OfBase):
     """Variance-reduced hard thresholding: the full gradient once per epoch and control variates.
 
     SVRG-HT of Li, Zhao, Arora, Liu and Haupt, "Stochastic variance reduced optimization for
@@ -229,22 +236,10 @@ class SVRGIHT(Stochastic):
         ValueError: if a field is out of range.
     """
 
-    base: HardThresholding = AIHT2(max_iters=1000)
     estimator: Literal["batch", "support", "pool"] = eqx.field(default="support", static=True)
 
     def __check_init__(self) -> None:
-        _check_base(self.base)
         check_estimator(self.estimator, ("batch", "support", "pool"))
-
-    @property
-    def limits(self) -> StochasticLimits:
-        """Those of `base`."""
-        return StochasticLimits(self.base.max_iters, self.base.tol, self.base.record_history)
-
-    def check(self, problem: CoresetProblem) -> None:
-        """Raise a ValueError if the batch or the constraint does not fit; see `Solver.check`."""
-        super().check(problem)
-        self.base.check(problem)
 
     def _start(self, problem: CoresetProblem, nothing: Iterate) -> _Reduced:
         dtype = problem.target.dtype
@@ -343,9 +338,9 @@ class ProjectedOptax(Stochastic):
             raise ValueError(f"tol is {self.tol}; expected a number that is not negative.")
 
     @property
-    def limits(self) -> StochasticLimits:
-        """Those of this solver."""
-        return StochasticLimits(self.max_iters, self.tol, self.record_history)
+    def limits(self) -> "ProjectedOptax":
+        """See `Stochastic.limits`."""
+        return self
 
     def check(self, problem: CoresetProblem) -> None:
         """Raise a ValueError if the batch or the constraint does not fit; see `Solver.check`."""
@@ -368,9 +363,7 @@ class ProjectedOptax(Stochastic):
         n, current = problem.num_data, state.current
         pool = read_rows(problem, batch, current.weights, current.weights)
         w = current.weights.dense(n)
-        in_image_batch = None
-        if self.estimator == "double":
-            in_image_batch = second_batch(key, n, batch)[pool.rows]
+        second = second_batch(key, n, batch)[pool.rows] if self.estimator == "double" else None
         scores = estimate_correlations(
             pool.problem,
             w[pool.rows],
@@ -378,7 +371,7 @@ class ProjectedOptax(Stochastic):
             pool.in_batch,
             n,
             self.estimator,
-            in_image_batch,
+            second,
         )
         gradient = jnp.zeros_like(w).at[pool.rows].add(-2 * scores)
         updates, optimizer_state = self.optimizer.update(gradient, state.optimizer_state, w)
@@ -406,9 +399,3 @@ def _move(
     moved = jnp.vdot(change, change) > rounding**2 * jnp.vdot(new.image, new.image)
     momentum = jnp.where(moved, base.momentum_size(problem, new, iterates.current), 0)
     return Accelerated(new, iterates.current, momentum)
-
-
-def _check_base(base: Any) -> None:
-    if not isinstance(base, HardThresholding):
-        hint = f"{base.__name__}()" if isinstance(base, type) else "AIHT2()"
-        raise TypeError(f"base is {base!r}; expected IHT, AIHT or AIHT2, for instance {hint}.")

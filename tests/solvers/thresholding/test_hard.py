@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxcoreset as jc
+from jaxcoreset.solvers.solution import History
 from jaxcoreset.solvers.thresholding.hard import Accelerated, Iterate, Sparse, _ThresholdingState
 from tests.datasets import NAMES, atoms_of
 from tests.problems import correlated_atoms, independent_atoms
@@ -74,7 +75,7 @@ def device_steps(algorithm, problem, iterates, k):
         previous, current = iterate_of(pair[0]), iterate_of(pair[1])
         momentum = solver.momentum_size(problem, current, previous)
         both = Accelerated(current, previous, momentum)
-        nothing = jnp.zeros((), jnp.int32), jnp.zeros((), bool), jnp.zeros(0)
+        nothing = jnp.zeros((), jnp.int32), jnp.zeros((), bool), History(None)
         state = _ThresholdingState(both, *nothing)
         new = solver._iterate(problem, usable, k, max_k, state).iterates.current
         return new.weights.dense(problem.num_data)
