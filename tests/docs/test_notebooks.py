@@ -74,6 +74,7 @@ def test_links_lead_somewhere(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.unoptimised
 @pytest.mark.parametrize("name", NAMES)
 def test_notebook_runs_in_a_fresh_kernel(name: str) -> None:
     start = time.monotonic()
