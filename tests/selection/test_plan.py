@@ -40,15 +40,15 @@ def test_memory_and_passes_are_those_of_the_plan():
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_rows():
     # Wide rows: 2,000,000 of them would be seen in memory, and fewer take less time.
-    few, many = (planned_and_built(n, 24, MALLOC_ARENA_MAX="1") for n in (100_000, 2_000_000))
+    few, many = (planned_and_built(n, 24, MALLOC_ARENA_MAX="1") for n in (300_000, 2_000_000))
     assert many["peak"] < many["planned"]
-    assert many["peak"] < 1.2 * few["peak"]
+    assert many["peak"] < 1.25 * few["peak"]
     assert many["peak"] < 2_000_000 * 100 + few["peak"]
 
 
 @pytest.mark.slow
 def test_memory_of_many_batches_is_within_the_plan():
-    found = planned_and_built(2_000_000)
+    found = planned_and_built(1_000_000)
     assert found["peak"] < 1.1 * found["planned"]
     assert found["planned"] < 1.6 * found["peak"]
 
