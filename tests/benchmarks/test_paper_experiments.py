@@ -342,6 +342,7 @@ def test_redraw_makes_table_and_figures_from_the_json_alone(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.unoptimised
 @pytest.mark.parametrize("name", runner.NAMES)
 def test_experiment_runs_at_tiny_settings_and_writes_its_files(name, tmp_path):
     pytest.importorskip("sklearn")

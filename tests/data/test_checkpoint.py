@@ -258,6 +258,7 @@ def program(path, out):
 
 
 @pytest.mark.slow
+@pytest.mark.unoptimised
 def test_a_build_that_is_killed_twenty_times_ends_in_the_same_coreset(tmp_path):
     path, out = tmp_path / "build", tmp_path / "coreset.npz"
     environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}

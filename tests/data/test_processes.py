@@ -15,6 +15,7 @@ import pytest
 
 PROGRAM = [sys.executable, str(Path(__file__).parent / "process_program.py")]
 TIMEOUT = 280
+SLOW = [pytest.mark.slow, pytest.mark.unoptimised]
 # As root, and with more processes than cores, Open MPI starts nothing unless told to.
 ENVIRONMENT = {
     **os.environ,
@@ -73,7 +74,7 @@ def alone():
     return found[0]
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=SLOW)])
 @pytest.mark.parametrize("start", [run_over_loopback, run_by_mpirun])
 def test_processes_build_what_one_builds(alone, start, count):
     status, found, text, _ = start(count, "build")
@@ -120,6 +121,7 @@ def test_certificates_of_processes_are_at_the_draws_of_the_first():
 
 
 @pytest.mark.slow
+@pytest.mark.unoptimised
 @pytest.mark.parametrize(
     ("what", "message"),
     [

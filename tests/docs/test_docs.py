@@ -31,6 +31,7 @@ SLOW = {
     "docs/how-to/stratify.md",
     "docs/tutorial.md",
 }
+SLOW_PAGE = [pytest.mark.slow, pytest.mark.unoptimised]
 # Pages whose code begins where another's ends.
 GOES_ON = {"docs/how-to/read-the-report.md": "docs/tutorial.md"}
 # Pages that need something of their own: `test_readme_runs`, and tests/docs/test_use_elsewhere.py.
@@ -49,7 +50,7 @@ NOT_RUN = {
 SMALLER = {**SHORTER, "n, num_depots = 50_000": "n, num_depots = 5_000"}
 
 WITH_PYTHON = [
-    pytest.param(page, marks=pytest.mark.slow if page in SLOW else [], id=page)
+    pytest.param(page, marks=SLOW_PAGE if page in SLOW else [], id=page)
     for page in PAGES
     if page not in ELSEWHERE and any(block.language == "python" for block in blocks(page))
 ]
@@ -242,6 +243,7 @@ def test_newcomers_two_commands_are_marked():
 
 
 @pytest.mark.slow
+@pytest.mark.unoptimised
 def test_readme_runs(monkeypatch):
     """On a part of the flights, and with short chains."""
     features, late, names = flights.load_flights()

@@ -28,6 +28,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.unoptimised
 def test_programs_run_one_after_the_other(folder):
     """All that need nothing but what the tests have; and PyMC and statsmodels where they are."""
     namespace = run_page(PAGE, {}, {"=1000": "=20", "tol=0.001": "size=20"})
@@ -43,6 +44,7 @@ def test_programs_run_one_after_the_other(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.unoptimised
 def test_its_command_runs(folder):
     """The first block of the page, as it stands."""
     language, block = BLOCKS[0]
