@@ -1,7 +1,7 @@
 """`Coreset`: a few weighted rows, the model with these weights, and a report.
 
 A coreset is saved as one ``.npz`` file: its arrays, and a JSON text that says how they make up the
-model's arguments. Nothing in the file is executed when it is loaded.
+model's arguments. Nothing in the file is executed when it is loaded; see `load` on its model.
 """
 
 import copy
@@ -18,13 +18,21 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int, PRNGKeyArray
 from numpyro.infer import MCMC
 
-from jaxcoreset.coreset.frame import as_frame
+from jaxcoreset.coreset.frame import as_frame, without_formulas
 from jaxcoreset.coreset.model_name import import_model, name_of
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.coreset.update import updated
 from jaxcoreset.coreset.warm_start import WarmStart, warm_start
-from jaxcoreset.data.arrays import decode, encode, load_archive, save_archive
+from jaxcoreset.data.arrays import (
+    decode,
+    encode,
+    leading,
+    load_archive,
+    require_type,
+    save_archive,
+    usable,
+)
 from jaxcoreset.data.messages import require
 from jaxcoreset.data.utils import Clock, write_whole
 from jaxcoreset.likelihood.arguments import Arguments, arguments_by_length
@@ -57,6 +65,7 @@ class Coreset:
         indices: see below, as all arguments that are not listed here.
         data_dims: for each observed site in the data axis its dimension, counted from the right.
         model_name: where the model can be imported from, as ``module:name``.
+        trust: whether the model may be imported by its name; see `load`.
 
     Attributes:
         indices: int64 array of shape (m,), the row numbers in increasing order.
@@ -82,6 +91,7 @@ class Coreset:
         *,
         data_dims: Mapping[str, int],
         model_name: str | None = None,
+        trust: bool = False,
         approximation: LaplaceApproximation | None = None,
         likelihood: ModelLikelihood | None = None,
         summary: DataSummary | None = None,
@@ -96,6 +106,7 @@ class Coreset:
         self._full_model = model
         self.data_dims = dict(data_dims)
         self._model_name = model_name or name_of(model)
+        self._trust = trust
         self._model: Callable | None = None
 
     @property
@@ -113,8 +124,8 @@ class Coreset:
         """The weighted model.
 
         Raises:
-            ValueError: if the coreset was loaded without its model, which cannot be imported under
-                the name that it was saved with.
+            ValueError: if the coreset was loaded without its model, and without trust in the name
+                that it was saved with, or the model cannot be imported under that name.
         """
         if self._model is None:
             self._model = weighted_model(self.full_model, self.weights, self.data_dims)
@@ -123,7 +134,7 @@ class Coreset:
     @property
     def full_model(self) -> Callable:
         """The model as its user wrote it, without weights; errors as for `model`."""
-        return self._full_model or import_model(self._model_name)
+        return self._full_model or import_model(self._model_name, self._trust)
 
     @property
     def data_names(self) -> dict[str, int]:
@@ -265,19 +276,27 @@ class Coreset:
         return as_frame(self.indices, self.weights, data, self.report.num_data, table, weight, row)
 
     def to_csv(
-        self, path: str | os.PathLike, table: "pd.DataFrame | None" = None, **names: str
+        self,
+        path: str | os.PathLike,
+        table: "pd.DataFrame | None" = None,
+        *,
+        escape_formulas: bool = True,
+        **names: str,
     ) -> Path:
         """Write `to_frame` as CSV with a header and without the index, atomically.
 
         Args:
             path: the file.
             table: see `to_frame`.
+            escape_formulas: whether text and names that begin with ``=``, ``+``, ``-`` or ``@`` and
+                are no numbers get an apostrophe before them: a spreadsheet would run them.
             **names: `weight` and `row`, see `to_frame`.
 
         Returns:
             The path written.
         """
         frame = self.to_frame(table, **names)
+        frame = without_formulas(frame) if escape_formulas else frame
         return write_whole(path, lambda file: frame.to_csv(file, index=False, encoding="utf-8"))
 
     def to_parquet(
@@ -383,45 +402,85 @@ def whole_coreset(model: Callable, likelihood: ModelLikelihood, size: int, clock
     return coreset_of_rows(model, likelihood, indices, weights, data, report)
 
 
-def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:
+def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool = False) -> Coreset:
     """Read a coreset that `Coreset.save` wrote.
+
+    Nothing in the file is run, unless you trust it.
 
     Args:
         path: the file; ``.npz`` is added if there is no file of this name.
-        model: the NumPyro model that the coreset was built for. If left out, it is imported on
-            first access, under the name that it had.
+        model: the NumPyro model that the coreset was built for. If left out, one of the named
+            regressions of ``jaxcoreset build`` is found by its name.
+        trust: whether any model is imported by its name in the file, on first access. A file can
+            name any function of any module there, and `Coreset.model` runs it with the arguments in
+            the file: pass True only for a file whose writer you trust, as with pickle.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is not a coreset, or was written by a newer version.
+        ValueError: if the file is not a coreset, is damaged, or was written by a newer version; the
+            message says where in the file the trouble is.
     """
     path = Path(path)
     if not path.exists() and path.with_name(path.name + ".npz").exists():
         path = path.with_name(path.name + ".npz")
-    header, arrays = load_archive(
-        path,
-        "format",
-        "is not a coreset, or is truncated; expected a file that Coreset.save wrote.",
-    )
-    if header["format"] > _FORMAT:
+    trouble = "is not a coreset, or is truncated; expected a file that Coreset.save wrote."
+    header, arrays = load_archive(path, "format", trouble)
+    at = "format"
+    with usable(path, trouble, lambda: at):
+        is_newer = header["format"] > _FORMAT
+    if is_newer:
         raise ValueError(
             f"{os.fspath(path)!r} was written by a newer version of jaxcoreset; upgrade to read it."
         )
-    args, kwargs = tuple(decode(header["args"], arrays)), decode(header["kwargs"], arrays)
-    arguments = arguments_by_length(model, args, kwargs, arrays["indices"].size)
-    # Files of the first versions do not say which arguments hold rows, or count them.
-    if header.get("data_names") is not None:
-        arguments = arguments.with_names(header["data_names"])
-    if header.get("count_places") is not None:
-        arguments = dataclasses.replace(arguments, counts_at=tuple(header["count_places"]))
-    summary = header.get("summary")
-    return Coreset(
-        model,
-        arrays["indices"],
-        arrays["weights"],
-        arguments,
-        Report.from_dict(header["report"]),
-        data_dims=header["data_dims"],
-        model_name=header["model"],
-        summary=None if summary is None else DataSummary.from_dict(decode(summary, arrays)),
-    )
+    with usable(path, trouble, lambda: at):
+        at = "report"
+        report = Report.from_dict(header["report"])
+        at = "indices or weights"
+        indices, weights = arrays["indices"], arrays["weights"]
+        _check_rows(indices, weights, report.num_data)
+        at = "args or kwargs"
+        args, kwargs = decode(header["args"], arrays), decode(header["kwargs"], arrays)
+        require_type(args, list[Any], "args")
+        require_type(kwargs, dict[str, Any], "kwargs")
+        arguments = arguments_by_length(model, tuple(args), kwargs, indices.size)
+        # Files of the first versions do not say which arguments hold rows, or count them.
+        at = "data_names"
+        if header.get("data_names") is not None:
+            require_type(header["data_names"], dict[str, int], at)
+            arguments = arguments.with_names(header["data_names"])
+        if arguments.data:
+            leading(list(arguments.data), "the data")
+        at = "count_places"
+        if header.get("count_places") is not None:
+            require_type(header["count_places"], list[int], at)
+            arguments = dataclasses.replace(arguments, counts_at=tuple(header["count_places"]))
+        for position in arguments.counts_at:
+            require_type(arguments.leaves[position], int, f"argument {position}")
+        at = "data_dims or model"
+        require_type(header["data_dims"], dict[str, int], "data_dims")
+        require_type(header["model"], str | None, "model")
+        at = "summary"
+        summary = header.get("summary")
+        return Coreset(
+            model,
+            indices,
+            weights,
+            arguments,
+            report,
+            data_dims=header["data_dims"],
+            model_name=header["model"],
+            trust=trust,
+            summary=None if summary is None else DataSummary.from_dict(decode(summary, arrays)),
+        )
+
+
+def _check_rows(indices: np.ndarray, weights: np.ndarray, num_data: int) -> None:
+    if indices.ndim != 1 or not indices.size or weights.shape != indices.shape:
+        shapes = f"{indices.shape} and {weights.shape}"
+        raise ValueError(f"indices and weights have the shapes {shapes}; expected (m,) for both")
+    if indices.dtype.kind != "i" or (np.diff(indices, prepend=-1) < 1).any():
+        raise ValueError("indices are not increasing integers from 0 on")
+    if indices[-1] >= num_data:
+        raise ValueError(f"row {indices[-1]} is in indices; the report tells of {num_data} rows")
+    if weights.dtype.kind != "f" or not (np.isfinite(weights) & (weights > 0)).all():
+        raise ValueError("weights are not positive numbers")

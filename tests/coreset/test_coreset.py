@@ -41,7 +41,7 @@ def of_one_row(args, report):
 def test_loaded_coreset_is_the_saved_one(coreset, tmp_path):
     path = coreset.save(tmp_path / "rows")
     assert path.name == "rows.npz"
-    loaded = jc.load(path)
+    loaded = jc.load(path, trust=True)
     np.testing.assert_array_equal(loaded.indices, coreset.indices)
     np.testing.assert_array_equal(loaded.weights, coreset.weights)
     np.testing.assert_array_equal(loaded.args[0], coreset.args[0])
@@ -102,7 +102,8 @@ def test_pickle_needs_a_model_that_it_can_name(coreset, tmp_path):
     there = pickle.loads(pickle.dumps(coreset))
     assert isinstance(there.kwargs["y"], jax.Array)
     pd.testing.assert_frame_equal(there.to_frame(), coreset.to_frame())
-    loaded = jc.load(coreset.save(tmp_path / "rows"))  # knows its model by name only
+    # This one knows its model by name only.
+    loaded = jc.load(coreset.save(tmp_path / "rows"), trust=True)
     assert pickle.loads(pickle.dumps(loaded)).model == coreset.model
     local = of_model(lambda x, y: logistic(x, y), coreset)
     with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
