@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from jaxcoreset.data.dtypes import check_held
 from jaxcoreset.data.utils import write_whole
 
 
@@ -167,15 +168,22 @@ def encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
 
 
 def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """The inverse of `encode`."""
+    """The inverse of `encode`.
+
+    Raises:
+        ValueError: if JAX cannot hold the numbers of one of its arrays now.
+    """
     if "value" in value:
         return value["value"]
-    if "array" in value:
-        array = arrays[value["array"]]
-        return jax.numpy.asarray(array) if value["jax"] else array
-    if "bits" in value:
-        array = restored(arrays[value["bits"]], np.dtype(value["type"]))
-        return jax.numpy.asarray(array) if value["jax"] else array
+    if "array" in value or "bits" in value:
+        name = value["array"] if "array" in value else value["bits"]
+        array = arrays[name]
+        if "bits" in value:
+            array = restored(array, np.dtype(value["type"]))
+        if not value["jax"]:
+            return array
+        check_held(array, name)  # it may have been saved with x64 on
+        return jax.numpy.asarray(array)
     if "dict" in value:
         return {key: decode(item, arrays) for key, item in value["dict"].items()}
     kind = tuple if "tuple" in value else list
