@@ -375,11 +375,10 @@ def _first_bad_line(path: Path, separator: str) -> str:
 def _read_parquet(path: Path) -> "pd.DataFrame":
     require("pyarrow")
     import pandas as pd
-    import pyarrow as pa
 
     try:
         frame = pd.read_parquet(path, engine="pyarrow")
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except Exception as error:  # of pyarrow, and of pandas about its notes in the file
         raise TableError(not_parquet(path, error)) from error
     named = frame.reset_index() if any(name is not None for name in frame.index.names) else frame
     named.columns = [str(name) for name in named.columns]
