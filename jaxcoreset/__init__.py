@@ -12,7 +12,7 @@ from jaxcoreset.builders.settings import Execution as Execution
 from jaxcoreset.builders.settings import Processes as Processes
 from jaxcoreset.builders.settings import Tolerance as Tolerance
 from jaxcoreset.coreset.coreset import Coreset as Coreset
-from jaxcoreset.coreset.coreset import load as load
+from jaxcoreset.coreset.loading import load as load
 from jaxcoreset.coreset.report import Report as Report
 from jaxcoreset.data.processes import ProcessError as ProcessError
 from jaxcoreset.data.processes import initialize_processes as initialize_processes

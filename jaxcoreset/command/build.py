@@ -127,6 +127,12 @@ def add_build_parser(commands: Any) -> None:
     parser.add_argument(
         "--row-column", metavar="NAME", default="row", help="column of row numbers (row)"
     )
+    parser.add_argument(
+        "--keep-formulas",
+        action="store_true",
+        help="write text such as =1+1 to a CSV file as it is; otherwise an apostrophe goes before "
+        "it, so that no spreadsheet runs it",
+    )
     add_common_options(parser)
 
 
@@ -238,7 +244,8 @@ def _build(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     if suffix == ".npz":
         written = coreset.save(options.out)
     elif suffix == ".csv":
-        written = coreset.to_csv(options.out, table.frame, **names)
+        escape = not options.keep_formulas
+        written = coreset.to_csv(options.out, table.frame, escape_formulas=escape, **names)
     else:
         written = coreset.to_parquet(options.out, table.frame, **names)
     print(coreset.report)
@@ -298,9 +305,10 @@ def _report(
         notes.append(f"Classes, compared with the first: {', '.join(inputs.classes)}.")
     examples = {}
     if options.out.suffix.lower() == ".npz":
-        examples = loading_program(options.out)
+        examples = loading_program(options.out, trust=not inputs.likelihood)
     elif inputs.likelihood:
-        examples = programs(inputs, options.out, options.weight_column)
+        is_escaped = options.out.suffix.lower() == ".csv" and not options.keep_formulas
+        examples = programs(inputs, options.out, options.weight_column, is_escaped=is_escaped)
     text = html_report(
         coreset,
         title=f"Coreset of {options.file.name}",

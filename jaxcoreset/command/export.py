@@ -5,13 +5,18 @@ means and standard deviations of *all* rows, as the build did: those of the core
 The programs are written by the templates in ``templates``.
 """
 
+import dataclasses
 import re
 from pathlib import Path
 
 from jaxcoreset.command.inputs import Inputs
 from jaxcoreset.command.render import render
 from jaxcoreset.command.tables import MIDNIGHT
+from jaxcoreset.coreset.frame import as_text_cell
 
+_R_WORDS = {"if", "else", "repeat", "while", "function", "for", "next", "break", "in"}
+_R_WORDS |= {"TRUE", "FALSE", "NULL", "Inf", "NaN", "NA", "NA_integer_", "NA_real_"}
+_R_WORDS |= {"NA_character_", "NA_complex_"}
 _TEMPLATES = {
     "R, with brms": "brms.R.j2",
     "Stan": "model.stan.j2",
@@ -21,14 +26,19 @@ _TEMPLATES = {
 }
 
 
-def programs(inputs: Inputs, path: Path, weight: str = "weight") -> dict[str, str]:
+def programs(
+    inputs: Inputs, path: Path, weight: str = "weight", *, is_escaped: bool = False
+) -> dict[str, str]:
     """Complete programs for a regression by name, by the tool's name.
 
     Args:
         inputs: the result of `regression_inputs`.
         path: the coreset's file; ``.csv`` or ``.parquet``, with the table's own columns.
         weight: the name of the column of weights.
+        is_escaped: whether the file has apostrophes before formulas, see `Coreset.to_csv`.
     """
+    if is_escaped:
+        inputs, weight = _escaped(inputs), as_text_cell(weight)
     response = str(inputs.response)
     prior_scale = float(inputs.arguments["prior_scale"])
     values = {
@@ -57,10 +67,46 @@ def programs(inputs: Inputs, path: Path, weight: str = "weight") -> dict[str, st
     return {tool: render(template, **values) for tool, template in _TEMPLATES.items()}
 
 
-def loading_program(path: Path) -> dict[str, str]:
-    """A program that loads a coreset saved as NPZ and runs NUTS on it, by the tool's name."""
-    return {"Python, with NumPyro": render("load.py.j2", file=path.name)}
+def loading_program(path: Path, trust: bool) -> dict[str, str]:
+    """A program that loads a coreset saved as NPZ and runs NUTS on it, by the tool's name.
+
+    Args:
+        path: the coreset's file.
+        trust: whether its model is the user's own, which is only imported from a file to be
+            trusted.
+    """
+    return {"Python, with NumPyro": render("load.py.j2", file=path.name, trust=trust)}
+
+
+def _escaped(inputs: Inputs) -> Inputs:
+    """The inputs with names and categories as they stand in a file with escaped formulas."""
+    levels = {
+        as_text_cell(name): [as_text_cell(level) for level in levels]
+        for name, levels in inputs.levels.items()
+    }
+    numbers = iter([name for name in inputs.coefficients if name in inputs.columns])
+    coefficients = []
+    for name in inputs.columns:
+        if name in inputs.levels:
+            column = as_text_cell(name)
+            coefficients += [f"{column} = {level}" for level in levels[column][1:]]
+        else:
+            coefficients.append(as_text_cell(next(numbers)))
+    return dataclasses.replace(
+        inputs,
+        response=as_text_cell(inputs.response),
+        columns=[as_text_cell(name) for name in inputs.columns],
+        levels=levels,
+        kinds={as_text_cell(name): kind for name, kind in inputs.kinds.items()},
+        classes=[as_text_cell(name) for name in inputs.classes],
+        scaling={as_text_cell(name): pair for name, pair in inputs.scaling.items()},
+        coefficients=coefficients,
+    )
 
 
 def _r_name(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z.][A-Za-z0-9._]*", name) else f"`{name}`"
+    """A column's name in R: in backticks unless it is a plain one and no word of the language."""
+    if re.fullmatch(r"([A-Za-z]|[.](?![0-9]))[A-Za-z0-9._]*", name) and name not in _R_WORDS:
+        return name
+    escaped = name.replace("\\", "\\\\").replace("`", "\\`")
+    return f"`{escaped}`"

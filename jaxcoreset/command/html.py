@@ -19,6 +19,7 @@ from jaxcoreset.coreset.report import Report
 from jaxcoreset.data.messages import require
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.weighted import WeightedModel
+from jaxcoreset.plotting.style import literal
 from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation
 
 if TYPE_CHECKING:
@@ -246,7 +247,8 @@ def _marginal(
 
 
 def _shortened(name: str) -> str:
-    return name if len(name) <= 24 else name[:22] + "…"
+    """A name for a figure, in which dollars are dollars and begin no equation."""
+    return literal(name if len(name) <= 24 else name[:22] + "…")
 
 
 def _embedded(figure: "Figure", caption: str) -> dict[str, str]:

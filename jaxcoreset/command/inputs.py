@@ -124,7 +124,15 @@ def regression_inputs(
             notes.append(f"Column {name!r} is left out: it has the same value in every row.")
             continue
         if scale_columns and table.kind(name) != "truth":
-            values, *scaling[name] = table.standardised(name, values)
+            column = values
+            values, *scaling[name] = table.standardised(name, column)
+            if _is_swallowed(column, values):
+                notes.append(
+                    f"Column {name!r}: next to its largest value, {np.abs(column).max():g}, most "
+                    "of its values are the same number. If that value is a mistake or a code, fix "
+                    "it; otherwise use the logarithm of the column."
+                )
+        table.check_held(name, values.astype(float))
         parts.append(values.astype(float))
         coefficients.append(name)
     if not parts:
@@ -138,6 +146,7 @@ def regression_inputs(
         if y.min() == y.max():
             raise TableError(f"{table.path}, column {response!r} has the same value in every row.")
         y, *scaling[response] = table.standardised(response, y)
+    table.check_held(response, y)
     return Inputs(
         model=regression.model,
         title=regression.title,
@@ -190,11 +199,13 @@ def model_inputs(
         if name in categorical:
             codes, levels[name] = table.labels(name)
             return codes
-        return table.numbers(
+        values = table.numbers(
             name,
             f"If {name!r} is a category, use --categorical {name}; to leave it out of a matrix, "
             "name the other columns with --columns.",
         )
+        table.check_held(name, values)
+        return values
 
     arguments = {
         name: read(source)
@@ -367,6 +378,11 @@ def _categories(table: Table, name: str) -> tuple[np.ndarray, list[str]]:
             f"from 2 to {_MAX_LEVELS} categories. Leave it out, or merge rare categories."
         )
     return codes, levels
+
+
+def _is_swallowed(column: np.ndarray, scaled: np.ndarray) -> bool:
+    """Return whether more than half of the distinct values are equal in float32 once scaled."""
+    return 2 * np.unique(scaled.astype(np.float32)).size < np.unique(column).size
 
 
 def _as_list(names: str | list[str]) -> list[str]:

@@ -5,6 +5,8 @@ status 2, since the people who run it may know neither JAX nor Python.
 """
 
 import argparse
+import contextlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the arguments after the command's name; by default those of the process.
 
     Returns:
-        The exit status: 0, or 2 after an error that was explained on standard error.
+        The exit status: 0, 2 after an error that was explained on standard error, or 130 after
+        Ctrl-C.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
@@ -32,19 +35,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         options.run(options, arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        _complain("interrupted; nothing further was written.")
+        return 130
     except (ValueError, ModuleNotFoundError, OSError, MemoryError) as error:
         if options.debug:
             traceback.print_exc()
-        print(f"jaxcoreset: {_sentence(error)}", file=sys.stderr)
+        _complain(_sentence(error))
         return 2
     return 0
+
+
+def _complain(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
+        print(f"jaxcoreset: {text}", file=sys.stderr, flush=True)
+    try:
+        sys.stdout.flush()
+    except OSError:  # Python would fail again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "there is not enough memory for these rows."
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"cannot read or write {error.filename}: {error.strerror}"
+    if isinstance(error, OSError):
+        where = "the standard output" if error.filename is None else error.filename
+        return f"cannot read or write {where}: {error.strerror or error}"
     return str(error)
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Int, Num
 
+from jaxcoreset.data.dtypes import first_lost, handed_on, held_by
 from jaxcoreset.data.messages import DataError, did_you_mean, no_column, not_parquet, require
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 MIDNIGHT = " 00:00:00"
 SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
 _MAX_INT64 = 2**63 - 1
+_MAX_FIELD = 2**31 - 1  # characters; Python's own limit is 131,072
 # By the letter that NumPy and pandas give to a type; categories of pandas have that of objects.
 _KINDS = {"M": "date", "b": "truth", "i": "whole number", "u": "whole number"}
 _KINDS |= {"f": "number", "c": "number"}
@@ -111,11 +113,32 @@ class Table:
             values = numbers
         if values.dtype.kind == "c":
             raise TableError(f"{self.path}, column {name!r} holds complex numbers; expected real.")
-        # As int64 large numbers would be negative.
-        real = values.dtype.kind == "f" or (values.dtype.kind == "u" and values.max() > _MAX_INT64)
-        array = values.to_numpy(dtype=np.float64 if real else np.int64)
+        if values.dtype.kind == "u" and values.max() > _MAX_INT64:  # negative as int64
+            array = values.to_numpy(dtype=np.float64)
+            order = np.argsort(exact := values.to_numpy(dtype=np.uint64), kind="stable")
+            equal = (np.diff(array[order]) == 0) & (np.diff(exact[order]) > 0)
+            lost = np.isin(np.arange(array.size), order[1:][equal])
+            found = f"float64 cannot tell {exact[lost][0]} from another value" if lost.any() else ""
+            self.refuse(name, lost, found, "Subtract a constant from the column first.")
+            return array
+        array = values.to_numpy(dtype=np.float64 if values.dtype.kind == "f" else np.int64)
         self.refuse(name, ~np.isfinite(array), "the value is infinite", "Expected a number.")
         return array
+
+    def check_held(self, name: str, values: np.ndarray) -> None:
+        """Check that JAX holds the values of a column, which it shortens to 32 bits.
+
+        Raises:
+            TableError: if it does not.
+        """
+        bad = first_lost(values)
+        if bad is not None:
+            self.refuse(
+                name,
+                np.arange(values.size) == bad,
+                f"found {values[bad]}, which {held_by(handed_on(values.dtype))}",
+                "Fix the value, use another unit, or set the variable JAX_ENABLE_X64=1.",
+            )
 
     def standardised(self, name: str, values: Num[np.ndarray, " n"]) -> tuple[Any, float, float]:
         """The values of a column less their mean and divided by their standard deviation.
@@ -127,8 +150,10 @@ class Table:
             TableError: if all are equal up to rounding: the standard deviation is at most 1e-12 of
                 the largest absolute value.
         """
-        mean, sd = float(np.mean(values, dtype=np.float64)), float(np.std(values, dtype=np.float64))
-        if not sd > 1e-12 * float(np.max(np.abs(values))):
+        self.check_held(name, np.asarray(values, np.float64))
+        size = float(np.max(np.abs(values))) or 1.0  # so that squares stay finite
+        mean, sd = float(np.mean(values / size)) * size, float(np.std(values / size)) * size
+        if not sd > 1e-12 * size:
             raise TableError(
                 f"{self.path}, column {name!r}: the values differ only by rounding; expected "
                 "distinct values. Subtract a constant from them first, or leave the column out."
@@ -251,10 +276,13 @@ def _short(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
-def _records(path: Path, separator: str) -> Iterable[tuple[int, list[str]]]:
+def _records(
+    path: Path, separator: str, *, strict: bool = False
+) -> Iterable[tuple[int, list[str]]]:
     """The records of a text file, header first, each with the number of its first line."""
+    csv.field_size_limit(_MAX_FIELD)
     with open(path, encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, delimiter=separator)
+        reader = csv.reader(file, delimiter=separator, strict=strict)
         line = 1
         for record in reader:
             if len(record) > 1 or (record and record[0].strip()):
@@ -321,14 +349,25 @@ def _read_text(path: Path, separator: str) -> "pd.DataFrame":
 
 
 def _first_bad_line(path: Path, separator: str) -> str:
-    """A sentence on the first line that has more values than the header; empty without one."""
-    records = iter(_records(path, separator))
-    _, header = next(records)
-    for line, record in records:
+    """A sentence on the first line that cannot be read; empty without one."""
+    header, line, record = None, 1, [""]
+    for line, record in _records(path, separator):
+        header = record if header is None else header
         if len(record) > len(header):
             return (
                 f"line {line} has {len(record)} values, and the header has {len(header)} names. "
                 "Put quotes around a value that contains the separator."
+            )
+    try:
+        list(_records(path, separator, strict=True))
+    except csv.Error as error:
+        if "unexpected end of data" in str(error):  # the last value takes in all that follows
+            line += sum(value.count("\n") for value in record[:-1])
+            names = header if header is not None and header is not record else []
+            name = f" {names[len(record) - 1]!r}" if len(names) >= len(record) else ""
+            return (
+                f"line {line}, column {len(record)}{name}: a quote is opened and not closed. "
+                "Close it, or write two quotes for one that belongs to the value."
             )
     return ""
 
@@ -336,11 +375,10 @@ def _first_bad_line(path: Path, separator: str) -> str:
 def _read_parquet(path: Path) -> "pd.DataFrame":
     require("pyarrow")
     import pandas as pd
-    import pyarrow as pa
 
     try:
         frame = pd.read_parquet(path, engine="pyarrow")
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except Exception as error:  # of pyarrow, and of pandas about its notes in the file
         raise TableError(not_parquet(path, error)) from error
     named = frame.reset_index() if any(name is not None for name in frame.index.names) else frame
     named.columns = [str(name) for name in named.columns]

@@ -1,11 +1,10 @@
 """`Coreset`: a few weighted rows, the model with these weights, and a report.
 
 A coreset is saved as one ``.npz`` file: its arrays, and a JSON text that says how they make up the
-model's arguments. Nothing in the file is executed when it is loaded.
+model's arguments. Nothing in the file is executed when it is loaded; see `load` on its model.
 """
 
 import copy
-import dataclasses
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -18,16 +17,16 @@ from jax.typing import ArrayLike
 from jaxtyping import Float, Int, PRNGKeyArray
 from numpyro.infer import MCMC
 
-from jaxcoreset.coreset.frame import as_frame
+from jaxcoreset.coreset.frame import as_frame, without_formulas
 from jaxcoreset.coreset.model_name import import_model, name_of
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.coreset.update import updated
 from jaxcoreset.coreset.warm_start import WarmStart, warm_start
-from jaxcoreset.data.arrays import decode, encode, load_archive, save_archive
+from jaxcoreset.data.arrays import encode, save_archive
 from jaxcoreset.data.messages import require
 from jaxcoreset.data.utils import Clock, write_whole
-from jaxcoreset.likelihood.arguments import Arguments, arguments_by_length
+from jaxcoreset.likelihood.arguments import Arguments
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.weighted import weighted_model
 from jaxcoreset.selection.draws import DrawPool
@@ -37,7 +36,7 @@ from jaxcoreset.weighting.laplace import LaplaceApproximation
 if TYPE_CHECKING:
     import pandas as pd
 
-_FORMAT = 1
+FORMAT = 1
 
 
 class Coreset:
@@ -57,6 +56,7 @@ class Coreset:
         indices: see below, as all arguments that are not listed here.
         data_dims: for each observed site in the data axis its dimension, counted from the right.
         model_name: where the model can be imported from, as ``module:name``.
+        trust: whether the model may be imported by its name; see `load`.
 
     Attributes:
         indices: int64 array of shape (m,), the row numbers in increasing order.
@@ -82,6 +82,7 @@ class Coreset:
         *,
         data_dims: Mapping[str, int],
         model_name: str | None = None,
+        trust: bool = False,
         approximation: LaplaceApproximation | None = None,
         likelihood: ModelLikelihood | None = None,
         summary: DataSummary | None = None,
@@ -96,6 +97,7 @@ class Coreset:
         self._full_model = model
         self.data_dims = dict(data_dims)
         self._model_name = model_name or name_of(model)
+        self._trust = trust
         self._model: Callable | None = None
 
     @property
@@ -113,8 +115,8 @@ class Coreset:
         """The weighted model.
 
         Raises:
-            ValueError: if the coreset was loaded without its model, which cannot be imported under
-                the name that it was saved with.
+            ValueError: if the coreset was loaded without its model, and without trust in the name
+                that it was saved with, or the model cannot be imported under that name.
         """
         if self._model is None:
             self._model = weighted_model(self.full_model, self.weights, self.data_dims)
@@ -123,7 +125,7 @@ class Coreset:
     @property
     def full_model(self) -> Callable:
         """The model as its user wrote it, without weights; errors as for `model`."""
-        return self._full_model or import_model(self._model_name)
+        return self._full_model or import_model(self._model_name, self._trust)
 
     @property
     def data_names(self) -> dict[str, int]:
@@ -224,7 +226,7 @@ class Coreset:
             path = path.with_name(path.name + ".npz")
         arrays: dict[str, np.ndarray] = {}
         header = {
-            "format": _FORMAT,
+            "format": FORMAT,
             "args": encode(list(self.args), arrays, "args"),
             "kwargs": encode(self.kwargs, arrays, "kwargs"),
             "report": self.report.to_dict(),
@@ -265,19 +267,27 @@ class Coreset:
         return as_frame(self.indices, self.weights, data, self.report.num_data, table, weight, row)
 
     def to_csv(
-        self, path: str | os.PathLike, table: "pd.DataFrame | None" = None, **names: str
+        self,
+        path: str | os.PathLike,
+        table: "pd.DataFrame | None" = None,
+        *,
+        escape_formulas: bool = True,
+        **names: str,
     ) -> Path:
         """Write `to_frame` as CSV with a header and without the index, atomically.
 
         Args:
             path: the file.
             table: see `to_frame`.
+            escape_formulas: whether text and names that begin with ``=``, ``+``, ``-`` or ``@`` and
+                are no numbers get an apostrophe before them: a spreadsheet would run them.
             **names: `weight` and `row`, see `to_frame`.
 
         Returns:
             The path written.
         """
         frame = self.to_frame(table, **names)
+        frame = without_formulas(frame) if escape_formulas else frame
         return write_whole(path, lambda file: frame.to_csv(file, index=False, encoding="utf-8"))
 
     def to_parquet(
@@ -381,47 +391,3 @@ def whole_coreset(model: Callable, likelihood: ModelLikelihood, size: int, clock
     data = rows.data if rows.is_local and not rows.is_streamed else rows.take(indices)
     report = Report.of_all_rows(n, size, clock)
     return coreset_of_rows(model, likelihood, indices, weights, data, report)
-
-
-def load(path: str | os.PathLike, model: Callable | None = None) -> Coreset:
-    """Read a coreset that `Coreset.save` wrote.
-
-    Args:
-        path: the file; ``.npz`` is added if there is no file of this name.
-        model: the NumPyro model that the coreset was built for. If left out, it is imported on
-            first access, under the name that it had.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if the file is not a coreset, or was written by a newer version.
-    """
-    path = Path(path)
-    if not path.exists() and path.with_name(path.name + ".npz").exists():
-        path = path.with_name(path.name + ".npz")
-    header, arrays = load_archive(
-        path,
-        "format",
-        "is not a coreset, or is truncated; expected a file that Coreset.save wrote.",
-    )
-    if header["format"] > _FORMAT:
-        raise ValueError(
-            f"{os.fspath(path)!r} was written by a newer version of jaxcoreset; upgrade to read it."
-        )
-    args, kwargs = tuple(decode(header["args"], arrays)), decode(header["kwargs"], arrays)
-    arguments = arguments_by_length(model, args, kwargs, arrays["indices"].size)
-    # Files of the first versions do not say which arguments hold rows, or count them.
-    if header.get("data_names") is not None:
-        arguments = arguments.with_names(header["data_names"])
-    if header.get("count_places") is not None:
-        arguments = dataclasses.replace(arguments, counts_at=tuple(header["count_places"]))
-    summary = header.get("summary")
-    return Coreset(
-        model,
-        arrays["indices"],
-        arrays["weights"],
-        arguments,
-        Report.from_dict(header["report"]),
-        data_dims=header["data_dims"],
-        model_name=header["model"],
-        summary=None if summary is None else DataSummary.from_dict(decode(summary, arrays)),
-    )

@@ -46,6 +46,30 @@ def as_frame(
     return frame
 
 
+def without_formulas(frame: "pd.DataFrame") -> "pd.DataFrame":
+    """The frame with an apostrophe before each text and name that a spreadsheet would run."""
+    import pandas as pd
+
+    columns = []
+    for i, name in enumerate(frame.columns):
+        column = frame.iloc[:, i]
+        if column.dtype.kind == "O":
+            column = column.astype(object).map(as_text_cell)
+        columns.append(column.rename(as_text_cell(name)))
+    return pd.concat(columns, axis=1)
+
+
+def as_text_cell(value: Any) -> Any:
+    """A value with an apostrophe before it if a spreadsheet would take it for a formula."""
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
 def _columns(data: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """One-dimensional columns by name: y, X[0], X[1], ...."""
     columns: dict[str, np.ndarray] = {}

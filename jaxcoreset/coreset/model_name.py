@@ -1,10 +1,12 @@
 """The name under which a saved coreset imports its model again."""
 
 import functools
-import importlib
+import pkgutil
 import sys
 from collections.abc import Callable
-from typing import Any
+
+# The package's own models. A name such as jaxcoreset.data.utils:os.system is none of them.
+_OWN = ("jaxcoreset.command.regressions", "jaxcoreset.command.flights")
 
 
 def name_of(model: Callable | None) -> str | None:
@@ -15,30 +17,36 @@ def name_of(model: Callable | None) -> str | None:
     """
     module, path = getattr(model, "__module__", None), getattr(model, "__qualname__", None)
     try:
-        found = _attribute(sys.modules[str(module)], str(path))
+        found = functools.reduce(getattr, str(path).split("."), sys.modules[str(module)])
     except (KeyError, AttributeError):
         return None
     return f"{module}:{path}" if found is model else None
 
 
-def _attribute(module: Any, path: str) -> Any:
-    """The attribute at a dotted path."""
-    return functools.reduce(getattr, path.split("."), module)
-
-
-def import_model(name: str | None) -> Callable:
+def import_model(name: str | None, trust: bool) -> Callable:
     """The model of a name.
 
+    Args:
+        name: ``module:name``, from the file of a coreset.
+        trust: whether to import what is not of this package; whoever wrote the file may have put
+            any function there, which then runs with the arguments in the file.
+
     Raises:
-        ValueError: if there is no name, or it cannot be imported.
+        ValueError: if there is no name, it is not trusted, or it cannot be imported.
     """
     trouble = "the coreset was saved without the name of an importable model"
     if name is not None:
-        module, _, path = name.partition(":")
         try:
-            return _attribute(importlib.import_module(module), path)
-        except (ImportError, AttributeError) as error:
-            trouble = f"{name} cannot be imported ({error})"
+            if trust or name.partition(":")[0] in _OWN:
+                model = pkgutil.resolve_name(name)
+                if trust or name_of(model) == name:
+                    return model
+            raise ValueError(
+                f"the file names {name}, which would be imported and run: if you trust the file, "
+                "load(path, trust=True)"
+            )
+        except (ImportError, AttributeError, ValueError) as error:
+            trouble = f"{name} is not imported ({error})"
     raise ValueError(
         f"the coreset's model is missing: {trouble}. Pass it: load(path, model=model)."
     )

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxcoreset.data.arrays import require_type
 from jaxcoreset.data.messages import text_table
 from jaxcoreset.data.utils import Clock, peak_memory
 from jaxcoreset.likelihood.precision import rounding_of
@@ -169,12 +170,22 @@ class Report:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "Report":
-        """The inverse of `to_dict`."""
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: if an attribute is missing or of another type.
+        """
+        require_type(plain, dict[str, Any], "report")
         plain = _renamed(plain)
         for name in ("rounds", "candidate_searches", "history"):
             plain[name] = [_renamed(one) for one in plain.get(name, [])]
+        require_type(plain["curve"], dict[str, list[float]], "curve")
         curve = {name: np.asarray(values) for name, values in plain["curve"].items()}
-        return cls(**{**plain, "curve": curve})
+        report = cls(**{**plain, "curve": curve})
+        for field in dataclasses.fields(report):
+            require_type(getattr(report, field.name), field.type, field.name)
+        str(report)  # what the parts that are dictionaries hold
+        return report
 
     def __str__(self) -> str:
         rows = [

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from jaxcoreset.data.arrays import leading, require_type
 from jaxcoreset.likelihood.likelihood import Params
 from jaxcoreset.selection.draws import DrawPool, Use
 
@@ -84,10 +85,23 @@ class DataSummary:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "DataSummary":
-        """The inverse of `to_dict`."""
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: if a part is missing, or of another type or shape.
+        """
         parts = []
-        for part in plain["parts"]:
+        for i, part in enumerate(plain["parts"]):
             use = _EARLIER_USES.get(part["use"], part["use"])
             draws = jax.tree.map(jnp.asarray, part["draws"])
-            parts.append(SummaryPart(use, draws, part["total"], part["total_then"]))
-        return cls(parts, tuple(plain["candidates"]), plain["rows"], plain["inefficiency"])
+            totals = part["total"], part["total_then"]
+            require_type(draws, dict[str, Any], f"draws {i}")
+            if use not in get_args(Use) or leading([draws, totals]) != totals[0].size:
+                raise ValueError(f"part {i} is of use {use!r}, or its totals are not of shape (s,)")
+            parts.append(SummaryPart(use, draws, *totals))
+        candidates, indices = tuple(plain["candidates"]), plain["rows"]
+        leading([candidates, indices], "the candidates")
+        if indices.ndim != 1 or indices.dtype.kind != "i":
+            raise ValueError("the row numbers of candidates are not integers of shape (m,)")
+        require_type(plain["inefficiency"], float, "inefficiency")
+        return cls(parts, candidates, indices, plain["inefficiency"])

@@ -4,16 +4,19 @@ An archive is an ``.npz`` file with arrays and JSON. Coresets and checkpoints ar
 format has a checksum for each array, so damage is noticed.
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from jaxcoreset.data.dtypes import check_held
 from jaxcoreset.data.utils import write_whole
 
 
@@ -45,13 +48,7 @@ def save_archive(
     """
     text = np.frombuffer(json.dumps(header).encode(), np.uint8)
     save = np.savez_compressed if compress else np.savez
-
-    def write(file: IO[bytes]) -> None:
-        save(file, allow_pickle=False, **arrays, header=text)
-        file.flush()
-        os.fsync(file.fileno())
-
-    return write_whole(path, write)
+    return write_whole(path, lambda file: save(file, allow_pickle=False, **arrays, header=text))
 
 
 def load_archive(
@@ -68,15 +65,75 @@ def load_archive(
         FileNotFoundError: if there is no such file.
         ValueError: if it is another file, or damaged.
     """
-    with open(path, "rb") as file:
-        try:
-            contents = np.load(file, allow_pickle=False)
-            arrays = {name: contents[name] for name in contents.files}
-            header = json.loads(arrays.pop("header").tobytes())
-            header[kind]
-        except Exception as error:  # of zip, NumPy, zlib or JSON
-            raise ValueError(f"{os.fspath(path)!r} {trouble}") from error
+    arrays, at = {}, "the archive"
+    with open(path, "rb") as file, usable(path, trouble, lambda: at):
+        contents = np.load(file, allow_pickle=False)
+        for at in contents.files:
+            arrays[at] = contents[at]
+        at = "header"
+        header = json.loads(arrays.pop("header").tobytes())
+        header[kind]
     return header, arrays
+
+
+@contextlib.contextmanager
+def usable(path: str | os.PathLike, trouble: str, entry: str | Callable[[], str]) -> Iterator[None]:
+    """Turn any error about a part of a file into one that names the file and the part.
+
+    Args:
+        path: the file.
+        trouble: what the message says after the path.
+        entry: the part of the file, or a function that returns it.
+
+    Raises:
+        ValueError: if anything is raised within, such as an error of zip, NumPy, zlib or JSON.
+    """
+    try:
+        yield
+    except Exception as error:
+        name = entry if isinstance(entry, str) else entry()
+        raise ValueError(
+            f"{os.fspath(path)!r} {trouble} The trouble is in {name}: {type(error).__name__}: "
+            f"{str(error)[:300]}"
+        ) from error
+
+
+def require_type(value: Any, hint: Any, name: str) -> None:
+    """Check a value that was read from JSON.
+
+    Args:
+        value: the value.
+        hint: an annotation of plain types, unions of them, and lists and dictionaries; an int is
+            also a float.
+        name: what the message calls the value.
+
+    Raises:
+        ValueError: if the value is of another type.
+    """
+    if not _is_of(value, hint):
+        expected = getattr(hint, "__name__", None) if isinstance(hint, type) else None
+        raise ValueError(
+            f"{name} is {str(value)[:60]!r}, of type {type(value).__name__}; expected "
+            f"{expected or hint}."
+        )
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    inner = get_args(hint)
+    if hint is Any or isinstance(hint, str):
+        return True
+    if get_origin(hint) in (Union, UnionType):
+        return any(_is_of(value, one) for one in inner)
+    if get_origin(hint) is dict:
+        return isinstance(value, dict) and all(
+            _is_of(key, inner[0]) and _is_of(item, inner[1]) for key, item in value.items()
+        )
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(_is_of(item, inner[0]) for item in value)
+    if hint in (int, float):
+        return isinstance(value, int | hint) and not isinstance(value, bool)
+    kind = get_origin(hint) or hint
+    return isinstance(value, kind) if isinstance(kind, type) else True
 
 
 def encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
@@ -111,15 +168,22 @@ def encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
 
 
 def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """The inverse of `encode`."""
+    """The inverse of `encode`.
+
+    Raises:
+        ValueError: if JAX cannot hold the numbers of one of its arrays now.
+    """
     if "value" in value:
         return value["value"]
-    if "array" in value:
-        array = arrays[value["array"]]
-        return jax.numpy.asarray(array) if value["jax"] else array
-    if "bits" in value:
-        array = restored(arrays[value["bits"]], np.dtype(value["type"]))
-        return jax.numpy.asarray(array) if value["jax"] else array
+    if "array" in value or "bits" in value:
+        name = value["array"] if "array" in value else value["bits"]
+        array = arrays[name]
+        if "bits" in value:
+            array = restored(array, np.dtype(value["type"]))
+        if not value["jax"]:
+            return array
+        check_held(array, name)  # it may have been saved with x64 on
+        return jax.numpy.asarray(array)
     if "dict" in value:
         return {key: decode(item, arrays) for key, item in value["dict"].items()}
     kind = tuple if "tuple" in value else list

@@ -12,6 +12,7 @@ import importlib.metadata
 import os
 import re
 import time
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,13 +21,22 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxcoreset.data.arrays import decode, encode, load_archive, save_archive
+from jaxcoreset.data.arrays import (
+    decode,
+    encode,
+    load_archive,
+    require_type,
+    save_archive,
+    usable,
+)
 from jaxcoreset.data.processes import ProcessGroup
 from jaxcoreset.data.reading import fingerprint
 
 _FORMAT = 2
 # A setting that is known only once the model has been evaluated.
 MODEL_VALUES = "model values"
+_PASS_TYPES: dict[str, Any] = {"what": str, "digest": str, "state": dict[str, np.ndarray]}
+_PASS_TYPES |= {"next_row": int, "is_done": bool}
 
 
 @dataclass
@@ -53,6 +63,29 @@ class Pass:
         """What the pass has found so far."""
         return self.progress[0]
 
+    def check_like(self, start: dict[str, np.ndarray], rows: int, block: int) -> None:
+        """Check that what was kept continues a pass.
+
+        Args:
+            start: arrays of the same names, types and shapes.
+            rows: the number of rows of this process.
+            block: how many rows are evaluated at once.
+
+        Raises:
+            ValueError: if it does not; the file was not written by this program.
+        """
+        forms = [
+            {name: (np.shape(array), np.asarray(array).dtype) for name, array in one.items()}
+            for one in (start, self.state)
+        ]
+        row = self.progress[1]
+        if forms[0] != forms[1] or not (row == rows or (0 <= row < rows and row % block == 0)):
+            raise ValueError(
+                f"checkpoint {str(self.checkpoint.path)!r} is damaged; delete it, or give another "
+                f"path. Its pass {self.what!r} is at row {row} with the arrays {forms[1]}; "
+                f"expected the end of a block of {block} among {rows} rows, and {forms[0]}."
+            )
+
     def advance(self, state: dict[str, np.ndarray], next_row: int) -> None:
         """Note how far the pass has come, and write the file if that is due."""
         self.progress = state, next_row
@@ -62,7 +95,7 @@ class Pass:
         """Note the end of the pass, and write the file."""
         self.progress = state, self.progress[1]
         self.is_done = True
-        self.checkpoint.write()
+        self.checkpoint.write_if_due(after=0.0)
 
 
 class CheckpointFile:
@@ -93,8 +126,9 @@ class CheckpointFile:
                 errno.ENOENT, "there is no such directory for a checkpoint", str(self.path.parent)
             )
         # What a killed process left of a write, under the names that write_whole makes.
-        unfinished = f"{glob.escape(self.path.name)}.{'[0-9a-f]' * 32}.part"
-        for leftover in self.path.parent.glob(unfinished):
+        file = Path(os.path.realpath(self.path))
+        unfinished = f"{glob.escape(file.name)}.{'[0-9a-f]' * 32}.part"
+        for leftover in file.parent.glob(unfinished):
             leftover.unlink(missing_ok=True)
         if self.path.exists():
             self._read()
@@ -151,28 +185,48 @@ class CheckpointFile:
             "it resumes there"
         )
 
-    def write_if_due(self) -> None:
-        """Write the file if the last write is longer ago than the interval."""
-        if time.monotonic() - self._written >= self.interval:
+    def write_if_due(self, after: float | None = None) -> None:
+        """Write the file if the last write is longer ago than `after`, by default the interval.
+
+        Warns if it cannot be written; the build goes on, and tries again when the next is due.
+        """
+        if time.monotonic() - self._written < (self.interval if after is None else after):
+            return
+        try:
             self.write()
+        except OSError as failure:
+            warnings.warn(
+                f"the checkpoint {str(self.path)!r} could not be written: "
+                f"{failure.strerror or failure}. The build goes on; if it is interrupted, it "
+                "resumes from what was written before.",
+                stacklevel=2,
+            )
 
     def _read(self) -> None:
         trouble = "is not a checkpoint, or is damaged; delete it, or give another path."
+        if not self.path.is_file():
+            raise ValueError(f"{str(self.path)!r} {trouble} Expected a file.")
         header, arrays = load_archive(self.path, "checkpoint", trouble)
         if header["checkpoint"] != _FORMAT:
             raise ValueError(
                 f"checkpoint {str(self.path)!r} was written by another version of jaxcoreset; "
                 "delete it, or use that version."
             )
+        at = "settings"
+        with usable(self.path, trouble, lambda: at):
+            require_type(header["settings"], dict[str, str], at)
+            require_type(header["passes"], list[dict[str, Any]], "passes")
+            for i, one in enumerate(header["passes"]):
+                at = f"pass {i}"
+                state = decode(one["state"], arrays)
+                fields = one["what"], one["digest"], (state, one["next_row"]), one["is_done"]
+                for name, hint in _PASS_TYPES.items():
+                    require_type(state if name == "state" else one[name], hint, name)
+                self.passes.append(Pass(self, *fields))
         self._kept = header["settings"]
         names = sorted({*self._kept, *self.settings} - {MODEL_VALUES})
         if differing := [name for name in names if self._kept.get(name) != self.settings.get(name)]:
             self._refuse(differing)
-        self.passes = [
-            Pass(self, one["what"], one["digest"], (state, one["next_row"]), one["is_done"])
-            for one in header["passes"]
-            for state in [decode(one["state"], arrays)]
-        ]
 
     def _refuse(self, names: list[str]) -> NoReturn:
         differing = [

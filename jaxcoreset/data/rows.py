@@ -193,6 +193,7 @@ class Rows:
             checkpoint = context.checkpoint
             entry = None if checkpoint is None else checkpoint.open(what, _digest(args))
             if entry is not None and (entry.is_done or entry.progress[1]):
+                entry.check_like(start, self.num_local, self.block(width))
                 state, first = entry.progress
                 first = self.num_local if entry.is_done else first
                 on_rows(first)
@@ -254,7 +255,11 @@ class Rows:
         if checkpoint is None or self.has_random_access:
             return take_rows(leaves, rows)
         entry = checkpoint.open("candidates", _digest(rows))
-        if not entry.is_done:
+        if entry.is_done:
+            like = [(len(rows), *leaf.shape[1:]) for leaf in leaves]
+            start = {str(i): np.empty(like[i], leaf.dtype) for i, leaf in enumerate(leaves)}
+            entry.check_like(start, 0, 1)
+        else:
             parts = take_rows(leaves, rows)
             entry.finish({str(i): np.asarray(part) for i, part in enumerate(parts)})
         return tuple(entry.state[str(i)] for i in range(len(leaves)))

@@ -1,7 +1,10 @@
 """Utilities of the host: random choices, progress bars, clocks, checks of settings, files."""
 
+import contextlib
 import errno
+import io
 import os
+import stat
 import sys
 import time
 import uuid
@@ -81,16 +84,53 @@ def check_int(name: str, value: Any, lowest: int) -> int:
 
 
 def write_whole(path: str | os.PathLike, write: Callable[[IO[bytes]], Any]) -> Path:
-    """Write a file under another name and rename it, so that it is never incomplete."""
+    """Write a file under another name and rename it, so that it is never incomplete.
+
+    A link is followed, and a file that is replaced keeps its mode and owner. A pipe or a device is
+    written to.
+
+    Args:
+        path: the file.
+        write: called with the open file.
+
+    Returns:
+        The path, as it was given.
+
+    Raises:
+        OSError: if it cannot be written, by the name of `path`; an earlier file is still there.
+    """
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(path.parent))
+    try:
+        if path.exists() and (not path.is_file() or str(path).startswith(("/dev/", "/proc/"))):
+            buffer = io.BytesIO()
+            write(buffer)
+            with open(path, "wb") as file:
+                file.write(buffer.getbuffer())
+        else:
+            _write_and_rename(Path(os.path.realpath(path)), write)
+    except OSError as error:
+        number, reason = error.errno or errno.EIO, error.strerror or str(error)
+        raise OSError(number, reason, str(path)) from error
+    return path
+
+
+def _write_and_rename(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    status = path.stat() if path.exists() else None
+    if status is not None and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, "the file is write-protected", str(path))
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
     try:
         with open(temporary, "xb") as file:
             write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        if status is not None:
+            with contextlib.suppress(OSError, AttributeError):  # only root gives files away
+                os.chown(temporary, status.st_uid, status.st_gid)
+            os.chmod(temporary, stat.S_IMODE(status.st_mode))
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    return path

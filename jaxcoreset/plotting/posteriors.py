@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxcoreset.plotting.style import CORESET, DASHES, FULL, new_axes
+from jaxcoreset.plotting.style import CORESET, DASHES, FULL, literal, new_axes
 from jaxcoreset.weighting.laplace import LaplaceApproximation, parameter_names
 
 if TYPE_CHECKING:
@@ -317,7 +317,8 @@ def _names(names: Sequence[str] | None, first: _Marginals, second: _Marginals) -
             "expected the same parameters."
         )
     if names is None:
-        names = first.names or second.names or [f"parameter {i}" for i in range(d)]
+        known = first.names or second.names or [f"parameter {i}" for i in range(d)]
+        names = [literal(name) for name in known]
     if len(names) != d:
         raise ValueError(f"names has {len(names)} entries; expected {d}, one for each parameter.")
     return names

@@ -24,6 +24,11 @@ def new_axes(ax: Any, size: tuple[float, float] = _INCHES) -> "Axes":
     return plt.subplots(figsize=size, layout="constrained")[1]
 
 
+def literal(name: str) -> str:
+    """A name for matplotlib, in which dollars are dollars and begin no equation."""
+    return name.replace("$", r"\$")
+
+
 def tidy(ax: "Axes") -> None:
     """Draw a light grid behind the data, and no box around them."""
     ax.grid(True, which="major", color="0.88", lw=0.7)

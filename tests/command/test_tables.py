@@ -4,6 +4,8 @@ import sys
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from jaxcoreset.command.inputs import import_model, model_inputs, regression_inputs
@@ -133,6 +135,13 @@ def test_files_that_are_no_table_are_refused(name, content, message, tmp_path):
     path.write_bytes(content)
     with pytest.raises(TableError, match=message):
         read_table(path)
+
+
+def test_a_parquet_file_whose_notes_for_pandas_are_damaged_is_refused(tmp_path):
+    table = pa.table(FRAME).replace_schema_metadata({b"pandas": b'{"index_columns": [{}]}'})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(TableError, match="cannot be read as Parquet"):
+        read_table(tmp_path / "a.parquet")
 
 
 def test_arrays_that_make_no_table_are_refused(tmp_path):

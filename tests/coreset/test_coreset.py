@@ -18,6 +18,7 @@ import pytest
 from numpyro.infer.util import log_density
 
 import jaxcoreset as jc
+from jaxcoreset.command.regressions import poisson
 from jaxcoreset.data.checkpoint import CheckpointFile
 from jaxcoreset.likelihood.arguments import arguments_by_length
 from tests.builders.test_builder import logistic
@@ -41,7 +42,7 @@ def of_one_row(args, report):
 def test_loaded_coreset_is_the_saved_one(coreset, tmp_path):
     path = coreset.save(tmp_path / "rows")
     assert path.name == "rows.npz"
-    loaded = jc.load(path)
+    loaded = jc.load(path, trust=True)
     np.testing.assert_array_equal(loaded.indices, coreset.indices)
     np.testing.assert_array_equal(loaded.weights, coreset.weights)
     np.testing.assert_array_equal(loaded.args[0], coreset.args[0])
@@ -76,6 +77,14 @@ def test_types_that_numpy_cannot_store_survive(coreset, tmp_path, dtype):
         np.testing.assert_array_equal(np.asarray(after, float), np.asarray(before, float))
 
 
+def test_integers_saved_with_x64_do_not_wrap_when_they_are_loaded_without(coreset, tmp_path):
+    with jax.enable_x64(True):
+        path = of_one_row((jnp.asarray([2**40]),), coreset.report).save(tmp_path / "wide.npz")
+        assert jc.load(path).args[0][0] == 2**40
+    with pytest.raises(ValueError, match=r"args\.0\[0\] is 1099511627776, which int32 cannot hold"):
+        jc.load(path)
+
+
 def test_a_coreset_of_all_rows_says_why_it_has_no_summary():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(10, 2)), rng.integers(0, 2, 10)
@@ -102,11 +111,31 @@ def test_pickle_needs_a_model_that_it_can_name(coreset, tmp_path):
     there = pickle.loads(pickle.dumps(coreset))
     assert isinstance(there.kwargs["y"], jax.Array)
     pd.testing.assert_frame_equal(there.to_frame(), coreset.to_frame())
-    loaded = jc.load(coreset.save(tmp_path / "rows"))  # knows its model by name only
+    # This one knows its model by name only.
+    loaded = jc.load(coreset.save(tmp_path / "rows"), trust=True)
     assert pickle.loads(pickle.dumps(loaded)).model == coreset.model
     local = of_model(lambda x, y: logistic(x, y), coreset)
     with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
         pickle.dumps(local)
+
+
+@pytest.mark.parametrize(
+    "name", ["os:system", "jaxcoreset.data.utils:os.system", "builtins:exec", "no name at all"]
+)
+def test_a_file_runs_nothing_that_it_names(coreset, tmp_path, name):
+    path = with_header(coreset.save(tmp_path / "rows"), lambda header: header | {"model": name})
+    loaded = jc.load(path)
+    with pytest.raises(ValueError, match=r"would be imported and run: .*load\(path, trust=True\)"):
+        loaded.model  # noqa: B018
+    assert jc.load(path, logistic).full_model is logistic
+    assert pickle.loads(pickle.dumps(loaded)).to_frame().equals(coreset.to_frame())
+
+
+def test_the_packages_own_models_and_those_of_files_to_trust_are_imported(coreset, tmp_path):
+    path = coreset.save(tmp_path / "rows")
+    assert jc.load(path, trust=True).full_model is logistic
+    own = with_header(path, lambda header: header | {"model": f"{poisson.__module__}:poisson"})
+    assert jc.load(own).full_model is poisson
 
 
 def test_the_ending_may_be_left_out(coreset, tmp_path):

@@ -122,6 +122,19 @@ def test_a_checkpoint_that_cannot_be_written_does_not_hide_the_error(tmp_path, m
     assert "could not be written: no space left" in caught.value.__notes__[0]
 
 
+def test_a_checkpoint_that_cannot_be_written_is_a_warning_and_the_build_goes_on(
+    tmp_path, monkeypatch, whole
+):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.warns(UserWarning, match=r"build' could not be written: No space left .* goes on"):
+        coreset = build(tmp_path / "build")
+    np.testing.assert_array_equal(coreset.weights, whole.weights)
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_finished_build_is_there_at_once(tmp_path, monkeypatch, whole):
     build(tmp_path / "build")
     with monkeypatch.context() as patch:

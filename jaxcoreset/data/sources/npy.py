@@ -42,10 +42,10 @@ def npy(path: str | os.PathLike) -> np.memmap:
             )
             shape, _, dtype = header(file)
             begin = file.tell()
-    except (ValueError, OSError) as error:
+    except Exception as error:  # also those of Python's tokenizer, which reads the header
         raise SourceError(
-            f"{path} cannot be read: {error} Wanted a file that numpy.save wrote; of an .npz save "
-            "each array on its own."
+            f"{path} cannot be read: {error} Expected a file that numpy.save wrote; of an .npz "
+            "save each array on its own."
         ) from error
     if not shape or not shape[0]:
         found = f"{shape[0]} rows" if shape else "no axes"

@@ -205,12 +205,14 @@ def _open(filesystem: "FileSystem", info: "FileInfo", label: str) -> _File:
 
 
 def _number(text: str) -> int | float | None:
-    for kind in (int, float):
+    try:
+        number = int(text)
+        return number if abs(number) < 2**63 else float(number)
+    except (ValueError, OverflowError):
         try:
-            return kind(text)
+            return float(text)
         except ValueError:
-            continue
-    return None
+            return None
 
 
 def _state(info: "FileInfo") -> tuple[int | None, int | None]:

@@ -91,6 +91,8 @@ def test_a_numpy_file_that_is_missing_or_cut_short_is_refused(tmp_path):
     (tmp_path / "x.npy").write_bytes(content[:-12_000])
     with pytest.raises(SourceError, match=r"cut short: .* about 500 rows"):
         npy(tmp_path / "x.npy")
-    (tmp_path / "x.npy").write_bytes(b"PK no numpy")
-    with pytest.raises(SourceError, match="cannot be read"):
-        npy(tmp_path / "x.npy")
+    # Another file, and a header that is no expression.
+    for bad in (b"PK no numpy", content.replace(b"'shape': (", b"'shape': ((")):
+        (tmp_path / "x.npy").write_bytes(bad)
+        with pytest.raises(SourceError, match="cannot be read"):
+            npy(tmp_path / "x.npy")

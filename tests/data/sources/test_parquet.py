@@ -121,6 +121,15 @@ def test_names_of_folders_are_columns(tmp_path, table):
     np.testing.assert_array_equal(parquet(tmp_path, y="year").arrays["y"][:], year)
 
 
+def test_a_folder_named_by_a_number_of_any_size_is_a_column_or_told(tmp_path):
+    for text in ("9" * 30, "3000000000"):
+        (tmp_path / text / f"id={text}").mkdir(parents=True)
+        pq.write_table(pa.table({"a": [1.0]}), tmp_path / text / f"id={text}" / "t.parquet")
+    assert parquet(tmp_path / ("9" * 30), y="id").arrays["y"][:] == np.float32(1e30)
+    with pytest.raises(SourceError, match="column 'id' is 3000000000 in row 0, which int32"):
+        parquet(tmp_path / "3000000000", y="id").arrays["y"][:]
+
+
 def test_files_of_other_file_systems_are_read(folder, table):
     memory = pytest.importorskip("fsspec").filesystem("memory")
     memory.put(str(folder), "/trips", recursive=True)

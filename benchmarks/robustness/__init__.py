@@ -1,0 +1,1 @@
+"""What the package does where things go wrong: files, processes, numbers."""

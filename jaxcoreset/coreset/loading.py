@@ -1,0 +1,99 @@
+"""Read a coreset from its file, which may be damaged or made to deceive: each part is checked."""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxcoreset.coreset.coreset import FORMAT, Coreset
+from jaxcoreset.coreset.report import Report
+from jaxcoreset.coreset.summary import DataSummary
+from jaxcoreset.data.arrays import decode, leading, load_archive, require_type, usable
+from jaxcoreset.likelihood.arguments import arguments_by_length
+
+
+def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool = False) -> Coreset:
+    """Read a coreset that `Coreset.save` wrote.
+
+    Nothing in the file is run, unless you trust it.
+
+    Args:
+        path: the file; ``.npz`` is added if there is no file of this name.
+        model: the NumPyro model that the coreset was built for. If left out, one of the named
+            regressions of ``jaxcoreset build`` is found by its name.
+        trust: whether any model is imported by its name in the file, on first access. A file can
+            name any function of any module there, and `Coreset.model` runs it with the arguments in
+            the file: pass True only for a file whose writer you trust, as with pickle.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is not a coreset, is damaged, or was written by a newer version; the
+            message says where in the file the trouble is.
+    """
+    path = Path(path)
+    if not path.exists() and path.with_name(path.name + ".npz").exists():
+        path = path.with_name(path.name + ".npz")
+    trouble = "is not a coreset, or is truncated; expected a file that Coreset.save wrote."
+    header, arrays = load_archive(path, "format", trouble)
+    at = "format"
+    with usable(path, trouble, lambda: at):
+        is_newer = header["format"] > FORMAT
+    if is_newer:
+        raise ValueError(
+            f"{os.fspath(path)!r} was written by a newer version of jaxcoreset; upgrade to read it."
+        )
+    with usable(path, trouble, lambda: at):
+        at = "report"
+        report = Report.from_dict(header["report"])
+        at = "indices or weights"
+        indices, weights = arrays["indices"], arrays["weights"]
+        _check_rows(indices, weights, report.num_data)
+        at = "args or kwargs"
+        args, kwargs = decode(header["args"], arrays), decode(header["kwargs"], arrays)
+        require_type(args, list[Any], "args")
+        require_type(kwargs, dict[str, Any], "kwargs")
+        arguments = arguments_by_length(model, tuple(args), kwargs, indices.size)
+        # Files of the first versions do not say which arguments hold rows, or count them.
+        at = "data_names"
+        if header.get("data_names") is not None:
+            require_type(header["data_names"], dict[str, int], at)
+            arguments = arguments.with_names(header["data_names"])
+        if arguments.data:
+            leading(list(arguments.data), "the data")
+        at = "count_places"
+        if header.get("count_places") is not None:
+            require_type(header["count_places"], list[int], at)
+            arguments = dataclasses.replace(arguments, counts_at=tuple(header["count_places"]))
+        for position in arguments.counts_at:
+            require_type(arguments.leaves[position], int, f"argument {position}")
+        at = "data_dims or model"
+        require_type(header["data_dims"], dict[str, int], "data_dims")
+        require_type(header["model"], str | None, "model")
+        at = "summary"
+        summary = header.get("summary")
+        return Coreset(
+            model,
+            indices,
+            weights,
+            arguments,
+            report,
+            data_dims=header["data_dims"],
+            model_name=header["model"],
+            trust=trust,
+            summary=None if summary is None else DataSummary.from_dict(decode(summary, arrays)),
+        )
+
+
+def _check_rows(indices: np.ndarray, weights: np.ndarray, num_data: int) -> None:
+    if indices.ndim != 1 or not indices.size or weights.shape != indices.shape:
+        shapes = f"{indices.shape} and {weights.shape}"
+        raise ValueError(f"indices and weights have the shapes {shapes}; expected (m,) for both")
+    if indices.dtype.kind != "i" or (np.diff(indices, prepend=-1) < 1).any():
+        raise ValueError("indices are not increasing integers from 0 on")
+    if indices[-1] >= num_data:
+        raise ValueError(f"row {indices[-1]} is in indices; the report tells of {num_data} rows")
+    if weights.dtype.kind != "f" or not (np.isfinite(weights) & (weights > 0)).all():
+        raise ValueError("weights are not positive numbers")
