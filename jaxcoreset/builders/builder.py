@@ -6,6 +6,7 @@ draws that the solver did not see. With rounds, NUTS then samples the coreset's 
 becomes the next π̂ if the two do not agree.
 """
 
+import dataclasses
 import os
 from collections.abc import Callable
 from functools import partial
@@ -18,14 +19,16 @@ from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.builders.settings import Candidates, Checkpoint, Execution, Tolerance
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection, whole_coreset
-from jaxcoreset.coreset.report import Report
+from jaxcoreset.coreset.report import Report, warn_if_bad
 from jaxcoreset.data.checkpoint import MODEL_VALUES, CheckpointFile, build_settings, settings_of_all
+from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.messages import did_you_mean, listed
 from jaxcoreset.data.processes import SINGLE_PROCESS, DistributedProcesses
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.precision import Float32Error, runs_in_float64
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
@@ -35,10 +38,13 @@ from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
 from jaxcoreset.weighting import DrawSource, Laplace, Weighting
+from jaxcoreset.weighting.errors import UnusableWeightingError
 
 # If the relative error at held-out draws is this many times that at the solver's draws, more rows
 # hardly help.
 _UNLIKE = 10.0
+# A round is worse than an earlier one if its error is this many times as large.
+_FAR_BETTER = 1.5
 
 
 class CoresetBuilder:
@@ -176,8 +182,22 @@ class CoresetBuilder:
         return self.run_rounds(key, *args, **kwargs)[-1]
 
     def run_rounds(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> list[Coreset]:
-        """All rounds' coresets, of which `run` returns the last one; arguments as in `run`."""
-        context = self._context(key, args, kwargs)
+        """The coresets of all rounds, of which `run` returns the last one; arguments as in `run`.
+
+        Rounds after the best one are not among them, since they made the coreset worse.
+        """
+        try:
+            return self._run_once(key, args, kwargs)
+        except Float32Error:
+            # JAX's x64 is off, and the model runs with it.
+            with jax.enable_x64(True):
+                return self._run_once(key, args, kwargs, in_float64=True)
+
+    def _run_once(
+        self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], in_float64: bool = False
+    ) -> list[Coreset]:
+        """One build in one precision."""
+        context = self._context(key, args, kwargs, in_float64=in_float64)
         checkpoint = context.checkpoint
         try:
             found = self._run(key, args, kwargs, context)
@@ -185,7 +205,8 @@ class CoresetBuilder:
                 found[-1].likelihood.rows.close_checkpoint()
             return found
         except BaseException as error:
-            if checkpoint is not None and checkpoint.passes:
+            retried = isinstance(error, Float32Error)
+            if checkpoint is not None and checkpoint.passes and not retried:
                 error.add_note(checkpoint.save_after_error())
             raise
 
@@ -203,9 +224,18 @@ class CoresetBuilder:
             found = [indices for indices in needed if indices is not None]
             likelihood.rows.keep(np.concatenate([np.zeros(0, np.int64), *found]))
         with clock.stage("weighting"):
-            source = self.weighting.fit(likelihood, weighting_key, show_progress=self.progress_bar)
+            source = self._source(likelihood, weighting_key)
         pool = DrawPool(likelihood, source, draws_key, self.execution.batch_size, self.progress_bar)
         return self._repair(construction, source, pool, draws_key, solver_key)
+
+    def _source(self, likelihood: ModelLikelihood, key: PRNGKeyArray) -> DrawSource:
+        """The weighting; a Float32Error if none was found and float64 may help."""
+        try:
+            return self.weighting.fit(likelihood, key, show_progress=self.progress_bar)
+        except UnusableWeightingError as error:
+            if default_float() == np.float64 or not runs_in_float64(likelihood):
+                raise
+            raise Float32Error(str(error)) from error
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Predict what `run` takes with these arguments: passes, memory and time.
@@ -258,7 +288,13 @@ class CoresetBuilder:
         )
 
     def _context(
-        self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], with_checkpoint: bool = True
+        self,
+        key: PRNGKeyArray,
+        args: tuple,
+        kwargs: dict[str, Any],
+        *,
+        with_checkpoint: bool = True,
+        in_float64: bool = False,
     ) -> PassContext:
         """Where rows are evaluated, and the file that keeps the passes over them."""
         together = self.execution.processes
@@ -270,13 +306,13 @@ class CoresetBuilder:
             processes.agree(settings_of_all(self, key, args, kwargs, processes))
         checkpoint = None
         if with_checkpoint and self.checkpoint is not None:
-            path = os.fspath(self.checkpoint.path)
+            path = os.fspath(self.checkpoint.path) + (".float64" if in_float64 else "")
             if processes.count > 1:
                 path = f"{path}.{processes.index}-of-{processes.count}"
             with processes.all_or_none("checkpoint"):
                 settings = build_settings(self, key, args, kwargs, processes)
                 checkpoint = CheckpointFile(path, settings, interval=self.checkpoint.every)
-        return PassContext(mesh, self.execution.batch_size, processes, checkpoint)
+        return PassContext(mesh, self.execution.batch_size, processes, checkpoint, in_float64)
 
     def _repair(
         self,
@@ -322,7 +358,9 @@ class CoresetBuilder:
             if own_pool is None or number == most or (checker.is_final and selection.is_within):
                 break
             pool, name = own_pool, "coreset posterior"
+        found = up_to_best(found)
         self._check_tolerance(found[-1].report, pool)
+        warn_if_bad(found[-1].report)
         return found
 
     def _check_tolerance(self, report: Report, pool: DrawPool) -> None:
@@ -406,6 +444,27 @@ def _labels(likelihood: ModelLikelihood, name: str) -> np.ndarray:
             f"({likelihood.num_data},), one label for each row."
         )
     return values
+
+
+def up_to_best(found: list[Coreset]) -> list[Coreset]:
+    """The coresets of rounds up to the best one, whose report tells of all rounds.
+
+    That is the last one, unless it misses the tolerance or there is none, and the error of an
+    earlier one is far smaller.
+    """
+    last = found[-1].report
+    errors = [one.report.kl for one in found]
+    best = int(np.argmin(errors))
+    if last.is_within_tol or not errors[best] * _FAR_BETTER < last.kl:
+        return found
+    found[best].report = dataclasses.replace(
+        found[best].report,
+        rounds=last.rounds,
+        passes=last.passes,
+        seconds=last.seconds,
+        candidate_searches=last.candidate_searches,
+    )
+    return found[: best + 1]
 
 
 def _reported(estimate: KLEstimate, last: Round) -> KLEstimate:

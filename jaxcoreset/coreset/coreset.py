@@ -4,6 +4,7 @@ A coreset is saved as one ``.npz`` file: its arrays, and a JSON text that says h
 model's arguments. Nothing in the file is executed when it is loaded.
 """
 
+import contextlib
 import copy
 import dataclasses
 import math
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -29,6 +31,7 @@ from jaxcoreset.data.messages import require
 from jaxcoreset.data.utils import Clock, write_whole
 from jaxcoreset.likelihood.arguments import Arguments, arguments_by_length
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.precision import precision_of
 from jaxcoreset.likelihood.weighted import weighted_model
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.tolerance import Selection
@@ -160,8 +163,9 @@ class Coreset:
         arguments = self.arguments.like(args, kwargs)
         self.arguments.check_same_constants(arguments)
         model = self.full_model
-        solved = updated(model, arguments, self.report, self.summary, key)
-        return coreset_of_selection(model, **solved)
+        with precision_of(self.report.precision).precision():
+            solved = updated(model, arguments, self.report, self.summary, key)
+            return coreset_of_selection(model, **solved)
 
     def warm_start(
         self,
@@ -181,6 +185,18 @@ class Coreset:
             dense_mass=dense_mass,
             key=key,
         )
+
+    def in_float64(self) -> contextlib.AbstractContextManager:
+        """A context in which NUTS samples the coreset in float64, whatever JAX's setting is.
+
+        Use it where `Report.rounding` says that float32 is too coarse. JAX's x64 is on within it,
+        and the model takes its arguments in float64 and int64::
+
+            with coreset.in_float64():
+                mcmc = MCMC(NUTS(coreset.model), num_warmup=500, num_samples=500)
+                mcmc.run(key, *coreset.args, **coreset.kwargs)
+        """
+        return jax.enable_x64(True)
 
     def __len__(self) -> int:
         return self.indices.size

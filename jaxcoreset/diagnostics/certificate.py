@@ -18,6 +18,7 @@ from jaxtyping import Float
 from numpyro.infer import MCMC
 
 from jaxcoreset.coreset.coreset import Coreset
+from jaxcoreset.coreset.report import GOOD_KL
 from jaxcoreset.data.messages import text_table
 from jaxcoreset.data.utils import check_int, progress_bar
 from jaxcoreset.diagnostics.log_ratio import full_likelihood, log_ratios
@@ -33,9 +34,6 @@ from jaxcoreset.weighting.chains import MIN_DRAWS, ChainSamples, chain_samples, 
 
 # Below it the variance of the ratios is finite, and their plain means have the usual errors.
 FINITE_VARIANCE_KHAT = 0.5
-# In nats. For Gaussians the mean of any linear combination of parameters is then off by little more
-# than √0.02 = 0.14 posterior standard deviations, the Monte Carlo error of fifty independent draws.
-GOOD_KL = 0.02
 # Above it the chains differ too much to be used (Gelman and Rubin 1992).
 MAX_RHAT = 1.1
 # With this number a mean has an error of a tenth of a standard deviation.
@@ -302,7 +300,10 @@ def measure(
         )
     n = likelihood.num_data
     cost = f"{chains * draws:,} draws × {n:,} rows"
-    with progress_bar(n, cost, show=show_progress) as bar:
+    with (
+        likelihood.rows.context.precision(),
+        progress_bar(n, cost, show=show_progress) as bar,
+    ):
         ratios = log_ratios(
             coreset, likelihood, used.flat(), batch_size=batch_size, on_rows=bar.update
         )

@@ -63,6 +63,8 @@ class Round:
         agrees: whether the two agree; None if there is only one.
         r_hat: the largest split R-hat of the chains on the coreset posterior.
         num_divergent: the number of their divergent transitions.
+        trouble: what shows that these chains have not mixed, so that there is no `own_kl`; None if
+            nothing does.
         next_temperature: the divisor of the coreset's log-likelihood in the posterior that is the
             next π̂; 1 if `own_kl` is at most one nat.
         efficiency: what fraction of the weighting's draws is worth a draw of the full posterior,
@@ -79,6 +81,7 @@ class Round:
     agrees: bool | None = None
     r_hat: float | None = None
     num_divergent: int | None = None
+    trouble: str | None = None
     next_temperature: float | None = None
     relative_ess: float | None = None
 
@@ -129,7 +132,7 @@ class Checker:
 
     def look(
         self, pool: DrawPool, selection: Selection, outcome: Round, key: PRNGKeyArray
-    ) -> tuple[DrawPool, Round]:
+    ) -> tuple[DrawPool | None, Round]:
         """Sample a coreset's posterior, and compare the estimate under it with that under π̂.
 
         Args:
@@ -139,7 +142,8 @@ class Checker:
             key: a JAX random key.
 
         Returns:
-            A pool of draws of the coreset posterior, and the round with the results.
+            A pool of draws of the coreset posterior, or None if the chains have not mixed, and the
+            round with the results.
         """
         if self._sampler is None:
             self._sampler = CoresetSampler(
@@ -147,6 +151,11 @@ class Checker:
             )
         keys = jax.random.split(key, 4)
         source = sample_coreset_posterior(self._sampler, pool, selection, keys[0])
+        outcome = dataclasses.replace(
+            outcome, r_hat=source.r_hat, num_divergent=source.num_divergent, trouble=source.trouble
+        )
+        if source.trouble is not None:
+            return None, outcome
         own_pool = pool.on(source, keys[1])
         own_pool.ensure_draws(selection=self.num_draws)
         own = estimate_at(own_pool, selection.path, selection.at, "selection")
@@ -168,14 +177,12 @@ class Checker:
                 temperature=temperature,
                 use="selection",
             )
-            own_pool = pool.on(wide, keys[3])
+            own_pool = pool.on(wide, keys[3]) if wide.trouble is None else None
         return own_pool, dataclasses.replace(
             outcome,
             own_kl=own.kl,
             own_kl_standard_error=own.standard_error,
             agrees=self.is_settled,
-            r_hat=source.r_hat,
-            num_divergent=source.num_divergent,
             next_temperature=temperature,
         )
 

@@ -23,6 +23,7 @@ from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import BadRows, Rows, State
 from jaxcoreset.data.utils import host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.weighting.errors import UnusableWeightingError
 
 # The mode is first searched on some rows: the least number, one in this many, the largest number.
 _WARM_START_ROWS, _WARM_START_PART, _MOST_WARM_START_ROWS = 20_000, 50, 200_000
@@ -83,7 +84,7 @@ class LaplaceFitter:
     """Laplace approximations of a model's posterior, compiled once for any weights of its rows."""
 
     def __init__(self, likelihood: ModelLikelihood):
-        _, self._unravel = ravel_pytree(likelihood.init_params)
+        self._unravel = likelihood.unravel
         self._terms = _Terms(likelihood, self._unravel)
         self.likelihood = likelihood
         self.names = parameter_names(likelihood.init_params)
@@ -120,13 +121,12 @@ class LaplaceFitter:
         decrement = gradient @ covariance @ gradient
         if not decrement <= _ACCEPTED_DECREMENT:
             worst = np.argsort(-np.abs(covariance @ gradient) / np.sqrt(np.diag(covariance)))[:3]
-            raise ValueError(
+            raise UnusableWeightingError(
                 f"the posterior's mode was not reached in {full.num_passes} passes: a Newton step "
                 f"would still gain {decrement / 2:.3g} nats, mostly along "
                 f"{', '.join(names[i] for i in worst)}. Rescale these parameters, give a tighter "
-                "prior, build in float64 (JAX_ENABLE_X64=1) if the data are large numbers, use a "
-                "weighting that needs no mode, SubsampleNUTS(), or pass draws of your own: "
-                "weighting=Draws(samples)."
+                "prior, use a weighting that needs no mode, SubsampleNUTS(), or pass draws of your "
+                "own: weighting=Draws(samples)."
             )
         # The last Newton step costs no pass, and squares the mode's error.
         mode = position - covariance @ gradient
@@ -307,7 +307,7 @@ def _first_finite(objective: _LogPosterior, start: np.ndarray) -> np.ndarray:
             return shrink * start
     count, shown = objective.bad_rows
     where = f" The log-likelihood is not finite in {count} of {objective.rows.num_rows} rows, the "
-    raise ValueError(
+    raise UnusableWeightingError(
         "the log-posterior or its derivatives are not finite at the model's starting point; check "
         "the data for extreme values, rescale them, or pass draws: weighting=Draws(samples)."
         + (f"{where}first of them {shown}." if count else "")
@@ -329,7 +329,7 @@ def _inverse_hessian(hessian: np.ndarray, names: list[str]) -> np.ndarray:
     values, vectors = np.linalg.eigh(hessian * np.outer(scale, scale))
     if not values[0] * _LARGEST_CONDITION > values[-1]:
         worst = np.argsort(-np.abs(vectors[:, 0] * scale))[:3]
-        raise ValueError(
+        raise UnusableWeightingError(
             "the Hessian of the negative log-posterior is not positive definite at the mode: it "
             f"is flat or falling along {', '.join(names[i] for i in worst)} (smallest eigenvalue "
             f"{values[0]:.3g} of the scaled matrix). If the posterior is proper but has no mode, "
