@@ -30,12 +30,16 @@ from jaxcoreset.diagnostics.psis import (
 )
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.trace import latent_shapes
-from jaxcoreset.weighting.chains import MIN_DRAWS, ChainSamples, chain_samples, effective_size
+from jaxcoreset.weighting.chains import (
+    MAX_RHAT,
+    MIN_DRAWS,
+    ChainSamples,
+    chain_samples,
+    effective_size,
+)
 
 # Below it the variance of the ratios is finite, and their plain means have the usual errors.
 FINITE_VARIANCE_KHAT = 0.5
-# Above it the chains differ too much to be used (Gelman and Rubin 1992).
-MAX_RHAT = 1.1
 # With this number a mean has an error of a tenth of a standard deviation.
 _FEW_EFFECTIVE_DRAWS = 100
 # Chains of NUTS should be below it (Vehtari et al., Bayesian Analysis 16(2), 2021).

@@ -71,7 +71,7 @@ class Noise:
         return cls(of_row, num_data * of_row + num_data**2 * max(0.0, shared))
 
 
-def check_float32(likelihood: ModelLikelihood, draws: Params) -> Noise:
+def check_float32(likelihood: ModelLikelihood, draws: Mapping[str, Any]) -> Noise:
     """Measure the rounding at two or more draws, and refuse it if all rows need float64.
 
     Raises:
@@ -161,7 +161,7 @@ def matrix_of_weighted(
 
 def energy_error(
     likelihood: ModelLikelihood,
-    draws: Params,
+    draws: Mapping[str, Any],
     data: Sequence,
     weights: Float[np.ndarray, " m"],
 ) -> float:
@@ -171,9 +171,9 @@ def energy_error(
     run in float64.
     """
     data, weights = tuple(data), np.asarray(weights, np.float64)
-    if not len(weights):
+    if likelihood.reference is None or not len(weights):
         return 0.0
-    evaluate = likelihood.by_site if likelihood.reference is None else likelihood.reference.evaluate
+    evaluate = likelihood.reference.evaluate
 
     def in_float32(points: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         with jax.enable_x64(False):
@@ -192,7 +192,7 @@ def energy_error(
 
 def rounding_of(
     likelihood: ModelLikelihood,
-    draws: Params,
+    draws: Mapping[str, Any],
     data: Sequence,
     weights: Float[np.ndarray, " m"],
 ) -> float | None:
@@ -225,11 +225,11 @@ def _values(
     return np.stack(found)
 
 
-def _first(draws: Params) -> dict[str, np.ndarray]:
+def _first(draws: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {name: np.asarray(x)[:_NUM_POINTS] for name, x in draws.items()}
 
 
-def _on_a_line(draws: Params) -> dict[str, np.ndarray]:
+def _on_a_line(draws: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Points from the first draw towards the second."""
     steps = _SPACING * np.arange(_NUM_POINTS)
 

@@ -44,9 +44,10 @@ _TRUSTED = 0.3
 _TEMPERED = 1.0
 # Below it, in nats, it does not matter whether two estimates agree.
 _NEGLIGIBLE = 1e-4
-# Doublings of a trajectory. The chains move in coordinates in which π̂ is isotropic; if that is not
-# enough, longer trajectories would only take time.
-_MAX_TREE_DEPTH = 6
+# Doublings of a trajectory. The chains move in coordinates in which π̂ is isotropic, so that few are
+# enough. Chains that have not mixed with them start again with NumPyro's number of doublings and
+# this number of steps of adaptation.
+_MAX_TREE_DEPTH, _LONG_WARMUP = 6, 1000
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,11 @@ class Checker:
         self.likelihood, self.tol, self.num_draws = likelihood, tol, num_draws
         self.is_settled = self.is_final = False
         self._were_alike = False
+        self._is_patient = False
         self._sampler: CoresetSampler | None = None
+
+    def _sampler_of(self, **settings: int) -> CoresetSampler:
+        return CoresetSampler(self.likelihood, num_samples=self.num_draws, **settings)
 
     def needs_check(self, pool: DrawPool) -> tuple[bool, float]:
         """Return whether the coreset posterior has to be sampled, and the relative ESS under π̂.
@@ -146,11 +151,12 @@ class Checker:
             round with the results.
         """
         if self._sampler is None:
-            self._sampler = CoresetSampler(
-                self.likelihood, num_samples=self.num_draws, max_tree_depth=_MAX_TREE_DEPTH
-            )
+            self._sampler = self._sampler_of(max_tree_depth=_MAX_TREE_DEPTH)
         keys = jax.random.split(key, 4)
         source = sample_coreset_posterior(self._sampler, pool, selection, keys[0])
+        if source.trouble is not None and not self._is_patient:
+            self._is_patient, self._sampler = True, self._sampler_of(num_warmup=_LONG_WARMUP)
+            source = sample_coreset_posterior(self._sampler, pool, selection, keys[0])
         outcome = dataclasses.replace(
             outcome, r_hat=source.r_hat, num_divergent=source.num_divergent, trouble=source.trouble
         )

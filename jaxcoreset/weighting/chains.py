@@ -10,10 +10,12 @@ from jaxtyping import Float
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import MCMC
 
-# Chains are not used as π̂ if their split R-hat is larger, if more than this fraction of their
-# transitions diverge, or if their energies change by less than this fraction of their variance (the
-# estimated fraction of missing information of Betancourt 2016; Stan warns below 0.2).
-_MAX_RHAT, _MAX_DIVERGENT, _MIN_ENERGY_CHANGE = 1.3, 0.25, 0.1
+# Above it the chains differ too much to be used (Gelman and Rubin 1992).
+MAX_RHAT = 1.1
+# Chains are not used as π̂ either if more than this fraction of their transitions diverge, or if
+# their energies change by less than this fraction of their variance (the estimated fraction of
+# missing information of Betancourt 2016; Stan warns below 0.2).
+_MAX_DIVERGENT, _MIN_ENERGY_CHANGE = 0.25, 0.1
 # The fraction of draws that differ from the one before, below which a chain hardly moves.
 _MIN_MOVES = 0.05
 # Minimum number of draws: of fewer, neither a tail nor an autocorrelation can be estimated.
@@ -102,8 +104,8 @@ def mixing_trouble(
         r_hat = float(np.max(split_gelman_rubin(draws)))
         energy = np.asarray(transitions.energy, np.float64)
         change = float(np.min((np.diff(energy, axis=1) ** 2).mean(1) / energy.var(axis=1)))
-    if not r_hat <= _MAX_RHAT:
-        return f"R-hat is {r_hat:.2f}, above {_MAX_RHAT}"
+    if not r_hat <= MAX_RHAT:
+        return f"R-hat is {r_hat:.2f}, above {MAX_RHAT}"
     if not change >= _MIN_ENERGY_CHANGE:
         return f"their energies hardly change (E-BFMI {change:.2f}, below {_MIN_ENERGY_CHANGE})"
     return None

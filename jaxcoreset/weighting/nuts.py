@@ -27,6 +27,8 @@ from jaxcoreset.weighting.errors import UnusableWeightingError
 _DENSE = 100
 _JITTER = 0.1
 _STEPS_PER_CALL = 50
+# The number of points at which rounding is measured.
+_NUM_POINTS = 8
 # How often chains that have not mixed continue.
 _MAX_EXTENSIONS = 3
 
@@ -158,7 +160,11 @@ class CoresetSampler:
             covariance: an estimate of the posterior's covariance, shape (D, D), positive definite.
         """
         data = self.likelihood.take(indices)
-        exact = self._needs_float64(np.asarray(starts), data, np.asarray(weights))
+        points = np.asarray(starts, np.float64)
+        if covariance is not None:
+            generator = np.random.default_rng(0)
+            points = generator.multivariate_normal(points[0], covariance, _NUM_POINTS)
+        exact = self._needs_float64(points, data, np.asarray(weights))
         with _precision(exact):
             starts = jnp.asarray(starts, default_float())
             width = starts.shape[1]
@@ -172,11 +178,11 @@ class CoresetSampler:
                 state, _ = self._advance(state, args)
         return ChainDraws(self, state, args)
 
-    def _needs_float64(self, starts: np.ndarray, data: tuple, weights: np.ndarray) -> bool:
+    def _needs_float64(self, points: np.ndarray, data: tuple, weights: np.ndarray) -> bool:
         if default_float() == np.float64:
             return False
-        points = jax.vmap(self.likelihood.unravel)(starts.astype(np.float32))
-        error = energy_error(self.likelihood, points, data, weights)
+        params = jax.vmap(self.likelihood.unravel)(points.astype(np.float32))
+        error = energy_error(self.likelihood, params, data, weights)
         return not error <= MAX_ENERGY_ERROR
 
     def go_on(
