@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.builders.settings import Candidates, Checkpoint, Execution, Tolerance
+from jaxcoreset.builders.spikes import find_spike
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection, whole_coreset
 from jaxcoreset.coreset.report import Report, warn_if_bad
 from jaxcoreset.data.checkpoint import MODEL_VALUES, CheckpointFile, build_settings, settings_of_all
@@ -359,6 +360,8 @@ class CoresetBuilder:
                 break
             pool, name = own_pool, "coreset posterior"
         found = up_to_best(found)
+        with clock.stage("agreement"):
+            _look_for_spike(found[-1])
         self._check_tolerance(found[-1].report, pool)
         warn_if_bad(found[-1].report)
         return found
@@ -444,6 +447,17 @@ def _labels(likelihood: ModelLikelihood, name: str) -> np.ndarray:
             f"({likelihood.num_data},), one label for each row."
         )
     return values
+
+
+def _look_for_spike(coreset: Coreset) -> None:
+    """Note in the report if the weighted density has a mode that the full posterior has not."""
+    if coreset.likelihood is None or coreset.summary is None:
+        return
+    spike = find_spike(
+        coreset.likelihood, coreset.arguments.data, coreset.weights, coreset.init_params()
+    )
+    if spike is not None:
+        coreset.report = dataclasses.replace(coreset.report, spike=spike)
 
 
 def up_to_best(found: list[Coreset]) -> list[Coreset]:

@@ -136,6 +136,7 @@ def _merge(
         pool,
         selection,
         clock,
+        approximation=approximation,
         estimate=KLEstimate(
             own.kl + kl_of_parts, float(np.hypot.reduce(errors)), own.relative_error
         ),

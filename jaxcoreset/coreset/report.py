@@ -79,6 +79,9 @@ class Report:
             large that NUTS needs float64, see `Coreset.in_float64`; None otherwise.
         precision: the precision of the log-likelihoods that the build summed, "float32" or
             "float64".
+        spike: by how many nats the weighted density is too high at a mode that the full posterior
+            does not have; None if none was found. Chains should then start at
+            `Coreset.init_params`.
     """
 
     num_data: int
@@ -105,6 +108,7 @@ class Report:
     history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     rounding: float | None = None
     precision: str = "float32"
+    spike: float | None = None
 
     @classmethod
     def of_selection(
@@ -225,6 +229,7 @@ class Report:
             ("estimated KL", self._kl_row()),
             *self._tolerance_row(),
             *self._rounding_row(),
+            *self._spike_row(),
             *self._round_rows(),
             *self._pass_rows(),
             *self._history_rows(),
@@ -253,6 +258,12 @@ class Report:
             return []
         text = f"{self.rounding:.1g} nats of the log-density in float32: use in_float64()"
         return [("rounding", text)]
+
+    def _spike_row(self) -> list[tuple[str, str]]:
+        if self.spike is None:
+            return []
+        text = f"a mode that is {self.spike:.2g} nats too high: start chains at init_params()"
+        return [("spike", text)]
 
     def _pass_rows(self) -> list[tuple[str, str]]:
         passes = ", ".join(f"{what} {count}" for what, count in self.passes.items())
@@ -314,6 +325,14 @@ def warn_if_bad(report: Report) -> None:
     )
     if report.kl > MAX_KL or report.trouble is not None:
         warnings.warn(f"{report.verdict} To mend it, {remedies}.", stacklevel=4)
+    if report.spike is not None:
+        warnings.warn(
+            "the density of the weighted rows has a mode that the full posterior does not have: a "
+            "component may shrink onto one heavy row. Start the chains where the coreset was "
+            "built, init_params=coreset.init_params(num_chains), or give the scale a prior that "
+            "keeps it from zero.",
+            stacklevel=4,
+        )
 
 
 def is_unreliable(step: dict[str, Any]) -> bool:
