@@ -16,29 +16,33 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
+from jaxcoreset.builders.outcome import (
+    check_tolerance,
+    look_for_spike,
+    reported_estimate,
+    up_to_best,
+)
 from jaxcoreset.builders.settings import Candidates, Checkpoint, Execution, Tolerance
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection, whole_coreset
-from jaxcoreset.coreset.report import Report
+from jaxcoreset.coreset.report import warn_if_bad
 from jaxcoreset.data.checkpoint import MODEL_VALUES, CheckpointFile, build_settings, settings_of_all
+from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.messages import did_you_mean, listed
 from jaxcoreset.data.processes import SINGLE_PROCESS, DistributedProcesses
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.precision import Float32Error, runs_in_float64
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
-from jaxcoreset.selection.estimate import KLEstimate
 from jaxcoreset.selection.plan import Plan, plan_build
 from jaxcoreset.selection.rounds import MOST_ROUNDS, Checker, Round
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
 from jaxcoreset.weighting import DrawSource, Laplace, Weighting
-
-# If the relative error at held-out draws is this many times that at the solver's draws, more rows
-# hardly help.
-_UNLIKE = 10.0
+from jaxcoreset.weighting.errors import UnusableWeightingError
 
 
 class CoresetBuilder:
@@ -176,8 +180,22 @@ class CoresetBuilder:
         return self.run_rounds(key, *args, **kwargs)[-1]
 
     def run_rounds(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> list[Coreset]:
-        """All rounds' coresets, of which `run` returns the last one; arguments as in `run`."""
-        context = self._context(key, args, kwargs)
+        """The coresets of all rounds, of which `run` returns the last one; arguments as in `run`.
+
+        Rounds after the best one are not among them, since they made the coreset worse.
+        """
+        try:
+            return self._run_once(key, args, kwargs)
+        except Float32Error:
+            # JAX's x64 is off, and the model runs with it.
+            with jax.enable_x64(True):
+                return self._run_once(key, args, kwargs, in_float64=True)
+
+    def _run_once(
+        self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], in_float64: bool = False
+    ) -> list[Coreset]:
+        """One build in one precision."""
+        context = self._context(key, args, kwargs, in_float64=in_float64)
         checkpoint = context.checkpoint
         try:
             found = self._run(key, args, kwargs, context)
@@ -185,7 +203,8 @@ class CoresetBuilder:
                 found[-1].likelihood.rows.close_checkpoint()
             return found
         except BaseException as error:
-            if checkpoint is not None and checkpoint.passes:
+            retried = isinstance(error, Float32Error)
+            if checkpoint is not None and checkpoint.passes and not retried:
                 error.add_note(checkpoint.save_after_error())
             raise
 
@@ -203,9 +222,18 @@ class CoresetBuilder:
             found = [indices for indices in needed if indices is not None]
             likelihood.rows.keep(np.concatenate([np.zeros(0, np.int64), *found]))
         with clock.stage("weighting"):
-            source = self.weighting.fit(likelihood, weighting_key, show_progress=self.progress_bar)
+            source = self._source(likelihood, weighting_key)
         pool = DrawPool(likelihood, source, draws_key, self.execution.batch_size, self.progress_bar)
         return self._repair(construction, source, pool, draws_key, solver_key)
+
+    def _source(self, likelihood: ModelLikelihood, key: PRNGKeyArray) -> DrawSource:
+        """The weighting; a Float32Error if none was found and float64 may help."""
+        try:
+            return self.weighting.fit(likelihood, key, show_progress=self.progress_bar)
+        except UnusableWeightingError as error:
+            if default_float() == np.float64 or not runs_in_float64(likelihood):
+                raise
+            raise Float32Error(str(error)) from error
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Predict what `run` takes with these arguments: passes, memory and time.
@@ -258,7 +286,13 @@ class CoresetBuilder:
         )
 
     def _context(
-        self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], with_checkpoint: bool = True
+        self,
+        key: PRNGKeyArray,
+        args: tuple,
+        kwargs: dict[str, Any],
+        *,
+        with_checkpoint: bool = True,
+        in_float64: bool = False,
     ) -> PassContext:
         """Where rows are evaluated, and the file that keeps the passes over them."""
         together = self.execution.processes
@@ -270,13 +304,13 @@ class CoresetBuilder:
             processes.agree(settings_of_all(self, key, args, kwargs, processes))
         checkpoint = None
         if with_checkpoint and self.checkpoint is not None:
-            path = os.fspath(self.checkpoint.path)
+            path = os.fspath(self.checkpoint.path) + (".float64" if in_float64 else "")
             if processes.count > 1:
                 path = f"{path}.{processes.index}-of-{processes.count}"
             with processes.all_or_none("checkpoint"):
                 settings = build_settings(self, key, args, kwargs, processes)
                 checkpoint = CheckpointFile(path, settings, interval=self.checkpoint.every)
-        return PassContext(mesh, self.execution.batch_size, processes, checkpoint)
+        return PassContext(mesh, self.execution.batch_size, processes, checkpoint, in_float64)
 
     def _repair(
         self,
@@ -322,31 +356,13 @@ class CoresetBuilder:
             if own_pool is None or number == most or (checker.is_final and selection.is_within):
                 break
             pool, name = own_pool, "coreset posterior"
-        self._check_tolerance(found[-1].report, pool)
+        found = up_to_best(found)
+        with clock.stage("agreement"):
+            look_for_spike(found[-1])
+        if self.tol is not None and self.tol.throw:
+            check_tolerance(self.tol, found[-1].report, pool)
+        warn_if_bad(found[-1].report)
         return found
-
-    def _check_tolerance(self, report: Report, pool: DrawPool) -> None:
-        """Raise if the tolerance is not met and the user asked for an error."""
-        if self.tol is None or report.is_within_tol is not False or not self.tol.throw:
-            return
-        reached = report.kl + 2 * report.kl_standard_error
-        tried = int(report.curve["size"][-1])
-        advice = "Raise max_size, tol or candidates"
-        if pool.is_exhausted and tried < self.tol.max_size:
-            advice = f"The weighting has only {pool.source.limit} draws: bring more, or raise tol"
-        elif report.held_out_error > _UNLIKE * report.relative_error:
-            advice = (
-                "The error is large only at draws that the solver did not see, so more rows hardly "
-                "help: the posterior may have several modes, or the weighting long tails"
-            )
-        elif report.rounds and report.rounds[-1]["agrees"] is False:
-            advice = "The coreset's own posterior does not agree with π̂: raise rounds, or max_size"
-        limit = f"max_size = {tried}" if tried == self.tol.max_size else str(tried)
-        raise ValueError(
-            f"tol is {self.tol.kl} nats, but with {limit} rows of {report.num_data} the estimated "
-            f"KL divergence plus two standard errors is still {reached:.3g} nats. {advice}; or "
-            f"take the best coreset that was found, with tol=Tolerance({self.tol.kl}, throw=False)."
-        )
 
     def _bound_solver(self, likelihood: ModelLikelihood) -> Solver | None:
         """The solver, whose constraints have their labels where they name an argument."""
@@ -366,7 +382,7 @@ class CoresetBuilder:
         history: list[Round],
     ) -> Coreset:
         """The coreset of the last round."""
-        estimate = _reported(selection.estimate, history[-1])
+        estimate = reported_estimate(selection.estimate, history[-1])
         is_within = None
         if self.tol is not None:
             is_within = selection.is_within and estimate.lower <= self.tol.kl
@@ -406,12 +422,3 @@ def _labels(likelihood: ModelLikelihood, name: str) -> np.ndarray:
             f"({likelihood.num_data},), one label for each row."
         )
     return values
-
-
-def _reported(estimate: KLEstimate, last: Round) -> KLEstimate:
-    """The estimate under π̂, or the larger one under the coreset's posterior if the two differ."""
-    if last.agrees is not False or last.own_kl is None or last.own_kl_standard_error is None:
-        return estimate
-    if last.own_kl <= estimate.kl:
-        return estimate
-    return KLEstimate(last.own_kl, last.own_kl_standard_error, estimate.relative_error)

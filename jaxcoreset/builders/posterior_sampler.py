@@ -96,7 +96,7 @@ class LaplaceSampler(PosteriorSampler):
             terms = likelihood.log_likelihood(params, rows)
             return -jnp.vdot(weights, terms, precision=HIGHEST) - likelihood.log_prior(params)
 
-        mode, factor, converged = _find_mode(energy, state, self.max_iters)
+        mode, factor, converged = find_mode(energy, state, self.max_iters)
         normal = jax.random.normal(key, (num, mode.size), mode.dtype)
         flat = mode + solve_triangular(factor, normal.T, trans=1, lower=True).T
         return jax.vmap(unravel)(flat), mode, converged
@@ -124,7 +124,7 @@ class Stateless(PosteriorSampler):
         return self.function(weights, rows, key, num), (), jnp.array(True)
 
 
-def _find_mode(
+def find_mode(
     energy: Callable[[Array], Array], start: Float[Array, " d"], max_iters: int
 ) -> tuple[Float[Array, " d"], Float[Array, "d d"], Bool[Array, ""]]:
     """The minimum of an energy, the Cholesky factor of its Hessian, and True if it converged."""

@@ -4,6 +4,7 @@ A coreset is saved as one ``.npz`` file: its arrays, and a JSON text that says h
 model's arguments. Nothing in the file is executed when it is loaded; see `load` on its model.
 """
 
+import contextlib
 import copy
 import math
 import os
@@ -11,10 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpyro.infer import MCMC
 
 from jaxcoreset.coreset.frame import as_frame, without_formulas
@@ -25,9 +27,10 @@ from jaxcoreset.coreset.update import updated
 from jaxcoreset.coreset.warm_start import WarmStart, warm_start
 from jaxcoreset.data.arrays import encode, save_archive
 from jaxcoreset.data.messages import require
-from jaxcoreset.data.utils import Clock, write_whole
+from jaxcoreset.data.utils import Clock, check_int, write_whole
 from jaxcoreset.likelihood.arguments import Arguments
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.precision import precision_of
 from jaxcoreset.likelihood.weighted import weighted_model
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.tolerance import Selection
@@ -64,8 +67,9 @@ class Coreset:
         arguments: the model's arguments with only these rows, and which of them hold rows.
         data_dims: see above.
         report: how the coreset was made, and how good it is.
-        approximation: the Laplace approximation of the posterior of all rows, if the builder found
-            one on its way; None otherwise, and for a coreset that was loaded.
+        approximation: the Laplace approximation of the posterior of all rows, or of the rows that
+            were merged, if one was found on the way; None otherwise, and for a coreset that was
+            loaded.
         likelihood: the model's likelihood with all the data, for `certify` and `correct`; it is
             neither saved nor pickled, and None for a coreset that was loaded. Set it to None to
             free the data.
@@ -162,8 +166,9 @@ class Coreset:
         arguments = self.arguments.like(args, kwargs)
         self.arguments.check_same_constants(arguments)
         model = self.full_model
-        solved = updated(model, arguments, self.report, self.summary, key)
-        return coreset_of_selection(model, **solved)
+        with precision_of(self.report.precision).precision():
+            solved = updated(model, arguments, self.report, self.summary, key)
+            return coreset_of_selection(model, **solved)
 
     def warm_start(
         self,
@@ -183,6 +188,47 @@ class Coreset:
             dense_mass=dense_mass,
             key=key,
         )
+
+    def init_params(self, num_chains: int = 1) -> dict[str, Array]:
+        """Starting points for chains on the coreset, for ``MCMC.run(..., init_params=...)``.
+
+        They are the likeliest of the draws that the coreset was built with. Chains that start there
+        need less warmup, and do not end in a mode that only the weighted density has.
+
+        Args:
+            num_chains: the number of chains of the `MCMC`.
+
+        Returns:
+            Unconstrained values of the latent sites, with a leading axis of chains if there is more
+            than one.
+
+        Raises:
+            ValueError: if the coreset keeps no draws, as one of all rows.
+        """
+        num_chains = check_int("num_chains", num_chains, 1)
+        if self.summary is not None:
+            found = self.summary.likeliest_draws(num_chains)
+        elif self.approximation is not None:
+            found = self.approximation.draws(jax.random.key(0), num_chains)
+        else:
+            raise ValueError(
+                "the coreset keeps no draws to start at; expected one that CoresetBuilder, update "
+                "or merge made of fewer than all rows. Let NumPyro choose the starting points."
+            )
+        points = {name: jnp.asarray(value) for name, value in found.items()}
+        return points if num_chains > 1 else {name: x[0] for name, x in points.items()}
+
+    def in_float64(self) -> contextlib.AbstractContextManager:
+        """A context in which NUTS samples the coreset in float64, whatever JAX's setting is.
+
+        Use it where `Report.rounding` says that float32 is too coarse. JAX's x64 is on within it,
+        and the model takes its arguments in float64 and int64::
+
+            with coreset.in_float64():
+                mcmc = MCMC(NUTS(coreset.model), num_warmup=500, num_samples=500)
+                mcmc.run(key, *coreset.args, **coreset.kwargs)
+        """
+        return jax.enable_x64(True)
 
     def __len__(self) -> int:
         return self.indices.size

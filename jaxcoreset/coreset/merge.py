@@ -14,9 +14,10 @@ from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection
 from jaxcoreset.coreset.update import ExhaustedSource
+from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.from_model import model_likelihood
-from jaxcoreset.likelihood.precision import matrix_of_weighted
+from jaxcoreset.likelihood.precision import matrix_of_weighted, precision_of
 from jaxcoreset.selection.construction import DRAWS_PER_ROW, MIN_DRAWS
 from jaxcoreset.selection.draws import DrawPool, Part, Use
 from jaxcoreset.selection.estimate import KLEstimate
@@ -63,6 +64,22 @@ def merge(
     num_held_out = check_int("num_held_out", num_held_out, 8)
     if not coresets:
         raise ValueError("coresets is empty; expected at least one.")
+    is_exact = any(one.report.precision == "float64" for one in coresets)
+    context = precision_of("float64" if is_exact else "float32")
+    with context.precision():
+        return _merge(coresets, size, key, context, solver, num_draws, num_held_out)
+
+
+def _merge(
+    coresets: Sequence[Coreset],
+    size: int,
+    key: PRNGKeyArray,
+    context: PassContext,
+    solver: Solver | None,
+    num_draws: int | None,
+    num_held_out: int,
+) -> Coreset:
+    """See `merge`; JAX has the precision of the context."""
     first, clock = coresets[0], Clock()
     for other in coresets[1:]:
         _check_alike(first, other)
@@ -83,7 +100,10 @@ def merge(
     with clock.stage("model"):
         arguments = first.arguments.with_data(data)
         args, kwargs = arguments.call
-        likelihood = model_likelihood(first.full_model, args, kwargs, data_axes=arguments.axes)
+        axes = arguments.axes
+        likelihood = model_likelihood(
+            first.full_model, args, kwargs, data_axes=axes, context=context
+        )
     with clock.stage("weighting"):
         approximation = LaplaceFitter(likelihood)(weights=weights)
     pool = DrawPool(likelihood, ExhaustedSource(), key)
@@ -116,6 +136,7 @@ def merge(
         pool,
         selection,
         clock,
+        approximation=approximation,
         estimate=KLEstimate(
             own.kl + kl_of_parts, float(np.hypot.reduce(errors)), own.relative_error
         ),

@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxcoreset.data.arrays import require_type
+from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.messages import text_table
 from jaxcoreset.data.utils import Clock, peak_memory
 from jaxcoreset.likelihood.precision import rounding_of
@@ -22,6 +23,11 @@ from jaxcoreset.selection.tolerance import Selection
 # a fraction from 0.1 to 0.3 it was 1.4 and 2.2. Outside it was more than six times in one of ten.
 MIN_RELATIVE_ESS = 0.1
 MIN_ESS = 20
+# In nats. For Gaussians the mean of any linear combination of parameters is then off by little more
+# than √0.02 = 0.14 posterior standard deviations, the Monte Carlo error of fifty independent draws.
+GOOD_KL = 0.02
+# Above it, in nats, a coreset should not be used.
+MAX_KL = 1.0
 NEEDS_BUILD = "too few to estimate the error, so build a new coreset from all rows"
 
 
@@ -70,8 +76,13 @@ class Report:
             infinite. For a "merge" the number of coresets ("num_coresets"), the sum of their
             estimates ("kl_of_parts"), and that of the reduction ("kl"); the report's own is the sum
             of both.
-        rounding: the rounding error of the coreset's log density in float32, in nats, if it is so
-            large that NUTS needs float64; None otherwise.
+        rounding: the rounding error of the coreset's log-density in float32, in nats, if it is so
+            large that NUTS needs float64, see `Coreset.in_float64`; None otherwise.
+        precision: the precision of the log-likelihoods that the build summed, "float32" or
+            "float64".
+        spike: by how many nats the weighted density is too high at a mode that the full posterior
+            does not have; None if none was found. Chains should then start at
+            `Coreset.init_params`.
     """
 
     num_data: int
@@ -97,6 +108,8 @@ class Report:
     candidate_searches: list[dict[str, float]] = dataclasses.field(default_factory=list)
     history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     rounding: float | None = None
+    precision: str = "float32"
+    spike: float | None = None
 
     @classmethod
     def of_selection(
@@ -118,7 +131,6 @@ class Report:
         """
         at, path = selection.at, selection.path
         estimate = selection.estimate if estimate is None else estimate
-        some_draw = jax.tree.map(lambda x: x[0], pool.parts("solver")[0].draws)
         data = pool.data_of(selection.positions)
         return cls(
             num_used=selection.positions.size,
@@ -134,7 +146,10 @@ class Report:
             curve=selection.curve,
             seconds=dict(clock.seconds),
             peak_memory=peak_memory(),
-            rounding=rounding_of(pool.likelihood, some_draw, data, selection.weights),
+            rounding=rounding_of(
+                pool.likelihood, pool.parts("solver")[0].draws, data, selection.weights
+            ),
+            precision=default_float().name,
             **facts,
         )
 
@@ -158,6 +173,32 @@ class Report:
             seconds=clock.seconds,
             peak_memory=peak_memory(),
         )
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the error could not be checked by the coreset's own posterior; None if it could."""
+        return self.rounds[-1].get("trouble") if self.rounds else None
+
+    @property
+    def verdict(self) -> str:
+        """What the report says about the coreset, in a sentence."""
+        if math.isinf(self.kl):
+            return "not known: build a new coreset from all rows."
+        distance = _kl_text(self.kl, self.kl_standard_error)
+        if self.kl > MAX_KL:
+            return f"don't use: the coreset's posterior is {distance} nats from the full one."
+        if self.trouble is not None:
+            return (
+                f"not checked: NUTS on the coreset has not mixed ({self.trouble}), so the estimate "
+                f"of {distance} nats could not be confirmed."
+            )
+        upper = self.kl + 2 * self.kl_standard_error
+        if self.tol is not None:
+            word = "good" if self.is_within_tol else "above the tolerance"
+            return f"{word}: {distance} nats, and the tolerance is {self.tol:.2g}."
+        if upper <= GOOD_KL:
+            return f"good: {distance} nats from the full posterior."
+        return f"usable with correction: {distance} nats from the full posterior."
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain numbers, strings and lists, for Python's json.
@@ -199,9 +240,11 @@ class Report:
             ("estimated KL", self._kl_row()),
             *self._tolerance_row(),
             *self._rounding_row(),
+            *self._spike_row(),
             *self._round_rows(),
             *self._pass_rows(),
             *self._history_rows(),
+            ("verdict", self.verdict),
             ("seconds", ", ".join(f"{name} {spent:.1f}" for name, spent in self.seconds.items())),
         ]
         if self.peak_memory is not None:
@@ -224,8 +267,14 @@ class Report:
     def _rounding_row(self) -> list[tuple[str, str]]:
         if self.rounding is None:
             return []
-        text = f"{self.rounding:.1g} nats of the log density in float32: run NUTS in float64"
+        text = f"{self.rounding:.1g} nats of the log-density in float32: use in_float64()"
         return [("rounding", text)]
+
+    def _spike_row(self) -> list[tuple[str, str]]:
+        if self.spike is None:
+            return []
+        text = f"a mode that is {self.spike:.2g} nats too high: start chains at init_params()"
+        return [("spike", text)]
 
     def _pass_rows(self) -> list[tuple[str, str]]:
         passes = ", ".join(f"{what} {count}" for what, count in self.passes.items())
@@ -267,13 +316,34 @@ class Report:
                 continue
             under = _kl_text(one["kl"], one["kl_standard_error"])
             if one["own_kl"] is None:
-                rows.append((f"round {number}", f"KL {under} under {one['weighting']}"))
+                text = f"KL {under} under {one['weighting']}"
+                if one.get("trouble"):
+                    text += f"; the chains on the coreset have not mixed: {one['trouble']}"
+                rows.append((f"round {number}", text))
                 continue
             own = _kl_text(one["own_kl"], one["own_kl_standard_error"])
             verdict = "they agree" if one["agrees"] else "they differ"
             text = f"KL {under} under {one['weighting']}, {own} under its own posterior: {verdict}"
             rows.append((f"round {number}", text))
         return rows
+
+
+def warn_if_bad(report: Report) -> None:
+    """Warn of a coreset that is far from the full posterior, or whose error was not checked."""
+    remedies = (
+        "raise size (or lower tol), write the model so that NUTS moves in it, or use another "
+        "weighting, such as SubsampleNUTS() or Draws(samples)"
+    )
+    if report.kl > MAX_KL or report.trouble is not None:
+        warnings.warn(f"{report.verdict} To mend it, {remedies}.", stacklevel=4)
+    if report.spike is not None:
+        warnings.warn(
+            "the density of the weighted rows has a mode that the full posterior does not have: a "
+            "component may shrink onto one heavy row. Start the chains where the coreset was "
+            "built, init_params=coreset.init_params(num_chains), or give the scale a prior that "
+            "keeps it from zero.",
+            stacklevel=4,
+        )
 
 
 def is_unreliable(step: dict[str, Any]) -> bool:

@@ -73,6 +73,12 @@ class DataSummary:
         data = tuple(np.asarray(leaf)[kept] for leaf in pool.candidate_data)
         return cls(parts, data, pool.indices_of(kept), pool.source.inefficiency)
 
+    def likeliest_draws(self, num: int) -> Params:
+        """The draws of the first block at which the log-likelihood of all rows is largest."""
+        first = next(part for part in self.parts if part.use == "solver")
+        best = np.argsort(-np.asarray(first.total))[:num]
+        return {name: value[np.resize(best, num)] for name, value in first.draws.items()}
+
     def to_dict(self) -> dict[str, Any]:
         """The summary as lists and dictionaries of arrays and numbers."""
         parts = [vars(one) | {"draws": jax.tree.map(np.asarray, one.draws)} for one in self.parts]

@@ -25,7 +25,7 @@ from jaxcoreset.likelihood.arguments import Arguments
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
-from jaxcoreset.likelihood.precision import matrix_of_weighted
+from jaxcoreset.likelihood.precision import matrix_of_weighted, precision_of
 from jaxcoreset.selection.construction import CANDIDATES_PER_ROW, MIN_CANDIDATES
 from jaxcoreset.selection.draws import DrawPool, Part, Use
 from jaxcoreset.selection.estimate import KLEstimate, kl_of_residuals
@@ -68,7 +68,13 @@ def updated(
     clock = Clock()
     with clock.stage("model"):
         args, kwargs = arguments.call
-        likelihood = model_likelihood(model, args, kwargs, data_axes=arguments.axes)
+        likelihood = model_likelihood(
+            model,
+            args,
+            kwargs,
+            data_axes=arguments.axes,
+            context=precision_of(before.precision),
+        )
     with clock.stage("embedding"):
         pool = _joined_pool(summary, likelihood, before, key)
     path, sizes = solve_path(pool, before.size, clock, has_tol=before.tol is not None)

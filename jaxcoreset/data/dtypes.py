@@ -136,6 +136,18 @@ def in_float64(evaluate: Callable[..., T], *trees: PyTree) -> T:
         return evaluate(*jax.tree.map(lambda x: jnp.asarray(as_float64(x)), trees))
 
 
+def widened(values: Any) -> Any:
+    """Real numbers as float64 and integers as int64 where JAX's x64 is on; else as they are.
+
+    With x64, JAX still evaluates functions such as ``gammaln`` in float32 for an int32 argument.
+    """
+    if default_float() != np.float64:
+        return values
+    if jnp.issubdtype(values.dtype, jnp.integer):
+        return values.astype(np.int64) if values.dtype.itemsize < 8 else values
+    return values.astype(np.float64) if is_float(values.dtype) else values
+
+
 def as_float64(values: PyTree) -> PyTree:
     """An array as it is, but for its type where that is floating-point."""
     values = np.asarray(values)

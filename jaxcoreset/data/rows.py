@@ -7,6 +7,7 @@ change the result. Each process reduces its own rows, and the results are merged
 processes.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
@@ -44,12 +45,18 @@ class PassContext:
         batch_size: how many rows are read and moved to the devices at a time; None for a default.
         processes: the processes, each of which has a part of the rows.
         checkpoint: the file with the results of passes, or None.
+        in_float64: whether rows are evaluated in float64 although JAX's x64 is off by default.
     """
 
     mesh: Mesh | None = None
     batch_size: int | None = None
     processes: ProcessGroup = SINGLE_PROCESS
     checkpoint: CheckpointFile | None = None
+    in_float64: bool = False
+
+    def precision(self) -> contextlib.AbstractContextManager:
+        """A context in which rows are evaluated in the precision that these passes have."""
+        return jax.enable_x64(True) if self.in_float64 else contextlib.nullcontext()
 
 
 @dataclass(eq=False)

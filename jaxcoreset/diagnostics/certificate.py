@@ -18,9 +18,10 @@ from jaxtyping import Float
 from numpyro.infer import MCMC
 
 from jaxcoreset.coreset.coreset import Coreset
+from jaxcoreset.coreset.report import GOOD_KL
 from jaxcoreset.data.messages import text_table
 from jaxcoreset.data.utils import check_int, progress_bar
-from jaxcoreset.diagnostics.log_ratio import full_likelihood, log_ratios
+from jaxcoreset.diagnostics.log_ratio import full_likelihood, log_ratios, starting_point
 from jaxcoreset.diagnostics.psis import (
     khat_limit,
     log_sum_exp,
@@ -29,15 +30,16 @@ from jaxcoreset.diagnostics.psis import (
 )
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.trace import latent_shapes
-from jaxcoreset.weighting.chains import MIN_DRAWS, ChainSamples, chain_samples, effective_size
+from jaxcoreset.weighting.chains import (
+    MAX_RHAT,
+    MIN_DRAWS,
+    ChainSamples,
+    chain_samples,
+    effective_size,
+)
 
 # Below it the variance of the ratios is finite, and their plain means have the usual errors.
 FINITE_VARIANCE_KHAT = 0.5
-# In nats. For Gaussians the mean of any linear combination of parameters is then off by little more
-# than √0.02 = 0.14 posterior standard deviations, the Monte Carlo error of fifty independent draws.
-GOOD_KL = 0.02
-# Above it the chains differ too much to be used (Gelman and Rubin 1992).
-MAX_RHAT = 1.1
 # With this number a mean has an error of a tenth of a standard deviation.
 _FEW_EFFECTIVE_DRAWS = 100
 # Chains of NUTS should be below it (Vehtari et al., Bayesian Analysis 16(2), 2021).
@@ -47,6 +49,8 @@ _FINE_RHAT = 1.01
 # then the contribution of the tail beyond the largest weight to the KL is far below `GOOD_KL`; see
 # "What the error bars mean" in the documentation.
 _NARROW = 0.1
+# Draws whose density is overrated by more nats than this are not where the coreset was built.
+_ELSEWHERE = 20.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +86,8 @@ class Certificate:
         rhat: the largest split-R̂ of a parameter.
         log_ratios: shape (chains, draws), the log-likelihood of all rows less that of the coreset.
         log_weights: shape (chains, draws), smoothed; their exponentials add up to one.
+        excess: by how many nats the coreset overrates the density at the draws, against the point
+            where chains should start, `Coreset.init_params`; None if that is not known.
     """
 
     num_data: int
@@ -103,6 +109,7 @@ class Certificate:
     rhat: float
     log_ratios: Float[np.ndarray, "chains draws"]
     log_weights: Float[np.ndarray, "chains draws"]
+    excess: float | None = None
 
     @property
     def verdict(self) -> str:
@@ -116,10 +123,15 @@ class Certificate:
         The verdict is about the coreset. If a good coreset has few effective draws, `reason` says
         so.
         """
-        if not (self.can_be_reweighted and self.rhat <= MAX_RHAT):
+        if not (self.can_be_reweighted and self.rhat <= MAX_RHAT) or self._is_elsewhere:
             return "don't use"
         close = self.kl + 2 * self.kl_standard_error <= GOOD_KL
         return "good" if close else "usable with correction"
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """True if the chains are where the full posterior has no mass."""
+        return self.excess is not None and self.excess > _ELSEWHERE
 
     @property
     def can_be_reweighted(self) -> bool:
@@ -145,6 +157,12 @@ class Certificate:
     @property
     def reason(self) -> str:
         """The reason for the verdict in a sentence or two, and what to do."""
+        if self._is_elsewhere:
+            return (
+                "The chains are in a mode that only the weighted density has: it is "
+                f"{self.excess:.3g} nats too high there, against where the coreset was built. "
+                "Start them there: init_params=coreset.init_params(num_chains)."
+            )
         if self.rhat > MAX_RHAT:
             return (
                 f"The chains on the coreset disagree (R-hat {self.rhat:.3g}, limit {MAX_RHAT}); "
@@ -194,7 +212,7 @@ class Certificate:
         """The inverse of `to_dict`."""
         names = [item.name for item in dataclasses.fields(cls)]
         arrays = {name: np.asarray(plain[name], float) for name in ("log_ratios", "log_weights")}
-        return cls(**{**{name: plain[name] for name in names}, **arrays})
+        return cls(**{**{name: plain[name] for name in names if name in plain}, **arrays})
 
     def __str__(self) -> str:
         def nats(name: str) -> str:
@@ -302,10 +320,16 @@ def measure(
         )
     n = likelihood.num_data
     cost = f"{chains * draws:,} draws × {n:,} rows"
-    with progress_bar(n, cost, show=show_progress) as bar:
-        ratios = log_ratios(
-            coreset, likelihood, used.flat(), batch_size=batch_size, on_rows=bar.update
-        )
+    with (
+        likelihood.rows.context.precision(),
+        progress_bar(n, cost, show=show_progress) as bar,
+    ):
+        at, start = used.flat(), starting_point(coreset, likelihood)
+        if start is not None:
+            at = {name: np.concatenate([start[name][None], values]) for name, values in at.items()}
+        ratios = log_ratios(coreset, likelihood, at, batch_size=batch_size, on_rows=bar.update)
+    excess = None if start is None else float(ratios[0] - np.median(ratios))
+    ratios = ratios[-chains * draws :]
     found = certificate_of(
         ratios.reshape(chains, draws),
         used.least_effective_size() / (chains * draws),
@@ -313,7 +337,7 @@ def measure(
         num_rows=len(coreset),
         rhat=samples.rhat(),
     )
-    return found, used, positions
+    return dataclasses.replace(found, excess=excess), used, positions
 
 
 def certificate_of(

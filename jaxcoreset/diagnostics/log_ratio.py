@@ -7,6 +7,7 @@ their difference must be right to a fraction of one, see `jaxcoreset.likelihood.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
@@ -16,8 +17,11 @@ from jaxcoreset.data.dtypes import in_float64
 from jaxcoreset.likelihood.arguments import is_array, is_same
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
-from jaxcoreset.likelihood.precision import needs_float64
+from jaxcoreset.likelihood.precision import energy_error, precision_of
 from jaxcoreset.likelihood.totals import log_likelihood_totals
+
+# The rounding of the coreset's log-likelihood, in nats, above which it is summed in float64.
+_MAX_ERROR = 1e-2
 
 
 def log_ratios(
@@ -43,8 +47,9 @@ def log_ratios(
     def weigh(draws: PyTree, kept: tuple) -> Float[np.ndarray, " s"]:
         return log_likelihood_totals(evaluate, draws, kept, coreset.weights)
 
-    is_long = needs_float64(likelihood, likelihood.num_data)
-    weighted = in_float64(weigh, at, kept) if is_long else weigh(at, kept)
+    first = jax.vmap(likelihood.unconstrain)({name: x[:8] for name, x in at.items()})
+    is_exact = energy_error(likelihood, first, kept, coreset.weights) > _MAX_ERROR
+    weighted = in_float64(weigh, at, kept) if is_exact else weigh(at, kept)
     if not np.isfinite(weighted).all():
         raise ValueError(
             "the coreset's own likelihood is zero at "
@@ -52,6 +57,13 @@ def log_ratios(
             "are not from its posterior; expected samples of NUTS on coreset.model."
         )
     return full - weighted
+
+
+def starting_point(coreset: Coreset, likelihood: ModelLikelihood) -> dict[str, np.ndarray] | None:
+    """Constrained parameters where chains on the coreset should start, if it knows them."""
+    if coreset.summary is None and coreset.approximation is None:
+        return None
+    return {name: np.asarray(x) for name, x in likelihood.constrain(coreset.init_params()).items()}
 
 
 def full_likelihood(
@@ -77,7 +89,11 @@ def full_likelihood(
                     "all the data, not the coreset's own rows."
                 )
         args, kwargs = arguments.call
-        likelihood = model_likelihood(coreset.full_model, args, kwargs, data_axes=arguments.axes)
+        context, axes = precision_of(coreset.report.precision), arguments.axes
+        with context.precision():
+            likelihood = model_likelihood(
+                coreset.full_model, args, kwargs, data_axes=axes, context=context
+            )
     elif likelihood is None:
         likelihood = coreset.likelihood
     if likelihood is None:

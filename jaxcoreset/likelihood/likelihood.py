@@ -7,6 +7,7 @@ without one belong to everything that is not summed over data: they are counted 
 prior.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 from numpyro.distributions.transforms import biject_to
 from numpyro.handlers import seed
 from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
 from numpyro.primitives import Messenger
 
-from jaxcoreset.data.dtypes import default_float
+from jaxcoreset.data.dtypes import default_float, widened
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.independence import Reference
@@ -70,6 +71,16 @@ class ModelLikelihood:
     def num_data(self) -> int:
         """The number of data, n; of all processes together."""
         return self.rows.num_rows
+
+    @property
+    def num_params(self) -> int:
+        """The number of unconstrained parameters, D."""
+        return sum(np.size(value) for value in self.init_params.values())
+
+    @property
+    def unravel(self) -> "Unravel":
+        """The function from flat unconstrained parameters to a dictionary of them."""
+        return Unravel(tuple((name, np.shape(x)) for name, x in sorted(self.init_params.items())))
 
     def assemble(self, data: Sequence) -> tuple[tuple, dict]:
         """The model's (args, kwargs) with `data` in place of the data leaves.
@@ -176,7 +187,8 @@ class ModelLikelihood:
             return value if constrained else biject_to(site["fn"].support)(value)
 
         with full_precision():
-            model_trace = run(self.model, self.assemble(data), fill)
+            rows = [widened(leaf) for leaf in data]
+            model_trace = run(self.model, self.assemble(rows), fill)
             sites = {name: site for name, site in model_trace.items() if site["type"] == "sample"}
             others = {
                 name: jnp.sum(log_prob(site))
@@ -188,6 +200,26 @@ class ModelLikelihood:
                 for name, dim in self.data_dims.items()
             }
         return per_datum, others
+
+
+@dataclass(frozen=True)
+class Unravel:
+    """From flat parameters to a dictionary, the inverse of JAX's `ravel_pytree` in any precision.
+
+    Attributes:
+        shapes: the names of the parameters in order, and their shapes.
+    """
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+
+    def __call__(self, flat: Float[ArrayLike, " d"]) -> Params:
+        """The parameters, of the type that `flat` has."""
+        flat, params, first = jnp.asarray(flat), {}, 0
+        for name, shape in self.shapes:
+            size = math.prod(shape)
+            params[name] = flat[first : first + size].reshape(shape)
+            first += size
+        return params
 
 
 class _HideData(Messenger):

@@ -1,13 +1,20 @@
-"""Float64 for the weighted rows of a long table, even if JAX's x64 is off.
+"""Whether float32 is enough for a model and its data, by measured rounding.
 
-Float32 rounds a row's log-likelihood to about 1e-8 nats, and a coreset row of n has a weight of
-n/k. So the sum of k rows has an error of variance (n²/k)·1e-15 nats², 0.1 for n = 10⁸, and the sum
-itself, of the order of n nats, is rounded to n·1e-7. From a million rows on, the few weighted rows
-are therefore evaluated in float64; less their mean over the draws, float32 holds them well.
+A row's log-likelihood is a difference of numbers that may be far larger, such as ``gammaln`` of a
+count of 60,000, and what all rows share, such as log σ, is rounded alike in each of them. So how
+much a sum over rows is rounded cannot be told from its size or from the number of rows. It is
+measured where the posterior is: the values in float32 are compared with those in float64. That
+takes a program more, so a look at the float32 values comes first: along a short line they are a
+cubic, and what is left of them is rounding.
+
+Where all rows are summed too coarsely in float32, the build runs in float64, see
+`CoresetBuilder.run`. Where only weighted rows are, these are evaluated in float64.
 """
 
 import warnings
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,27 +22,98 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxcoreset.data.arrays import leading
-from jaxcoreset.data.dtypes import in_float64
+from jaxcoreset.data.dtypes import default_float, in_float64
+from jaxcoreset.data.rows import PassContext
 from jaxcoreset.likelihood.embedding import log_likelihood_matrix
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.likelihood.verification import other_rows
 
-# Float64 from this number of rows on. At a million the variance is 2e-5 with 50 rows.
-_LONG = 1_000_000
+# The largest variance that the rounding of a sum over all rows may have, in nats²: about what it
+# adds to the estimated KL divergence.
+MAX_NOISE = 1e-3
+# The same for the rows of a coreset, if each of this many stands for an equal part of all rows.
+_MAX_WEIGHTED_NOISE = 1e-4
+_NUM_WEIGHTED = 50
 # Not for more candidate rows than this: float64 would take memory that may be missing.
 _MANY = 100_000
-# NUTS fails if energies are rounded to more nats than this.
-_ROUGH = 0.2
+# The standard deviation of a rounded energy, in nats, above which NUTS in float32 takes too many
+# steps or rejects good ones.
+MAX_ENERGY_ERROR = 0.05
+# The fraction of it below which float32 is not compared with float64.
+_NEGLIGIBLE = 0.2
+# The number of points at which values are compared. Along a line from one draw to another they are
+# this fraction of it apart.
+_NUM_POINTS, _SPACING = 8, 0.05
+_EPS = float(np.finfo(np.float32).eps)
 
-T = TypeVar("T")
+
+class Float32Error(ValueError):
+    """Float32 is too coarse for a model and its data."""
 
 
-def needs_float64(likelihood: ModelLikelihood, total_weight: float | int) -> bool:
-    """True if rows whose weights have this sum should be evaluated in float64.
+@dataclass(frozen=True)
+class Noise:
+    """How much log-likelihoods are rounded, in nats².
 
-    False if JAX does so anyway, or if the model cannot because it fixes a type, as some loops do.
+    Attributes:
+        of_row: the mean variance of a row's log-likelihood.
+        of_total: the variance of the sum over all rows.
     """
-    if total_weight < _LONG or jax.config.jax_enable_x64:  # pyright: ignore
-        return False
+
+    of_row: float = 0.0
+    of_total: float = 0.0
+
+    @classmethod
+    def of(cls, errors: Float[np.ndarray, "points m"], num_data: int) -> "Noise":
+        """From errors of some rows: shared ones add up over rows, others as independent noise."""
+        of_row = float(np.mean(np.var(errors, axis=0, ddof=1)))
+        shared = float(np.var(errors.mean(axis=1), ddof=1)) - of_row / errors.shape[1]
+        return cls(of_row, num_data * of_row + num_data**2 * max(0.0, shared))
+
+
+def check_float32(likelihood: ModelLikelihood, draws: Mapping[str, Any]) -> Noise:
+    """Measure the rounding at two or more draws, and refuse it if all rows need float64.
+
+    Raises:
+        Float32Error: if float64 is needed, JAX's x64 is off, and the model runs with it.
+    """
+    noise, reference, n = Noise(), likelihood.reference, likelihood.num_data
+    if default_float() == np.float64 or reference is None:
+        return noise
+    rows = other_rows(likelihood, reference)
+    values = _values(reference.evaluate, _on_a_line(draws), rows)
+    of_size = float(np.mean((_EPS * values[0]) ** 2)) / 12
+    bound = Noise.of(_less_cubic(values), n)
+    bound = Noise(bound.of_row + of_size, bound.of_total + n * of_size)
+    is_fine = bound.of_total <= MAX_NOISE and bound.of_row * n**2 <= _NUM_WEIGHTED * MAX_NOISE
+    if is_fine or not runs_in_float64(likelihood):
+        noise = bound
+    else:
+        points = _first(draws)
+        exact = in_float64(lambda *given: _values(reference.evaluate, *given), points, rows)
+        noise = Noise.of(_values(reference.evaluate, points, rows) - exact, n)
+        if noise.of_total > MAX_NOISE:
+            raise Float32Error(
+                f"in float32 the log-likelihood of all {n:,} rows is rounded to "
+                f"{np.sqrt(noise.of_total):.1g} nats; expected at most {np.sqrt(MAX_NOISE):.1g}. "
+                "Use float64: jax.enable_x64(True)."
+            )
+    return noise
+
+
+def precision_of(name: str) -> PassContext:
+    """The context of passes in a precision, "float32" or "float64".
+
+    JAX's x64 is not switched off where it is on.
+    """
+    return PassContext(in_float64=name == "float64" and default_float() != np.float64)
+
+
+def runs_in_float64(likelihood: ModelLikelihood) -> bool:
+    """True if the model returns float64 values where JAX's x64 is on.
+
+    It does not if it fixes a type, as some loops do.
+    """
     try:
         found = in_float64(
             lambda params, rows: jax.eval_shape(likelihood.log_likelihood, params, rows),
@@ -53,38 +131,118 @@ def matrix_of_weighted(
     data: tuple,
     total_weight: float | int,
     batch_size: int | None = None,
+    noise: Noise | None = None,
 ) -> Float[Array, "m s"]:
     """Log-likelihoods at unconstrained draws of rows that will be weighted, less each row's mean.
 
-    `total_weight` is the sum of their weights, such as the number of rows that they stand for.
+    Few rows that stand for many are evaluated in float64 if rounding matters; less their mean over
+    the draws, float32 holds them well.
+
+    Args:
+        likelihood: the likelihood.
+        draws: unconstrained draws.
+        data: the rows.
+        total_weight: the sum of their weights, such as the number of rows that they stand for.
+        batch_size: the number of rows that are evaluated at a time.
+        noise: what `check_float32` returned, if it is known.
     """
 
     def evaluate(draws: Params, data: tuple) -> Float[Array, "m s"]:
         return log_likelihood_matrix(likelihood.log_likelihood, draws, data, batch_size=batch_size)
 
-    if leading(data) > _MANY or not needs_float64(likelihood, total_weight):
+    if default_float() == np.float64 or leading(data) > _MANY:
+        return evaluate(draws, data)
+    noise = check_float32(likelihood, draws) if noise is None else noise
+    of_coreset = noise.of_row * float(total_weight) ** 2 / _NUM_WEIGHTED
+    if of_coreset <= _MAX_WEIGHTED_NOISE or not runs_in_float64(likelihood):
         return evaluate(draws, data)
     return jnp.asarray(np.asarray(in_float64(evaluate, draws, data)), float)
 
 
-def rounding_of(
-    likelihood: ModelLikelihood, params: Params, data: tuple, weights: Float[np.ndarray, " m"]
-) -> float | None:
-    """The rounding of a coreset's log-likelihood in float32, in nats; None if it is negligible.
+def energy_error(
+    likelihood: ModelLikelihood,
+    draws: Mapping[str, Any],
+    data: Sequence,
+    weights: Float[np.ndarray, " m"],
+) -> float:
+    """The standard deviation of a coreset's log-likelihood by rounding in float32, in nats.
 
-    It is that at unconstrained `params`, such as a posterior draw. If it is not negligible, warns
-    that NUTS on the coreset needs float64.
+    It is measured at two or more draws. 0 means that it is negligible, or that the model does not
+    run in float64.
     """
-    if weights.sum() < _LONG or jax.config.jax_enable_x64:  # pyright: ignore
+    data, weights = tuple(data), np.asarray(weights, np.float64)
+    if likelihood.reference is None or not len(weights):
+        return 0.0
+    evaluate = likelihood.reference.evaluate
+
+    def in_float32(points: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        with jax.enable_x64(False):
+            values = _values(evaluate, points, data).astype(np.float32)
+            sums = jnp.sum(jnp.asarray(weights, np.float32) * values, axis=1)
+        return values, np.asarray(sums, np.float64)
+
+    values, sums = in_float32(_on_a_line(draws))
+    bound = np.std(_less_cubic(sums), ddof=1) + _EPS * (weights @ np.abs(values[0]))
+    if bound <= _NEGLIGIBLE * MAX_ENERGY_ERROR or not runs_in_float64(likelihood):
+        return 0.0
+    points = _first(draws)
+    exact = in_float64(lambda *given: _values(evaluate, *given), points, data) @ weights
+    return float(np.std(in_float32(points)[1] - exact, ddof=1))
+
+
+def rounding_of(
+    likelihood: ModelLikelihood,
+    draws: Mapping[str, Any],
+    data: Sequence,
+    weights: Float[np.ndarray, " m"],
+) -> float | None:
+    """The `energy_error` of a coreset; None if it is negligible, or x64 is on by the user's will.
+
+    If it is not negligible, warns that NUTS on the coreset needs float64.
+    """
+    if default_float() == np.float64 and not likelihood.rows.context.in_float64:
         return None
-    values = np.asarray(likelihood.log_likelihood(params, data), np.float64)
-    rounding = float(abs(weights @ values) * np.finfo(np.float32).eps)
-    if rounding <= _ROUGH:
+    error = energy_error(likelihood, draws, data, weights)
+    if error <= MAX_ENERGY_ERROR:
         return None
     warnings.warn(
-        f"the coreset's log density is rounded to {rounding:.1g} nats in float32, which makes NUTS "
-        "fail. Run it in float64, which costs little on so few rows: under "
-        "jax.enable_x64(True), or with jax.config.update('jax_enable_x64', True).",
+        f"the coreset's log-density is rounded to {error:.1g} nats in float32, and NUTS fails with "
+        "such an error. Sample it in float64, which costs little for so few rows: with "
+        "coreset.in_float64(): mcmc.run(key, *coreset.args, **coreset.kwargs).",
         stacklevel=2,
     )
-    return rounding
+    return error
+
+
+def _values(
+    evaluate: Callable, points: Mapping[str, Any], rows: tuple
+) -> Float[np.ndarray, "points m"]:
+    """Log-likelihoods of rows at points, by `ModelLikelihood.by_site`, compiled."""
+    found = []
+    for at in range(leading(points)):
+        by_site = evaluate({name: x[at] for name, x in points.items()}, rows)[0]
+        found.append(sum(np.asarray(values, np.float64) for values in by_site.values()))
+    return np.stack(found)
+
+
+def _first(draws: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.asarray(x)[:_NUM_POINTS] for name, x in draws.items()}
+
+
+def _on_a_line(draws: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Points from the first draw towards the second."""
+    steps = _SPACING * np.arange(_NUM_POINTS)
+
+    def between(value: Any) -> np.ndarray:
+        first, second = np.asarray(value)[:2]
+        return first + np.multiply.outer(steps, second - first).astype(first.dtype)
+
+    return {name: between(value) for name, value in draws.items()}
+
+
+def _less_cubic(values: Float[np.ndarray, "*points_rows"]) -> Float[np.ndarray, "*points_rows"]:
+    """What is left of values at regular points after a cubic has been fitted."""
+    basis, _ = np.linalg.qr(np.vander(np.linspace(-1, 1, len(values)), 4))
+    # Four of the degrees of freedom are gone.
+    scale = np.sqrt((len(values) - 1) / (len(values) - 4))
+    return scale * (values - basis @ (basis.T @ values))

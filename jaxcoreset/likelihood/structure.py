@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxcoreset.data.dtypes import check_held
 from jaxcoreset.likelihood.arguments import (
     Arguments,
     ModelError,
@@ -52,6 +53,8 @@ def find_data(
     the model as its user calls it cannot be used.
     """
     arguments = flatten(model, args, kwargs)
+    for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
+        check_held(leaf, name)
     if data_axes is not None:
         arguments = mark_axes(arguments, args, kwargs, data_axes)
         sites_with_all_rows(model, arguments)

@@ -5,7 +5,6 @@ looks at the rows of a coreset, and `check_program` at the first values for many
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
@@ -24,8 +23,6 @@ _CHUNK_ROWS = 2**16
 _PROGRAM_DRAWS = 24
 # The number of draws at which rows are evaluated alone. One would do, were it not for chance.
 _ALONE_DRAWS = 3
-# From this many nats that rounding adds to the estimated KL, the user is warned.
-_NOISE = 1e-3
 
 
 def chunk_rows(likelihood: ModelLikelihood) -> int:
@@ -119,8 +116,6 @@ def check_program(
     checked once more at these draws, which fit the rows: where the first checks were, far from the
     data, float32 may have been too coarse for it.
 
-    Warns if float32 is too coarse for the model, as it may be with counts in the thousands.
-
     Arguments as in `check_alone`, for some rows and draws.
 
     Raises:
@@ -147,7 +142,7 @@ def check_program(
 
     checked = np.asarray(values)[np.ix_(rows, columns)]
     try:
-        variance = refuse_other_program(checked, values_by(reference.evaluate), exact)
+        refuse_other_program(checked, values_by(reference.evaluate), exact)
     except RuntimeError:
         # The rows may depend on one another by less than float32 can tell.
         for chunk, positions, kept in _among_other_rows(likelihood, reference, data, None):
@@ -155,15 +150,14 @@ def check_program(
                 check = IndependenceCheck(reference.evaluate, params, chunk)
                 check.refuse_small_change(positions, data, kept)
         raise
-    noise = likelihood.num_data * variance
-    if noise > _NOISE:
-        warnings.warn(
-            f"a row's log-likelihood is rounded to {np.sqrt(variance):.1g} nats, as it is a small "
-            "difference of large numbers (counts in the thousands?): that adds "
-            f"{noise:.1g} nats to the estimated KL, and more where few rows stand for many. Build "
-            "in float64: under jax.enable_x64(True), or with JAX_ENABLE_X64=1 in the environment.",
-            stacklevel=2,
-        )
+
+
+def other_rows(likelihood: ModelLikelihood, reference: Reference) -> tuple:
+    """A chunk of rows from all parts of the data, for which there is a compiled program."""
+    if reference.other_rows is not None:
+        return reference.other_rows
+    rows, size = likelihood.rows, chunk_rows(likelihood)
+    return rows.take(np.linspace(0, rows.num_rows - 1, size).round().astype(np.int64))
 
 
 def _among_other_rows(
@@ -177,13 +171,11 @@ def _among_other_rows(
     Chunks have the length for which there is a compiled program. At least half of a chunk are other
     rows, unless it has all the rows.
     """
-    size, rows = chunk_rows(likelihood), likelihood.rows
-    others = reference.other_rows
-    if others is None:
-        others = rows.take(np.linspace(0, rows.num_rows - 1, size).round().astype(np.int64))
-        if indices is not None and size == rows.num_rows:
-            yield others, indices, slice(None)
-            return
+    size = chunk_rows(likelihood)
+    others = other_rows(likelihood, reference)
+    if reference.other_rows is None and indices is not None and size == likelihood.num_data:
+        yield others, indices, slice(None)
+        return
     others = tuple(np.asarray(leaf) for leaf in others)
     num_kept, step = data[0].shape[0], max(1, size // 2)
     for start in range(0, num_kept, step):

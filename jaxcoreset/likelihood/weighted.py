@@ -3,11 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from numpyro.primitives import Messenger
 
+from jaxcoreset.data.dtypes import check_held, default_float, is_number, widened
 from jaxcoreset.likelihood.arguments import ModelError
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 
@@ -29,7 +31,14 @@ class WeightedModel:
         self.model, self.weights, self.data_dims = model, weights, dict(data_dims)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model under the weights, with the model's own arguments."""
+        """Run the model under the weights, with the model's own arguments.
+
+        Where JAX's x64 is on, the arguments are in float64 and int64.
+        """
+        for leaf in jax.tree.leaves((args, kwargs)):
+            check_held(leaf, "an argument of the model")
+        if default_float() == np.float64:
+            args, kwargs = jax.tree.map(_exact, (args, kwargs))
         with _Weigh(self.weights, self.data_dims):
             return self.model(*args, **kwargs)
 
@@ -74,6 +83,13 @@ def weighted_model(
             "site is expected: pass ModelLikelihood.data_dims, or the likelihood itself."
         )
     return WeightedModel(model, weights, data_dims)
+
+
+def _exact(leaf: Any) -> Any:
+    if not (isinstance(leaf, jax.Array | np.ndarray) and is_number(leaf.dtype)):
+        return leaf
+    # A copy, since JAX remembers a type for each NumPy array, that without x64 too.
+    return np.array(widened(leaf)) if isinstance(leaf, np.ndarray) else widened(leaf)
 
 
 def _check_weights(weights: np.ndarray) -> None:

@@ -19,7 +19,7 @@ from jaxcoreset.data.utils import progress_bar
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.passes import centred
-from jaxcoreset.likelihood.precision import matrix_of_weighted
+from jaxcoreset.likelihood.precision import Noise, check_float32, matrix_of_weighted
 from jaxcoreset.likelihood.verification import check_alone, check_program
 from jaxcoreset.selection.candidate_search import FoundRows, search_rows
 from jaxcoreset.solvers.problem import CoresetProblem
@@ -78,12 +78,14 @@ class DrawPool:
         self._taken = 0
         self._candidates: tuple | None = None
         self._are_inside = True
+        self._noise: Noise | None = None
         self._parts: dict[Use, list[Part]] = {use: [] for use in get_args(Use)}
 
     def on(self, source: DrawSource, key: PRNGKeyArray) -> "DrawPool":
         """An empty pool of the same candidates, for the draws of another source."""
         other = DrawPool(self.likelihood, source, key, self._batch_size, self._show_progress)
         other.indices, other._candidates = self.indices, self._candidates
+        other._noise = self._noise
         return other
 
     @property
@@ -195,6 +197,7 @@ class DrawPool:
         Raises:
             ValueError: if the source has fewer than 8 draws, or a log-likelihood is not finite at
                 one of them.
+            Float32Error: if rounding in float32 is too coarse, see `check_float32`.
             ModelError, RuntimeError: if a row's log-likelihood depends on other rows, or the
                 compiled program is wrong, see `check_program`.
         """
@@ -212,6 +215,8 @@ class DrawPool:
         processes = self.likelihood.rows.context.processes
         draws = jax.tree.map(jnp.asarray, processes.first(draws))
         self._taken += num
+        if self._noise is None:
+            self._noise = check_float32(self.likelihood, draws)
         if self.indices is None:
             values = self._evaluate(draws)
             total = jnp.sum(values, axis=0)
@@ -265,7 +270,8 @@ class DrawPool:
     def _matrix(self, draws: Params, data: tuple) -> Float[Array, "m s"]:
         """Log-likelihoods of rows at draws, each row less its mean."""
         likelihood = self.likelihood
-        return matrix_of_weighted(likelihood, draws, data, likelihood.num_data, self._batch_size)
+        n = likelihood.num_data
+        return matrix_of_weighted(likelihood, draws, data, n, self._batch_size, self._noise)
 
     def _sum(self, draws: Params) -> Float[Array, " s"]:
         likelihood = self.likelihood

@@ -44,9 +44,10 @@ _TRUSTED = 0.3
 _TEMPERED = 1.0
 # Below it, in nats, it does not matter whether two estimates agree.
 _NEGLIGIBLE = 1e-4
-# Doublings of a trajectory. The chains move in coordinates in which π̂ is isotropic; if that is not
-# enough, longer trajectories would only take time.
-_MAX_TREE_DEPTH = 6
+# Doublings of a trajectory. The chains move in coordinates in which π̂ is isotropic, so that few are
+# enough. Chains that have not mixed with them start again with NumPyro's number of doublings and
+# this number of steps of adaptation.
+_MAX_TREE_DEPTH, _LONG_WARMUP = 6, 1000
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Round:
         agrees: whether the two agree; None if there is only one.
         r_hat: the largest split R-hat of the chains on the coreset posterior.
         num_divergent: the number of their divergent transitions.
+        trouble: what shows that these chains have not mixed, so that there is no `own_kl`; None if
+            nothing does.
         next_temperature: the divisor of the coreset's log-likelihood in the posterior that is the
             next π̂; 1 if `own_kl` is at most one nat.
         efficiency: what fraction of the weighting's draws is worth a draw of the full posterior,
@@ -79,6 +82,7 @@ class Round:
     agrees: bool | None = None
     r_hat: float | None = None
     num_divergent: int | None = None
+    trouble: str | None = None
     next_temperature: float | None = None
     relative_ess: float | None = None
 
@@ -115,7 +119,11 @@ class Checker:
         self.likelihood, self.tol, self.num_draws = likelihood, tol, num_draws
         self.is_settled = self.is_final = False
         self._were_alike = False
+        self._is_patient = False
         self._sampler: CoresetSampler | None = None
+
+    def _sampler_of(self, **settings: int) -> CoresetSampler:
+        return CoresetSampler(self.likelihood, num_samples=self.num_draws, **settings)
 
     def needs_check(self, pool: DrawPool) -> tuple[bool, float]:
         """Return whether the coreset posterior has to be sampled, and the relative ESS under π̂.
@@ -129,7 +137,7 @@ class Checker:
 
     def look(
         self, pool: DrawPool, selection: Selection, outcome: Round, key: PRNGKeyArray
-    ) -> tuple[DrawPool, Round]:
+    ) -> tuple[DrawPool | None, Round]:
         """Sample a coreset's posterior, and compare the estimate under it with that under π̂.
 
         Args:
@@ -139,14 +147,21 @@ class Checker:
             key: a JAX random key.
 
         Returns:
-            A pool of draws of the coreset posterior, and the round with the results.
+            A pool of draws of the coreset posterior, or None if the chains have not mixed, and the
+            round with the results.
         """
         if self._sampler is None:
-            self._sampler = CoresetSampler(
-                self.likelihood, num_samples=self.num_draws, max_tree_depth=_MAX_TREE_DEPTH
-            )
+            self._sampler = self._sampler_of(max_tree_depth=_MAX_TREE_DEPTH)
         keys = jax.random.split(key, 4)
         source = sample_coreset_posterior(self._sampler, pool, selection, keys[0])
+        if source.trouble is not None and not self._is_patient:
+            self._is_patient, self._sampler = True, self._sampler_of(num_warmup=_LONG_WARMUP)
+            source = sample_coreset_posterior(self._sampler, pool, selection, keys[0])
+        outcome = dataclasses.replace(
+            outcome, r_hat=source.r_hat, num_divergent=source.num_divergent, trouble=source.trouble
+        )
+        if source.trouble is not None:
+            return None, outcome
         own_pool = pool.on(source, keys[1])
         own_pool.ensure_draws(selection=self.num_draws)
         own = estimate_at(own_pool, selection.path, selection.at, "selection")
@@ -168,14 +183,12 @@ class Checker:
                 temperature=temperature,
                 use="selection",
             )
-            own_pool = pool.on(wide, keys[3])
+            own_pool = pool.on(wide, keys[3]) if wide.trouble is None else None
         return own_pool, dataclasses.replace(
             outcome,
             own_kl=own.kl,
             own_kl_standard_error=own.standard_error,
             agrees=self.is_settled,
-            r_hat=source.r_hat,
-            num_divergent=source.num_divergent,
             next_temperature=temperature,
         )
 

@@ -10,6 +10,14 @@ from jaxtyping import Float
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import MCMC
 
+# Above it the chains differ too much to be used (Gelman and Rubin 1992).
+MAX_RHAT = 1.1
+# Chains are not used as π̂ either if more than this fraction of their transitions diverge, or if
+# their energies change by less than this fraction of their variance (the estimated fraction of
+# missing information of Betancourt 2016; Stan warns below 0.2).
+_MAX_DIVERGENT, _MIN_ENERGY_CHANGE = 0.25, 0.1
+# The fraction of draws that differ from the one before, below which a chain hardly moves.
+_MIN_MOVES = 0.05
 # Minimum number of draws: of fewer, neither a tail nor an autocorrelation can be estimated.
 MIN_DRAWS = 50
 
@@ -65,6 +73,42 @@ class ChainSamples:
             found = [np.ravel(split_gelman_rubin(self.sites[name])) for name in self.latent]
         found = np.concatenate(found)
         return float(np.nanmax(found)) if not np.isnan(found).all() else 1.0
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """How chains moved.
+
+    Attributes:
+        num_divergent: the number of divergent transitions.
+        energy: the Hamiltonian of each draw, shape (chains, draws).
+    """
+
+    num_divergent: int
+    energy: Float[np.ndarray, "chains draws"]
+
+
+def mixing_trouble(
+    draws: Float[np.ndarray, "chains draws d"], transitions: Transitions
+) -> str | None:
+    """What shows that chains have not mixed, in a few words; None if nothing does."""
+    moves = (np.diff(draws, axis=1) != 0).any(axis=2).mean(axis=1)
+    if (stuck := np.flatnonzero(moves == 0)).size:
+        return f"every draw of chain {', '.join(map(str, stuck))} of {len(draws)} is the same"
+    if (moves < _MIN_MOVES).any():
+        return f"only {moves.min():.1%} of the draws of a chain differ from the one before"
+    count = transitions.energy.size
+    if transitions.num_divergent > _MAX_DIVERGENT * count:
+        return f"{transitions.num_divergent:,} of {count:,} transitions diverged"
+    with np.errstate(all="ignore"):
+        r_hat = float(np.max(split_gelman_rubin(draws)))
+        energy = np.asarray(transitions.energy, np.float64)
+        change = float(np.min((np.diff(energy, axis=1) ** 2).mean(1) / energy.var(axis=1)))
+    if not r_hat <= MAX_RHAT:
+        return f"R-hat is {r_hat:.2f}, above {MAX_RHAT}"
+    if not change >= _MIN_ENERGY_CHANGE:
+        return f"their energies hardly change (E-BFMI {change:.2f}, below {_MIN_ENERGY_CHANGE})"
+    return None
 
 
 def effective_size(values: Float[np.ndarray, "chains draws *shape"]) -> np.ndarray:

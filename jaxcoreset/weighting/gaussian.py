@@ -10,6 +10,7 @@ from jaxcoreset.weighting.base import DrawSource, Weighting
 from jaxcoreset.weighting.laplace import (
     LaplaceApproximation,
     laplace_approximation,
+    max_steps,
     warm_start_indices,
 )
 
@@ -18,10 +19,11 @@ class Laplace(Weighting):
     """π̂ as the Laplace approximation of the full posterior; see `laplace_approximation`.
 
     Args:
-        max_iters: the maximum number of Newton steps on all the data.
+        max_iters: the maximum number of Newton steps on all the data; see
+            `laplace_approximation` for the default.
     """
 
-    max_iters: int = 50
+    max_iters: int | None = None
 
     def indices(
         self, likelihood: ModelLikelihood, key: PRNGKeyArray
@@ -38,9 +40,10 @@ class Laplace(Weighting):
             ValueError: if the mode is not reached or the Hessian there is not positive definite;
                 the message names the directions.
         """
-        with progress_bar(self.max_iters, "Laplace", show=show_progress, unit="passes") as bar:
+        most = max_steps(likelihood.num_data) if self.max_iters is None else self.max_iters
+        with progress_bar(most, "Laplace", show=show_progress, unit="passes") as bar:
             approximation = laplace_approximation(
-                likelihood, key=key, max_iters=self.max_iters, on_pass=lambda: bar.update(1)
+                likelihood, key=key, max_iters=most, on_pass=lambda: bar.update(1)
             )
         return _LaplaceDraws(approximation)
 

@@ -7,6 +7,7 @@ sums over chunks of rows. Log-likelihoods are added in float64 on the host: in a
 rows float32 cannot resolve a nat.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import BadRows, Rows, State
 from jaxcoreset.data.utils import host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.weighting.errors import UnusableWeightingError
 
 # The mode is first searched on some rows: the least number, one in this many, the largest number.
 _WARM_START_ROWS, _WARM_START_PART, _MOST_WARM_START_ROWS = 20_000, 50, 200_000
@@ -34,6 +36,11 @@ _DECREMENT = 1e-6
 _DECREMENT_PER_ROW = 1e-9
 # A point is accepted as the mode up to this decrement, since the last step costs no pass.
 _ACCEPTED_DECREMENT = 1e-2
+# The default maximum number of Newton steps is this number over n, within these limits.
+_STEPS_TIMES_ROWS, _MAX_STEPS = 100_000_000, (50, 1000)
+# Where a derivative is not finite at the starting point, others are tried: how many, and how far
+# from zero they are in each coordinate.
+_NUM_STARTS, _START_RADIUS = 30, 2.0
 # Log-likelihoods added in float32 on the device before float64 takes over on the host.
 _BLOCK = 256
 # The sums of a pass.
@@ -83,7 +90,7 @@ class LaplaceFitter:
     """Laplace approximations of a model's posterior, compiled once for any weights of its rows."""
 
     def __init__(self, likelihood: ModelLikelihood):
-        _, self._unravel = ravel_pytree(likelihood.init_params)
+        self._unravel = likelihood.unravel
         self._terms = _Terms(likelihood, self._unravel)
         self.likelihood = likelihood
         self.names = parameter_names(likelihood.init_params)
@@ -99,7 +106,7 @@ class LaplaceFitter:
         weights: ArrayLike | None = None,
         start: Params | None = None,
         key: PRNGKeyArray | None = None,
-        max_iters: int = 50,
+        max_iters: int | None = None,
         on_pass: Callable[[], Any] = lambda: None,
     ) -> LaplaceApproximation:
         """Fit; arguments and errors as in `laplace_approximation`."""
@@ -107,30 +114,36 @@ class LaplaceFitter:
         flat, _ = ravel_pytree(likelihood.init_params if start is None else start)
         position = np.asarray(flat, np.float64)
         n = likelihood.num_data
+        most = max_steps(n) if max_iters is None else max_iters
         if start is None and weights is None and (chosen := warm_start_indices(n, key)) is not None:
             counts = np.full(chosen.size, n / chosen.size)
             part = _LogPosterior(self._terms, Rows(likelihood.take(chosen)), counts)
-            position = _find_mode(part, position, _WARM_START_DECREMENT, max_iters)
+            position = _find_mode(part, position, _WARM_START_DECREMENT, most)
         decrement = float(np.clip(_DECREMENT_PER_ROW * n, _DECREMENT, _WARM_START_DECREMENT))
         counts = None if weights is None else np.asarray(weights)
         full = _LogPosterior(self._terms, likelihood.rows, counts, on_pass)
-        position = _find_mode(full, position, decrement, max_iters)
+        position = _find_mode(full, position, decrement, most)
         _, gradient, hessian = full(position)
         covariance = _inverse_hessian(hessian, names)
         decrement = gradient @ covariance @ gradient
         if not decrement <= _ACCEPTED_DECREMENT:
             worst = np.argsort(-np.abs(covariance @ gradient) / np.sqrt(np.diag(covariance)))[:3]
-            raise ValueError(
-                f"the posterior's mode was not reached in {full.num_passes} passes: a Newton step "
-                f"would still gain {decrement / 2:.3g} nats, mostly along "
-                f"{', '.join(names[i] for i in worst)}. Rescale these parameters, give a tighter "
-                "prior, build in float64 (JAX_ENABLE_X64=1) if the data are large numbers, use a "
-                "weighting that needs no mode, SubsampleNUTS(), or pass draws of your own: "
-                "weighting=Draws(samples)."
+            raise UnusableWeightingError(
+                f"the posterior's mode was not reached in {full.num_passes} passes, of at most "
+                f"{most}: a Newton step would still gain {decrement / 2:.3g} nats, mostly along "
+                f"{', '.join(names[i] for i in worst)}. Raise Laplace(max_iters={2 * most}), "
+                "rescale these parameters, give a tighter "
+                "prior, use a weighting that needs no mode, SubsampleNUTS(), or pass draws of your "
+                "own: weighting=Draws(samples)."
             )
         # The last Newton step costs no pass, and squares the mode's error.
         mode = position - covariance @ gradient
         return LaplaceApproximation(mode, covariance, names, self._unravel, full.num_passes)
+
+
+def max_steps(num_data: int) -> int:
+    """The default maximum number of Newton steps: more where a pass takes less time."""
+    return int(np.clip(_STEPS_TIMES_ROWS // num_data, *_MAX_STEPS))
 
 
 def warm_start_indices(num_data: int, key: PRNGKeyArray | None) -> Int[np.ndarray, " m"] | None:
@@ -147,7 +160,7 @@ def laplace_approximation(
     weights: ArrayLike | None = None,
     start: Params | None = None,
     key: PRNGKeyArray | None = None,
-    max_iters: int = 50,
+    max_iters: int | None = None,
     on_pass: Callable[[], Any] = lambda: None,
 ) -> LaplaceApproximation:
     """The Laplace approximation of the posterior of `likelihood`'s data.
@@ -158,7 +171,8 @@ def laplace_approximation(
         start: unconstrained parameters to start from.
         key: a JAX random key. With a key, without `start` and `weights`, and if n is large, the
             mode is first searched on a random part of the rows.
-        max_iters: the maximum number of Newton steps on all the rows.
+        max_iters: the maximum number of Newton steps on all the rows. The default is 50 for two
+            million rows or more, and up to 1,000 for fewer, since a step then takes less time.
         on_pass: called after every pass over all the rows.
 
     Raises:
@@ -301,16 +315,19 @@ def _or_infinite(
 
 
 def _first_finite(objective: _LogPosterior, start: np.ndarray) -> np.ndarray:
-    """The start, moved towards the origin of the unconstrained space until all is finite there."""
-    for shrink in (1.0, 0.5, 0.1, 0.0):
-        if all(np.isfinite(term).all() for term in objective(shrink * start)):
-            return shrink * start
+    """The start, or one nearer to the origin, or a random one, where derivatives are finite."""
+    generator, radius = np.random.default_rng(0), _START_RADIUS
+    shrunk = (shrink * start for shrink in (1.0, 0.5, 0.1, 0.0))
+    random = (generator.uniform(-radius, radius, start.size) for _ in range(_NUM_STARTS))
+    for position in itertools.chain(shrunk, random):
+        if all(np.isfinite(term).all() for term in objective(position)):
+            return position
     count, shown = objective.bad_rows
     where = f" The log-likelihood is not finite in {count} of {objective.rows.num_rows} rows, the "
-    raise ValueError(
-        "the log-posterior or its derivatives are not finite at the model's starting point; check "
-        "the data for extreme values, rescale them, or pass draws: weighting=Draws(samples)."
-        + (f"{where}first of them {shown}." if count else "")
+    raise UnusableWeightingError(
+        "the log-posterior or its derivatives are not finite at the model's starting point, nor at "
+        f"{_NUM_STARTS} others; check the data for extreme values, rescale them, or pass draws: "
+        "weighting=Draws(samples)." + (f"{where}first of them {shown}." if count else "")
     )
 
 
@@ -329,7 +346,7 @@ def _inverse_hessian(hessian: np.ndarray, names: list[str]) -> np.ndarray:
     values, vectors = np.linalg.eigh(hessian * np.outer(scale, scale))
     if not values[0] * _LARGEST_CONDITION > values[-1]:
         worst = np.argsort(-np.abs(vectors[:, 0] * scale))[:3]
-        raise ValueError(
+        raise UnusableWeightingError(
             "the Hessian of the negative log-posterior is not positive definite at the mode: it "
             f"is flat or falling along {', '.join(names[i] for i in worst)} (smallest eigenvalue "
             f"{values[0]:.3g} of the scaled matrix). If the posterior is proper but has no mode, "

@@ -1,7 +1,7 @@
 """NUTS on weighted rows: on a uniform subset as π̂, and on a coreset to improve a π̂."""
 
-import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -14,17 +14,26 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer.hmc import HMCState, hmc
 
-from jaxcoreset.data.dtypes import as_float64, default_float
+from jaxcoreset.data.dtypes import default_float, widened
 from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
-from jaxcoreset.likelihood.precision import needs_float64
+from jaxcoreset.likelihood.precision import MAX_ENERGY_ERROR, energy_error
 from jaxcoreset.solvers.numerics import HIGHEST
 from jaxcoreset.weighting.base import DrawSource, Weighting
+from jaxcoreset.weighting.chains import Transitions, mixing_trouble
+from jaxcoreset.weighting.errors import UnusableWeightingError
 
 # Maximum number of parameters for a dense mass matrix; beyond, only its diagonal is adapted.
 _DENSE = 100
 _JITTER = 0.1
 _STEPS_PER_CALL = 50
+# The number of points at which rounding is measured.
+_NUM_POINTS = 8
+# How often chains that have not mixed continue.
+_MAX_EXTENSIONS = 3
+
+# The position, whether a transition diverged, and the energy, of each step and chain.
+Steps = tuple[Array, Array, Array]
 
 
 class SubsampleNUTS(Weighting):
@@ -63,15 +72,23 @@ class SubsampleNUTS(Weighting):
         starts = flat + jax.random.uniform(jitter_key, shape, flat.dtype, -_JITTER, _JITTER)
         settings = {x: getattr(self, x) for x in ("num_chains", "num_warmup", "num_samples")}
         sampler = CoresetSampler(likelihood, **settings)
-        return sampler.run(key, indices, np.full(size, n / size), starts)
+        draws = sampler.run(key, indices, np.full(size, n / size), starts)
+        if draws.trouble is not None:
+            raise UnusableWeightingError(
+                f"the chains of SubsampleNUTS on {size:,} rows have not mixed: {draws.trouble}. "
+                "Raise num_warmup or num_rows, write the model so that NUTS moves in it (a "
+                "non-centred hierarchy, tighter priors, scaled parameters), or pass draws of your "
+                "own: weighting=Draws(samples)."
+            )
+        return draws
 
 
 class CoresetSampler:
     """NUTS on the posterior of weighted rows, compiled once for all weights and rows of one shape.
 
     It moves in coordinates z with θ = centre + scale · z, so that a known covariance of the
-    posterior is a warm start of the mass matrix. Chains are a batch in one compiled function. For
-    long tables they run in float64, see `likelihood.precision`.
+    posterior is a warm start of the mass matrix. Chains are a batch in one compiled function. They
+    run in float64 where float32 rounds the log-density too coarsely, see `likelihood.precision`.
 
     Args:
         likelihood: the model's likelihood and data.
@@ -94,14 +111,10 @@ class CoresetSampler:
         self.num_chains = num_chains
         self.num_warmup = -(-num_warmup // _STEPS_PER_CALL) * _STEPS_PER_CALL
         self.num_samples = num_samples
-        self._in_float64 = needs_float64(likelihood, likelihood.num_data)
-        flat, self.unravel = ravel_pytree(likelihood.init_params)
-        with self._precision():
-            _, unravel = ravel_pytree(self._exact(likelihood.init_params))
 
         def potential(data: tuple, weights: Array, centre: Array, scale: Array) -> Callable:
             def energy(z: Array) -> Float[Array, ""]:
-                params = unravel(centre + jnp.matmul(scale, z, precision=HIGHEST))
+                params = likelihood.unravel(centre + jnp.matmul(scale, z, precision=HIGHEST))
                 values = likelihood.log_likelihood(params, data)
                 total = jnp.vdot(weights, values, precision=HIGHEST)
                 return -total - likelihood.log_prior(params)
@@ -110,7 +123,7 @@ class CoresetSampler:
 
         begin, move = hmc(potential_fn_gen=potential, algo="NUTS")
 
-        settings = {"dense_mass": flat.size <= _DENSE, "max_tree_depth": max_tree_depth}
+        settings = {"dense_mass": likelihood.num_params <= _DENSE, "max_tree_depth": max_tree_depth}
 
         @jax.jit
         def start(keys: Array, z: Array, args: tuple) -> HMCState:
@@ -120,10 +133,10 @@ class CoresetSampler:
             return jax.vmap(start_one)(keys, z)
 
         @jax.jit
-        def advance(state: HMCState, args: tuple) -> tuple[HMCState, tuple[Array, Array]]:
-            def step(state: HMCState, _: None) -> tuple[HMCState, tuple[Array, Array]]:
+        def advance(state: HMCState, args: tuple) -> tuple[HMCState, Steps]:
+            def step(state: HMCState, _: None) -> tuple[HMCState, Steps]:
                 state = jax.vmap(lambda one: move(one, args))(state)
-                return state, (state.z, state.diverging)
+                return state, (state.z, state.diverging, state.energy)
 
             return jax.lax.scan(step, state, None, length=_STEPS_PER_CALL)
 
@@ -146,56 +159,75 @@ class CoresetSampler:
             starts: a starting point for each chain, flat and unconstrained, shape (chains, D).
             covariance: an estimate of the posterior's covariance, shape (D, D), positive definite.
         """
-        with self._precision():
+        data = self.likelihood.take(indices)
+        points = np.asarray(starts, np.float64)
+        if covariance is not None:
+            generator = np.random.default_rng(0)
+            points = generator.multivariate_normal(points[0], np.asarray(covariance), _NUM_POINTS)
+        exact = self._needs_float64(points, data, np.asarray(weights))
+        with _precision(exact):
             starts = jnp.asarray(starts, default_float())
             width = starts.shape[1]
             known = np.eye(width) if covariance is None else np.asarray(covariance, np.float64)
             scale = jnp.asarray(np.linalg.cholesky(known), starts.dtype)
-            data = tuple(jnp.asarray(self._exact(leaf)) for leaf in self.likelihood.take(indices))
+            data = tuple(widened(jnp.asarray(leaf)) for leaf in data)
             args = (data, jnp.asarray(weights, starts.dtype), starts[0], scale)
             z = solve_triangular(scale, (starts - starts[0]).T, lower=True).T
             state = self._start(jax.random.split(key, self.num_chains), z, args)
             for _ in range(self.num_warmup // _STEPS_PER_CALL):
                 state, _ = self._advance(state, args)
-            return ChainDraws(self, state, args)
+        return ChainDraws(self, state, args)
 
-    def _precision(self) -> Any:
-        return jax.enable_x64(True) if self._in_float64 else contextlib.nullcontext()
-
-    def _exact(self, values: Any) -> Any:
-        return jax.tree.map(as_float64, values) if self._in_float64 else values
+    def _needs_float64(self, points: np.ndarray, data: tuple, weights: np.ndarray) -> bool:
+        if default_float() == np.float64:
+            return False
+        params = jax.vmap(self.likelihood.unravel)(points.astype(np.float32))
+        error = energy_error(self.likelihood, params, data, weights)
+        return not error <= MAX_ENERGY_ERROR
 
     def go_on(
         self, state: HMCState, args: tuple, num: int
-    ) -> tuple[HMCState, Float[np.ndarray, "s c d"], int]:
-        """Continue the chains: the state, at least `num` draws in all, and how many diverged."""
-        parts, divergent = [], 0
-        while len(parts) * _STEPS_PER_CALL * self.num_chains < num:
-            with self._precision():
-                state, (z, diverging) = self._advance(state, args)
-            parts.append(np.asarray(z))
-            divergent += int(jnp.sum(diverging))
+    ) -> tuple[HMCState, Float[np.ndarray, "s c d"], Transitions]:
+        """Continue the chains: the state, at least `num` draws in all, and how they moved."""
+        parts: list[Any] = []
         _, _, centre, scale = args
-        z = np.concatenate(parts)
-        return state, np.asarray(centre) + z @ np.asarray(scale).T, divergent
+        while len(parts) * _STEPS_PER_CALL * self.num_chains < num:
+            with _precision(centre.dtype == np.float64):
+                state, steps = self._advance(state, args)
+            parts.append(jax.device_get(steps))
+        z, diverging, energy = (np.concatenate(one) for one in zip(*parts, strict=True))
+        draws = np.asarray(centre) + z @ np.asarray(scale).T
+        return state, draws, Transitions(int(diverging.sum()), np.swapaxes(energy, 0, 1))
 
 
 class ChainDraws(DrawSource):
     """Draws of chains that continue if more are needed.
 
+    Chains that have not mixed after the first run continue, up to three times as long again, and
+    only their last run counts.
+
     Attributes:
-        r_hat: the largest split Gelman–Rubin statistic of a parameter in the first run.
-        num_divergent: the number of divergent transitions in the first run.
+        r_hat: the largest split Gelman–Rubin statistic of a parameter in that run.
+        num_divergent: the number of divergent transitions in that run.
         inefficiency: that of the parameter with the smallest effective size.
+        trouble: what shows that the chains have not mixed, in a few words; None if nothing does.
     """
 
     def __init__(self, sampler: CoresetSampler, state: HMCState, args: tuple):
         self._sampler, self._args = sampler, args
-        self._state, first, self.num_divergent = sampler.go_on(state, args, sampler.num_samples)
-        self._flat = _in_turn(first)
-        by_chain = np.swapaxes(first, 0, 1).astype(np.float64)
-        self.r_hat = float(np.max(split_gelman_rubin(by_chain)))
-        effective = np.nan_to_num(np.min(effective_sample_size(by_chain)))
+        num_runs = 0
+        while True:
+            state, draws, transitions = sampler.go_on(state, args, sampler.num_samples)
+            by_chain = np.swapaxes(draws, 0, 1).astype(np.float64)
+            self.trouble = mixing_trouble(by_chain, transitions)
+            num_runs += 1
+            if self.trouble is None or num_runs > _MAX_EXTENSIONS:
+                break
+        self._state, self._flat = state, _in_turn(draws)
+        self.num_divergent = transitions.num_divergent
+        with np.errstate(all="ignore"):
+            self.r_hat = float(np.max(split_gelman_rubin(by_chain)))
+            effective = np.nan_to_num(np.min(effective_sample_size(by_chain)))
         self.inefficiency = float(len(self._flat) / np.clip(effective, 1, len(self._flat)))
 
     def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
@@ -204,7 +236,12 @@ class ChainDraws(DrawSource):
         if missing > 0:
             self._state, more, _ = self._sampler.go_on(self._state, self._args, missing)
             self._flat = np.concatenate([self._flat, _in_turn(more)])
-        return jax.vmap(self._sampler.unravel)(jnp.asarray(self._flat[start : start + num]))
+        taken = jnp.asarray(self._flat[start : start + num], default_float())
+        return jax.vmap(self._sampler.likelihood.unravel)(taken)
+
+
+def _precision(exact: bool) -> AbstractContextManager:
+    return jax.enable_x64(True) if exact else nullcontext()
 
 
 def _in_turn(draws: Float[np.ndarray, "s c d"]) -> Float[np.ndarray, "n d"]:

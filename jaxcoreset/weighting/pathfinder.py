@@ -12,6 +12,7 @@ from jaxcoreset.data.utils import check_int
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.solvers.numerics import HIGHEST
 from jaxcoreset.weighting.base import DrawSource, Weighting
+from jaxcoreset.weighting.errors import UnusableWeightingError
 
 # The jitter of the starting points, in unconstrained units.
 _JITTER = 1.0
@@ -84,7 +85,7 @@ class Pathfinder(Weighting):
         bounds = np.array([float(state.elbo) for state in states])
         bounds[~np.isfinite(bounds)] = -np.inf
         if not np.isfinite(bounds).any():
-            raise ValueError(
+            raise UnusableWeightingError(
                 f"none of the {self.num_paths} paths has a finite evidence lower bound; rescale "
                 "the data, give a tighter prior, or use another weighting, for instance "
                 "SubsampleNUTS()."

@@ -12,7 +12,7 @@ from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
 from jaxcoreset.diagnostics.gaussian import gaussian_kl
-from jaxcoreset.likelihood import precision as float64
+from jaxcoreset.likelihood import precision
 from jaxcoreset.weighting.nuts import CoresetSampler
 
 NUM_ROWS = 5_000_000
@@ -53,7 +53,7 @@ def built(data):
     builder = jc.CoresetBuilder(
         regression, size=8, num_draws=200, num_held_out=100, progress_bar=False
     )
-    with pytest.warns(UserWarning, match="makes NUTS fail"):
+    with pytest.warns(UserWarning, match="NUTS fails with"):
         return builder.run(jax.random.key(0), *data)
 
 
@@ -64,7 +64,7 @@ def full(data):
 
 def draws_of_nuts(coreset):
     """By NumPyro, in float64, as the warning says."""
-    with jax.enable_x64(True):
+    with coreset.in_float64():
         mcmc = MCMC(NUTS(coreset.model), num_warmup=300, num_samples=1000, progress_bar=False)
         mcmc.run(jax.random.key(1), *coreset.args, init_params=coreset.approximation.params())
         return mcmc, np.asarray(mcmc.get_samples()["slopes"])
@@ -76,8 +76,8 @@ def test_coreset_of_millions_of_rows_is_not_limited_by_float32(built, full):
     small = posterior(*built.args, built.weights.astype(np.float64))
     assert gaussian_kl(*full, *small) + gaussian_kl(*small, *full) < 1e-5
     assert built.report.kl < 1e-5
-    assert "run NUTS in float64" in str(built.report)
-    assert jc.Report.from_dict(built.report.to_dict()).rounding == built.report.rounding > 0.2
+    assert "use in_float64()" in str(built.report)
+    assert jc.Report.from_dict(built.report.to_dict()).rounding == built.report.rounding > 0.05
 
 
 @pytest.mark.slow
@@ -105,34 +105,36 @@ def test_the_builders_own_nuts_is_in_float64(built, data, full):
     np.testing.assert_allclose(np.mean(found, axis=0), mean, atol=0.3 * np.sqrt(covariance.max()))
 
 
-def test_short_tables_and_models_of_one_type_stay_as_they_are(monkeypatch):
+def test_models_of_one_type_stay_in_float32():
     x = np.linspace(-1, 1, 100, dtype=np.float32)
-    likelihood = jc.model_likelihood(regression, (x, x))
-    typed = jc.model_likelihood(with_its_own_type, (x, x))
-    assert not float64.needs_float64(likelihood, 100)
-    monkeypatch.setattr(float64, "_LONG", 100)
-    assert float64.needs_float64(likelihood, 100)
-    assert not float64.needs_float64(typed, 100)
-    with jax.enable_x64(True):
-        assert not float64.needs_float64(likelihood, 100)
+    draws = {"slopes": np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)}
+    for model, runs in ((regression, True), (with_its_own_type, False)):
+        likelihood = jc.model_likelihood(model, (x, 1e5 * x))
+        assert precision.runs_in_float64(likelihood) == runs
+        if runs:
+            with pytest.raises(precision.Float32Error, match="rounded to"):
+                precision.check_float32(likelihood, draws)
+            with jax.enable_x64(True):
+                assert precision.check_float32(likelihood, draws).of_total == 0
+        else:
+            assert precision.check_float32(likelihood, draws).of_total > 1e-3
 
 
-def test_nothing_is_said_of_rounding_where_it_is_little(monkeypatch):
-    monkeypatch.setattr(float64, "_LONG", 100)
+def test_nothing_is_said_of_rounding_where_it_is_little():
     x = np.linspace(-1, 1, 100, dtype=np.float32)
     likelihood = jc.model_likelihood(regression, (x, x))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rows, weights = likelihood.take(np.arange(4)), np.full(4, 25.0)
-        params = likelihood.init_params
-        assert float64.rounding_of(likelihood, params, rows, weights) is None
+        draws = {"slopes": np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)}
+        assert precision.rounding_of(likelihood, draws, rows, weights) is None
     with pytest.warns(UserWarning, match="rounded to"):
-        assert float64.rounding_of(likelihood, params, rows, 1e6 * weights) > 0.2
+        assert precision.rounding_of(likelihood, draws, rows, 1e6 * weights) > 0.2
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the coreset's log density")
-def test_merged_and_updated_coresets_are_as_exact(monkeypatch):
+@pytest.mark.filterwarnings("ignore:the coreset's log-density")
+def test_merged_and_updated_coresets_are_as_exact():
     """Two blocks that stand for some millions of rows: a likelihood that counts each many times."""
 
     def counted(x, y=None):
@@ -145,15 +147,9 @@ def test_merged_and_updated_coresets_are_as_exact(monkeypatch):
     settings = {"size": 8, "num_draws": 200, "num_held_out": 100, "progress_bar": False}
     builder = jc.CoresetBuilder(counted, **settings)
 
-    def errors():
-        blocks = [builder.run(jax.random.key(0), x[at::2], y[at::2]) for at in (0, 1)]
-        merged = jc.merge(blocks, 8, jax.random.key(1))
-        updated = blocks[0].update(jax.random.key(2), x[1::2], y[1::2])
-        return merged.report.history[-1]["kl"], updated.report.history[-1]["kl"]
-
-    in_float32 = errors()
-    monkeypatch.setattr(float64, "_LONG", 1000)
-    in_float64 = errors()
-    assert in_float64[0] < 1e-6 < in_float32[0]
-    # The new rows' own sum is in float32, and each of these rows counts 2,000 times in it.
-    assert in_float64[1] < 0.5 * in_float32[1], (in_float32, in_float64)
+    blocks = [builder.run(jax.random.key(0), x[at::2], y[at::2]) for at in (0, 1)]
+    assert [block.report.precision for block in blocks] == ["float64"] * 2
+    merged = jc.merge(blocks, 8, jax.random.key(1))
+    updated = blocks[0].update(jax.random.key(2), x[1::2], y[1::2])
+    assert merged.report.history[-1]["kl"] < 1e-6
+    assert updated.report.history[-1]["kl"] < 1e-6

@@ -1,0 +1,84 @@
+"""What becomes of the coresets of all rounds: which is returned, and what is said of it."""
+
+import dataclasses
+
+import numpy as np
+
+from jaxcoreset.builders.settings import Tolerance
+from jaxcoreset.builders.spikes import find_spike
+from jaxcoreset.coreset.coreset import Coreset
+from jaxcoreset.coreset.report import Report
+from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.estimate import KLEstimate
+from jaxcoreset.selection.rounds import Round
+
+# If the relative error at held-out draws is this many times that at the solver's draws, more rows
+# hardly help.
+_UNLIKE = 10.0
+# A round is worse than an earlier one if its error is this many times as large.
+_FAR_BETTER = 1.5
+
+
+def check_tolerance(tol: Tolerance, report: Report, pool: DrawPool) -> None:
+    """Raise a ValueError that says what to do if the tolerance is not met."""
+    if report.is_within_tol is not False:
+        return
+    reached = report.kl + 2 * report.kl_standard_error
+    tried = int(report.curve["size"][-1])
+    advice = "Raise max_size, tol or candidates"
+    if pool.is_exhausted and tried < tol.max_size:
+        advice = f"The weighting has only {pool.source.limit} draws: bring more, or raise tol"
+    elif report.held_out_error > _UNLIKE * report.relative_error:
+        advice = (
+            "The error is large only at draws that the solver did not see, so more rows hardly "
+            "help: the posterior may have several modes, or the weighting long tails"
+        )
+    elif report.rounds and report.rounds[-1]["agrees"] is False:
+        advice = "The coreset's own posterior does not agree with π̂: raise rounds, or max_size"
+    limit = f"max_size = {tried}" if tried == tol.max_size else str(tried)
+    raise ValueError(
+        f"tol is {tol.kl} nats, but with {limit} rows of {report.num_data} the estimated "
+        f"KL divergence plus two standard errors is still {reached:.3g} nats. {advice}; or "
+        f"take the best coreset that was found, with tol=Tolerance({tol.kl}, throw=False)."
+    )
+
+
+def look_for_spike(coreset: Coreset) -> None:
+    """Note in the report if the weighted density has a mode that the full posterior has not."""
+    if coreset.likelihood is None or coreset.summary is None:
+        return
+    spike = find_spike(
+        coreset.likelihood, coreset.arguments.data, coreset.weights, coreset.init_params()
+    )
+    if spike is not None:
+        coreset.report = dataclasses.replace(coreset.report, spike=spike)
+
+
+def up_to_best(found: list[Coreset]) -> list[Coreset]:
+    """The coresets of rounds up to the best one, whose report tells of all rounds.
+
+    That is the last one, unless it misses the tolerance or there is none, and the error of an
+    earlier one is far smaller.
+    """
+    last = found[-1].report
+    errors = [one.report.kl for one in found]
+    best = int(np.argmin(errors))
+    if last.is_within_tol or not errors[best] * _FAR_BETTER < last.kl:
+        return found
+    found[best].report = dataclasses.replace(
+        found[best].report,
+        rounds=last.rounds,
+        passes=last.passes,
+        seconds=last.seconds,
+        candidate_searches=last.candidate_searches,
+    )
+    return found[: best + 1]
+
+
+def reported_estimate(estimate: KLEstimate, last: Round) -> KLEstimate:
+    """The estimate under π̂, or the larger one under the coreset's posterior if the two differ."""
+    if last.agrees is not False or last.own_kl is None or last.own_kl_standard_error is None:
+        return estimate
+    if last.own_kl <= estimate.kl:
+        return estimate
+    return KLEstimate(last.own_kl, last.own_kl_standard_error, estimate.relative_error)

@@ -1,0 +1,108 @@
+"""Search for spikes: modes of a coreset's posterior that the full posterior does not have.
+
+Where a component of a mixture can shrink onto one datum, the density of weighted rows is unbounded
+or nearly so at each heavy row, while in the full posterior a single row weighs little. Chains that
+start near the full posterior never see such a spike, and chains from NumPyro's default start may
+end in it. So the weighted density is maximised from starting points that are spread as NumPyro's
+are, and what is found is compared with the log-likelihood of all rows.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
+
+from jaxcoreset.builders.posterior_sampler import find_mode
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.likelihood.verification import other_rows
+from jaxcoreset.solvers.numerics import HIGHEST
+
+# The number of starting points, and how far they are from zero, as NumPyro's `init_to_uniform`.
+_NUM_STARTS, _RADIUS = 8, 2.0
+_MAX_STEPS = 100
+# A Newton step takes a Hessian of the weighted rows, so models with more parameters are left out.
+_MAX_PARAMS = 100
+# Points on a line, along which a log-likelihood that is concave everywhere has no spike; the second
+# difference that counts as rounding, in units of float32's rounding of the values.
+_NUM_POINTS, _ROUNDING = 9, 50.0
+# A mode is a spike if its weighted density is higher by this many nats than the full density, both
+# relative to a draw of π̂.
+_MIN_EXCESS = 10.0
+
+
+def find_spike(
+    likelihood: ModelLikelihood, data: tuple, weights: Float[np.ndarray, " k"], draw: Params
+) -> float | None:
+    """By how many nats the weighted density is too high at the worst spike; None if none is found.
+
+    Args:
+        likelihood: the model's likelihood and data.
+        data: the rows of the coreset.
+        weights: their weights.
+        draw: unconstrained parameters where the full posterior has its mass.
+    """
+    reference, num_params = likelihood.reference, likelihood.num_params
+    if reference is None or num_params > _MAX_PARAMS:
+        return None
+    generator = np.random.default_rng(0)
+    centre = np.asarray(ravel_pytree(draw)[0])
+    shape = (_NUM_STARTS, num_params)
+    starts = generator.uniform(-_RADIUS, _RADIUS, shape).astype(centre.dtype)
+    unravel = likelihood.unravel
+
+    def values(flat: np.ndarray, rows: tuple) -> np.ndarray:
+        by_site = reference.evaluate(unravel(flat), rows)[0]
+        return np.sum([np.asarray(x, np.float64) for x in by_site.values()], axis=0)
+
+    lines = (np.linspace(centre, start, _NUM_POINTS) for start in starts[: _NUM_STARTS // 2])
+    if all(_is_concave(np.stack([values(at, data) for at in line])) for line in lines):
+        return None
+    modes, energies, converged = map(
+        np.asarray, _modes(likelihood, data, weights, jnp.asarray(np.vstack([starts, centre])))
+    )
+    # A search that has not converged may be on its way to an unbounded density.
+    is_mode = converged | (energies < energies[-1] - _MIN_EXCESS)
+    found = modes[is_mode & np.isfinite(energies) & np.isfinite(modes).all(axis=1)]
+    rows = other_rows(likelihood, reference)
+    factor = likelihood.num_data / rows[0].shape[0]
+
+    def excess(flat: np.ndarray) -> float:
+        """The weighted log-likelihood less that of all rows, estimated by some."""
+        return float(weights @ values(flat, data) - factor * values(flat, rows).sum())
+
+    if not len(found):
+        return None
+    worst = max(map(excess, found)) - excess(centre)
+    return worst if worst > _MIN_EXCESS else None
+
+
+def _is_concave(values: Float[np.ndarray, "points k"]) -> bool:
+    """True if no row's log-likelihood is convex anywhere along a line."""
+    rounding = _ROUNDING * np.finfo(np.float32).eps * np.abs(values).max(axis=0)
+    return bool((np.diff(values, 2, axis=0) <= rounding).all())
+
+
+def _modes(
+    likelihood: ModelLikelihood, data: tuple, weights: np.ndarray, starts: Float[Array, "s d"]
+) -> tuple[Array, Array, Array]:
+    """Modes of the weighted density from starting points, their energies, and if they converged."""
+    unravel = likelihood.unravel
+
+    @jax.jit
+    def search(starts: Array, data: tuple, weights: Array) -> tuple[Array, Array, Array]:
+        def energy(flat: Array) -> Float[Array, ""]:
+            params: Mapping[str, Any] = unravel(flat)
+            terms = likelihood.log_likelihood(params, data)
+            return -jnp.vdot(weights, terms, precision=HIGHEST) - likelihood.log_prior(params)
+
+        def mode(start: Array) -> tuple[Array, Array, Array]:
+            found, _, converged = find_mode(energy, start, _MAX_STEPS)
+            return found, energy(found), converged
+
+        return jax.lax.map(mode, starts)
+
+    return search(starts, data, jnp.asarray(weights, starts.dtype))
