@@ -1,0 +1,166 @@
+"""Which round is returned, what a report says of it, and modes that only a coreset has."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS
+
+import jaxcoreset as jc
+from jaxcoreset.builders.outcome import up_to_best
+from jaxcoreset.coreset.report import Report, warn_if_bad
+from jaxcoreset.data.utils import Clock
+from jaxcoreset.selection.rounds import Checker
+from jaxcoreset.weighting.chains import Transitions, mixing_trouble
+
+
+def report(kl, **facts):
+    return dataclasses.replace(Report.of_all_rows(100, 10, Clock()), kl=kl, **facts)
+
+
+@pytest.mark.parametrize(
+    ("errors", "within", "expected"),
+    [
+        ([2e4, 1e6, 3e6], None, 1),
+        ([2.0, 0.1, 0.01], None, 3),
+        ([0.010, 0.012], None, 2),
+        ([0.002, 0.009], True, 2),
+        ([0.002, 0.9], False, 1),
+    ],
+)
+def test_a_round_that_is_worse_than_one_before_is_not_returned(errors, within, expected):
+    rounds = [{"kl": error, "own_kl": None, "trouble": None} for error in errors]
+    found = []
+    for at, error in enumerate(errors):
+        coreset = object.__new__(jc.Coreset)
+        coreset.report = report(error, rounds=rounds[: at + 1], is_within_tol=within)
+        found.append(coreset)
+    kept = up_to_best(found)
+    assert len(kept) == expected
+    assert kept[-1].report.rounds == rounds
+
+
+def test_a_verdict_is_a_sentence_and_a_bad_one_a_warning():
+    trouble = [{"own_kl": None, "trouble": "R-hat is 4.31, above 1.1"}]
+    for bad, start in (
+        (report(3.0), "don't use"),
+        (report(0.01, rounds=trouble), "not checked"),
+    ):
+        assert bad.verdict.startswith(start)
+        with pytest.warns(UserWarning, match=start):
+            warn_if_bad(bad)
+    assert report(0.01).verdict.startswith("good")
+    assert report(0.05).verdict.startswith("usable with correction")
+    assert report(0.01, tol=0.02, is_within_tol=True).verdict.startswith("good")
+    assert report(0.01, tol=0.001, is_within_tol=False).verdict.startswith("above the tolerance")
+    assert report(np.inf).verdict.startswith("not known")
+
+
+def chains(seed=0):
+    """Draws of four chains, and how they moved."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(4, 250, 2)), Transitions(0, rng.normal(size=(4, 250)))
+
+
+def test_chains_that_have_not_mixed_are_told_from_those_that_have():
+    draws, moved = chains()
+    assert mixing_trouble(draws, moved) is None
+    stuck = draws.copy()
+    stuck[2] = stuck[2, :1]
+    assert "chain 2 of 4 is the same" in str(mixing_trouble(stuck, moved))
+    apart = draws + 3 * np.arange(4)[:, None, None]
+    assert "R-hat" in str(mixing_trouble(apart, moved))
+    assert "diverged" in str(mixing_trouble(draws, dataclasses.replace(moved, num_divergent=400)))
+    slow = Transitions(0, np.cumsum(moved.energy, axis=1))
+    assert "energies" in str(mixing_trouble(draws, slow))
+    rare = np.repeat(draws[:, ::50], 50, axis=1)
+    assert "differ" in str(mixing_trouble(rare, moved))
+
+
+def logistic(x, y=None):
+    slopes = numpyro.sample("slopes", dist.Normal(0, 2).expand([2]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ slopes), obs=y)
+
+
+def test_draws_of_chains_that_have_not_mixed_do_not_become_the_weighting(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 2)).astype(np.float32)
+    y = (rng.random(400) < 0.5).astype(np.int32)
+    monkeypatch.setattr(
+        "jaxcoreset.weighting.nuts.mixing_trouble", lambda draws, transitions: "R-hat is 9"
+    )
+    looked = []
+    monkeypatch.setattr(Checker, "_sampler_of", _counted(Checker._sampler_of, looked))
+    builder = jc.CoresetBuilder(logistic, size=8, rounds=3, progress_bar=False, num_held_out=200)
+    with pytest.warns(UserWarning, match="not checked: NUTS on the coreset has not mixed"):
+        coreset = builder.run(jax.random.key(0), x, y)
+    assert len(looked) == 2  # once more, with longer trajectories
+    assert len(coreset.report.rounds) == 1
+    assert coreset.report.rounds[0]["own_kl"] is None
+    with pytest.raises(ValueError, match="have not mixed: R-hat is 9"):
+        jc.CoresetBuilder(logistic, size=8, weighting=jc.SubsampleNUTS(), progress_bar=False).run(
+            jax.random.key(0), x, y
+        )
+
+
+def _counted(method, calls):
+    def count(self, **settings):
+        calls.append(settings)
+        return method(self, **{**settings, "num_warmup": 50})
+
+    return count
+
+
+def mixture(y):
+    share = numpyro.sample("share", dist.Dirichlet(jnp.ones(2)))
+    means = numpyro.sample("means", dist.Normal(jnp.array([-2.0, 2.0]), 1).to_event(1))
+    scales = numpyro.sample("scales", dist.LogNormal(0, 1).expand([2]).to_event(1))
+    parts = dist.Normal(means, scales)
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(probs=share), parts), obs=y)
+
+
+@pytest.fixture(scope="module")
+def of_mixture():
+    rng = np.random.default_rng(0)
+    y = np.where(rng.random(4000) < 0.3, -2.0, 1.5) + 0.8 * rng.normal(size=4000)
+    builder = jc.CoresetBuilder(mixture, tol=0.02, progress_bar=False)
+    with pytest.warns(UserWarning, match="a mode that the full posterior does not have"):
+        return builder.run(jax.random.key(0), y.astype(np.float32))
+
+
+def test_a_spike_is_found_and_chains_that_start_as_told_do_not_see_it(of_mixture):
+    coreset = of_mixture
+    assert coreset.report.spike > 100
+    assert "start chains at init_params()" in str(coreset.report)
+    mcmc = MCMC(NUTS(coreset.model), num_warmup=200, num_samples=200, progress_bar=False)
+    mcmc.run(jax.random.key(0), *coreset.args, init_params=coreset.init_params())
+    good = jc.certify(coreset, mcmc, num_draws=200, progress_bar=False)
+    assert good.excess < 1
+    # One component on the heaviest row.
+    heavy = float(coreset.args[0][np.argmax(coreset.weights)])
+    rng = np.random.default_rng(1)
+    spike = {
+        "share": np.tile([0.99, 0.01], (100, 1)) + 0.001 * rng.normal(size=(100, 1)) * [1, -1],
+        "means": np.column_stack([rng.normal(0, 0.02, 100), np.full(100, heavy)]),
+        "scales": np.column_stack([2 + 0.01 * rng.normal(size=100), 1e-3 * (1 + rng.random(100))]),
+    }
+    bad = jc.certify(coreset, spike, num_draws=100, progress_bar=False)
+    assert bad.excess > 100
+    assert bad.verdict == "don't use"
+    assert "a mode that only the weighted density has" in bad.reason
+
+
+def test_a_regression_has_no_spike():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 2)).astype(np.float32)
+    y = (rng.random(400) < 0.5).astype(np.int32)
+    coreset = jc.CoresetBuilder(logistic, size=8, progress_bar=False).run(jax.random.key(0), x, y)
+    assert coreset.report.spike is None
+    assert {name: x.shape for name, x in coreset.init_params(3).items()} == {"slopes": (3, 2)}
+    assert {name: x.shape for name, x in coreset.init_params().items()} == {"slopes": (2,)}
