@@ -221,7 +221,8 @@ class DrawPool:
             values = self._evaluate(draws)
             total = jnp.sum(values, axis=0)
         else:
-            values, total = self._evaluate(draws), self._sum(draws)
+            # All rows first, so that an error names a row by its number among all.
+            total, values = self._sum(draws), self._evaluate(draws)
         if self._taken == num:  # the first of them
             check_program(self.likelihood, draws, self.candidate_data, values)
         first = 0

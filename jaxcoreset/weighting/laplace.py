@@ -117,7 +117,8 @@ class LaplaceFitter:
         most = max_steps(n) if max_iters is None else max_iters
         if start is None and weights is None and (chosen := warm_start_indices(n, key)) is not None:
             counts = np.full(chosen.size, n / chosen.size)
-            part = _LogPosterior(self._terms, Rows(likelihood.take(chosen)), counts)
+            rows = Rows(likelihood.take(chosen))
+            part = _LogPosterior(self._terms, rows, counts, numbers=chosen)
             position = _find_mode(part, position, _WARM_START_DECREMENT, most)
         decrement = float(np.clip(_DECREMENT_PER_ROW * n, _DECREMENT, _WARM_START_DECREMENT))
         counts = None if weights is None else np.asarray(weights)
@@ -240,8 +241,10 @@ class _LogPosterior:
         rows: Rows,
         weights: Float[np.ndarray, " n"] | None = None,
         on_pass: Callable[[], Any] = lambda: None,
+        numbers: Int[np.ndarray, " n"] | None = None,
     ):
         self.terms, self.rows, self.on_pass = terms, rows, on_pass
+        self.numbers = numbers
         self.per_row = () if weights is None else (np.asarray(weights, default_float()),)
         self.num_passes = 0
         self.bad_rows: tuple[int, list[int]] = 0, []
@@ -266,7 +269,8 @@ class _LogPosterior:
         states = self.rows.map_reduce(
             _block_terms, args, 4 * size, start, _add_terms, what="Laplace", per_row=self.per_row
         )
-        self.bad_rows = BadRows.merged(states)
+        count, shown = BadRows.merged(states)
+        self.bad_rows = count, shown if self.numbers is None else self.numbers[shown].tolist()
         prior = [np.asarray(part, np.float64) for part in self.terms.prior(flat)]
         value, gradient, hessian = (
             -(np.sum([state[name] for state in states], axis=0) + part)

@@ -164,3 +164,13 @@ def test_a_regression_has_no_spike():
     assert coreset.report.spike is None
     assert {name: x.shape for name, x in coreset.init_params(3).items()} == {"slopes": (3, 2)}
     assert {name: x.shape for name, x in coreset.init_params().items()} == {"slopes": (2,)}
+
+
+@pytest.mark.parametrize("num_rows", [12_000, 60_000])
+def test_a_row_that_is_not_finite_is_told_by_its_number_among_all_rows(num_rows):
+    """Not by its place among the candidates, or among the rows where the mode is searched first."""
+    x = np.random.default_rng(0).normal(size=(num_rows, 2)).astype(np.float32)
+    y = (np.arange(num_rows) % 2).astype(np.int32)
+    x[num_rows - 5, 1] = np.inf
+    with pytest.raises(ValueError, match=rf"\b{num_rows - 5:,}\b|\b{num_rows - 5}\b"):
+        jc.CoresetBuilder(logistic, size=8, progress_bar=False).run(jax.random.key(0), x, y)
