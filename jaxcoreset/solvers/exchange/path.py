@@ -65,7 +65,7 @@ class Path(eqx.Module):
         )
 
     def merge(self, small: "Path") -> "Path":
-        """See `RunResult.merge`."""
+        """The better solution of each size, of this run and of a run to smaller sizes."""
         num_sizes, num_slots = small.objective.shape[0], self.indices.shape[1]
         better = small.objective < self.objective[:num_sizes]
 
@@ -99,16 +99,9 @@ class RunResult(eqx.Module):
     num_moves: Int[Array, ""]
     converged: Bool[Array, ""]
 
-    def merge(self, small: "RunResult") -> "RunResult":
-        """The better solution of each size, of this run and of a run to smaller sizes."""
-        return RunResult(
-            self.path.merge(small.path),
-            self.scale,
-            self.num_moves + small.num_moves,
-            self.converged & small.converged,
-        )
-
-    def solution(self, problem: CoresetProblem, position: Int[Array, ""], max_k: int) -> Solution:
+    def solution(
+        self, problem: CoresetProblem, position: Int[Array, ""], max_k: int, solver: str
+    ) -> Solution:
         """The solution at a position of the path; its objective is computed from its weights."""
         indices, weights = self.path.indices[position], self.path.weights[position]
         weights = weights * self.scale[indices] * jnp.linalg.norm(problem.target)
@@ -120,5 +113,6 @@ class RunResult(eqx.Module):
             jnp.vdot(residual, residual),
             self.num_moves,
             self.converged,
+            solver=solver,
             length=max_k,
         )

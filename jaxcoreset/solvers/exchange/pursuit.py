@@ -23,6 +23,7 @@ in every move, `exchange.working_set` selects some.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -139,6 +140,21 @@ class ExchangePursuit(PathSolver):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value}; expected a positive number.")
 
+    def run(
+        self,
+        problem: CoresetProblem,
+        k: Int[Array, ""],
+        max_k: int,
+        key: PRNGKeyArray | None = None,
+    ) -> Solution:
+        """Grow beyond k rows and shrink back to k; see `Solver.run`."""
+
+        def run(on_cpu: bool, problem: CoresetProblem, k: Int[Array, ""]) -> Solution:
+            found = self._pursue(problem, k, k, max_k, 1, on_cpu)
+            return found.solution(problem, jnp.zeros((), jnp.int32), max_k, type(self).__name__)
+
+        return self._by_platform(run, problem, k, max_k)
+
     def run_path(
         self,
         problem: CoresetProblem,
@@ -151,42 +167,62 @@ class ExchangePursuit(PathSolver):
         def run_path(on_cpu: bool, problem: CoresetProblem, ks: Int[Array, " m"]) -> Solution:
             return self._run_path(problem, ks, max_k, on_cpu)
 
-        on_cpu, elsewhere = functools.partial(run_path, True), functools.partial(run_path, False)
+        return self._by_platform(run_path, problem, ks, max_k)
+
+    def _by_platform(
+        self, run: Callable[..., Solution], problem: CoresetProblem, ks: Array, max_k: int
+    ) -> Solution:
+        """Call the program for a CPU, or that for other platforms."""
+        on_cpu, elsewhere = functools.partial(run, True), functools.partial(run, False)
         return chunked_vmap(on_cpu, self._num_bytes(problem, max_k), elsewhere)(problem, ks)
 
     def _run_path(
         self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, on_cpu: bool
     ) -> Solution:
         largest, smallest = jnp.max(ks), jnp.min(ks)
-        is_sweep = ks.shape[0] > 1
-        small = self._small_size(problem, max_k) if is_sweep else None
+        small = self._small_size(problem, max_k)
         # The run for the small sizes includes the further starts.
         solver = self if small is None else dataclasses.replace(self, num_starts=0)
-        num_sizes = max_k if is_sweep else 1
-        found = solver._pursue(problem, largest, smallest, max_k, num_sizes, on_cpu)
+        found = solver._pursue(problem, largest, smallest, max_k, max_k, on_cpu)
         if small is not None:
-            nothing = RunResult(
-                Path.empty(small, self._run_sizes(problem, small)[0], problem.target.dtype),
-                found.scale,
-                jnp.zeros((), jnp.int32),
-                jnp.ones((), bool),
-            )
-            # Without sizes up to `small` the run would do nothing, but still gather all atoms.
-            again = jax.lax.cond(
-                smallest <= small,
-                lambda: self._pursue(
-                    problem, jnp.minimum(largest, small), smallest, small, small, on_cpu
-                ),
-                lambda: nothing,
-            )
-            found = found.merge(again)
+            largest = jnp.minimum(largest, small)
+            found = self._with_small_sizes(problem, found, smallest, largest, small, on_cpu)
 
         def solution(k: Int[Array, ""]) -> Solution:
-            return found.solution(problem, found.path.best(k), max_k)
+            return found.solution(problem, found.path.best(k), max_k, type(self).__name__)
 
         # In a batch each solution would gather its own atoms, unless a pass over all is cheaper.
-        together = not is_sweep or problem.pass_is_cheaper(found.path.indices.shape[1])
+        together = problem.pass_is_cheaper(found.path.indices.shape[1])
         return jax.vmap(solution)(ks) if together else jax.lax.map(solution, ks)
+
+    def _with_small_sizes(
+        self,
+        problem: CoresetProblem,
+        found: RunResult,
+        smallest: Int[Array, ""],
+        largest: Int[Array, ""],
+        max_k: int,
+        on_cpu: bool,
+    ) -> RunResult:
+        """Run again for the sizes from `smallest` to `largest`, and merge the better solutions."""
+
+        def pursue() -> tuple[Path, Array, Array]:
+            other = self._pursue(problem, largest, smallest, max_k, max_k, on_cpu)
+            return other.path, other.num_moves, other.converged
+
+        nothing = (
+            Path.empty(max_k, self._run_sizes(problem, max_k)[0], problem.target.dtype),
+            jnp.zeros((), jnp.int32),
+            jnp.ones((), bool),
+        )
+        # Without such sizes the run would do nothing, but still gather all atoms.
+        path, num_moves, converged = jax.lax.cond(smallest <= largest, pursue, lambda: nothing)
+        return RunResult(
+            found.path.merge(path),
+            found.scale,
+            found.num_moves + num_moves,
+            found.converged & converged,
+        )
 
     def _small_size(self, problem: CoresetProblem, max_k: int) -> int | None:
         """The largest k of the separate run for small sizes; None if there is no such run."""

@@ -185,8 +185,14 @@ def decide_move(
 ) -> Progress:
     """Decide on the move, and update the progress for it.
 
-    `before` is the result of `consider_move`, whose other arguments are repeated. Nothing changes
-    if `stopped` is set; `gains` says whether an exchange lowers the objective by enough.
+    Args:
+        before: the result of `consider_move`.
+        limits: the limits of the run.
+        size: the number of atoms in use.
+        objective: the objective of their least-squares weights.
+        feasible: whether none of these is negative, and the run has not stopped.
+        stopped: whether to do nothing.
+        gains: whether there is an exchange that lowers the objective by enough.
     """
     adds = before.adds
     exchanges = before.can_exchange & gains

@@ -15,7 +15,6 @@ the weights are refined in any case, and the correlations are computed by a pass
 candidates.
 """
 
-import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -85,7 +84,7 @@ class Candidates(eqx.Module):
 
 
 class LeavingAtom(eqx.Module):
-    """An atom in use that may leave, or several of them.
+    """An atom in use that may leave.
 
     Attributes:
         slot: its slot j.
@@ -94,10 +93,29 @@ class LeavingAtom(eqx.Module):
         shares: its least-squares coefficient in each candidate, the row j of Z = TᵀV.
     """
 
-    slot: Int[Array, "*q"]
-    inverse_gram: Float[Array, "*q"]
-    column: Float[Array, "*q p"]
-    shares: Float[Array, "*q m"]
+    slot: Int[Array, ""]
+    inverse_gram: Float[Array, ""]
+    column: Float[Array, " p"]
+    shares: Float[Array, " m"]
+
+
+class _Refinement(eqx.Module):
+    """The state of `refine`.
+
+    Attributes:
+        weights, residual: the least-squares weights and their residual.
+        objective: the best known value of the objective.
+        replaces: whether the objective is replaced by that of the computed residual.
+        is_first: whether the weights may still be refined.
+        continues: whether to compute the residual (again), in any batch element.
+    """
+
+    weights: Float[Array, " p"]
+    residual: Float[Array, " s"]
+    objective: Float[Array, ""]
+    replaces: Bool[Array, ""]
+    is_first: Bool[Array, ""]
+    continues: Bool[Array, ""]
 
 
 def compute_residual(target: Float[Array, " s"], support: Support) -> Float[Array, " s"]:
@@ -116,10 +134,13 @@ def refinement_step(support: Support, residual: Float[Array, " s"]) -> Support:
         residual: the residual of the least-squares weights, from `compute_residual`.
     """
     ahead = support.basis.dot(residual, support.active)
-    return dataclasses.replace(
+    return eqx.tree_at(
+        lambda s: (s.lstsq_weights, s.residual),
         support,
-        lstsq_weights=support.lstsq_weights + support.coefficients.combine(ahead, support.active),
-        residual=residual - support.basis.combine(ahead, support.active),
+        (
+            support.lstsq_weights + support.coefficients.combine(ahead, support.active),
+            residual - support.basis.combine(ahead, support.active),
+        ),
     )
 
 
@@ -143,29 +164,50 @@ def refine(
     predicted = jnp.sum(support.residual**2)
     promising = predicted < known
 
-    predictions = support.lstsq_weights, support.residual, predicted
-
-    def check() -> tuple[Array, Array, Array]:
-        residual = compute_residual(target, support)
+    # The first time the weights may be refined, and if they are, the residual is computed a second
+    # time: with nearly dependent atoms T A_P is not exactly Q, and the refinement may have gained
+    # less than predicted.
+    def check(state: _Refinement) -> _Refinement:
+        current = eqx.tree_at(
+            lambda s: (s.lstsq_weights, s.residual), support, (state.weights, state.residual)
+        )
+        residual = compute_residual(target, current)
         objective = jnp.sum(residual**2)
         underestimated = objective > (1 + resolution(predicted.dtype)) * predicted
-        refines = due | (promising & underestimated)
-        found = (*predictions[:2], jnp.where(promising, objective, predicted))
+        refines = state.is_first & (due | (promising & underestimated))
 
-        def better() -> tuple[Array, Array, Array]:
-            refined = refinement_step(support, residual)
-            # With nearly dependent atoms T A_P is not exactly Q, and the refinement may have gained
-            # less than predicted.
-            objective = jnp.sum(compute_residual(target, refined) ** 2)
-            new = refined.lstsq_weights, refined.residual, objective
-            return jax.tree.map(lambda new, old: jnp.where(refines, new, old), new, found)
+        def better() -> tuple[Array, Array]:
+            new = refinement_step(current, residual)
+            return (
+                jnp.where(refines, new.lstsq_weights, state.weights),
+                jnp.where(refines, new.residual, state.residual),
+            )
 
-        return jax.lax.cond(any_in_batch(refines), better, lambda: found)
+        weights, residual = jax.lax.cond(
+            any_in_batch(refines), better, lambda: (state.weights, state.residual)
+        )
+        return _Refinement(
+            weights=weights,
+            residual=residual,
+            objective=jnp.where(state.replaces, objective, state.objective),
+            replaces=refines,
+            is_first=jnp.zeros_like(state.is_first),
+            continues=any_in_batch(refines),
+        )
 
-    weights, residual, objective = jax.lax.cond(
-        any_in_batch(promising | due), check, lambda: predictions
+    first = _Refinement(
+        weights=support.lstsq_weights,
+        residual=support.residual,
+        objective=predicted,
+        replaces=promising,
+        is_first=jnp.ones((), bool),
+        continues=any_in_batch(promising | due),
     )
-    return dataclasses.replace(support, lstsq_weights=weights, residual=residual), objective
+    last = jax.lax.while_loop(lambda state: state.continues, check, first)
+    new = eqx.tree_at(
+        lambda s: (s.lstsq_weights, s.residual), support, (last.weights, last.residual)
+    )
+    return new, last.objective
 
 
 def recorrelate(candidates: Candidates, residual: Float[Array, " s"], due: Array) -> Candidates:
@@ -175,7 +217,7 @@ def recorrelate(candidates: Candidates, residual: Float[Array, " s"], due: Array
         lambda: jnp.where(due, product(candidates.atoms, residual), candidates.correlations),
         lambda: candidates.correlations,
     )
-    return dataclasses.replace(candidates, correlations=correlations)
+    return eqx.tree_at(lambda c: c.correlations, candidates, correlations)
 
 
 def apply_move(
@@ -295,8 +337,11 @@ def apply_move(
             basis=basis,
             coefficients=coefficients,
         ),
-        dataclasses.replace(
-            candidates,
+        Candidates(
+            indices=candidates.indices,
+            atoms=candidates.atoms,
+            gram=candidates.gram,
+            usable=candidates.usable,
             used=((candidates.used & ~left) | (is_position & enters)) & ~restarts,
             refused=(candidates.refused | (is_position & inserts & ~enters)) & ~restarts,
             coordinates=coordinates,
@@ -318,8 +363,14 @@ def _coordinates_along(
 ) -> Float[Array, " m"]:
     """The candidates' coordinates in a direction that joins the basis, or zeros if none does.
 
-    The direction is `scale` times the candidate at `position` without its part in the span, whose
-    coordinates are `within`.
+    Args:
+        support: the atoms in use.
+        candidates: the atoms that may enter.
+        position: position of the candidate that gives the direction, without its part in the span.
+        within: shape (p,), the coordinates of that part.
+        direction: shape (S,), of norm one.
+        scale: the reciprocal norm of the candidate's part outside the span.
+        enters: whether the direction joins the basis.
     """
 
     def zeros() -> Array:
@@ -363,13 +414,14 @@ def compact(support: Support) -> Support:
     """Move the atoms into the first slots."""
     order = jnp.argsort(~support.active, stable=True)
     coefficients = support.coefficients
-    return dataclasses.replace(
-        support,
+    return Support(
         positions=support.positions[order],
         indices=support.indices[order],
         active=support.active[order],
+        size=support.size,
         weights=support.weights[order],
         lstsq_weights=support.lstsq_weights[order],
+        residual=support.residual,
         atoms=support.atoms.replace(support.atoms.whole()[order]),
         basis=support.basis.replace(support.basis.whole()[order]),
         coefficients=coefficients.replace(coefficients.whole()[order][:, order]),

@@ -9,9 +9,9 @@ atom up to size 20), and when none of its atoms lowers the objective. A long swe
 run for the small sizes at which all atoms can be candidates.
 """
 
-import dataclasses
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,12 +56,16 @@ def all_candidates(
     n, num_draws = problem.num_data, problem.num_draws
     atoms = problem.atoms * scale[:, None]
     has_gram = n * n <= _MAX_PRODUCTS and num_slots < num_draws
-    return dataclasses.replace(
+    return eqx.tree_at(
+        lambda c: (c.indices, c.atoms, c.usable, c.gram),
         empty_candidates(num_slots, n, num_draws, scale.dtype, in_parts),
-        indices=jnp.arange(n, dtype=jnp.int32),
-        atoms=atoms,
-        usable=scale > 0,
-        gram=product(atoms, atoms.T) if has_gram else None,
+        (
+            jnp.arange(n, dtype=jnp.int32),
+            atoms,
+            scale > 0,
+            product(atoms, atoms.T) if has_gram else None,
+        ),
+        is_leaf=lambda x: x is None,
     )
 
 
