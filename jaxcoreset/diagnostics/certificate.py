@@ -197,10 +197,12 @@ class Certificate:
         return f" There are only {self.ess:.0f} effective draws{rhat}: run NUTS for longer."
 
     def scalars(self) -> dict[str, Any]:
-        """Everything but the values at the draws, with the verdict, as plain numbers and text."""
-        arrays = ("log_ratios", "log_weights")
-        names = [item.name for item in dataclasses.fields(self) if item.name not in arrays]
-        return {**{name: getattr(self, name) for name in names}, "verdict": self.verdict}
+        """What is known but for the values at the draws, and the verdict, as numbers and text."""
+        left_out = ("log_ratios", "log_weights")
+        facts = {name: value for name, value in vars(self).items() if value is not None}
+        return {name: x for name, x in facts.items() if name not in left_out} | {
+            "verdict": self.verdict
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """The certificate as plain numbers, strings and lists, as JSON can hold them."""

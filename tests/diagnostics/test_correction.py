@@ -106,7 +106,7 @@ def test_coreset_that_was_updated_is_not_said_to_be_loaded():
 
 def test_saved_coreset_is_corrected_with_the_data_given_again(poor, tmp_path):
     coreset = coreset_of(poor)
-    loaded = jc.load(coreset.save(tmp_path / "rows"))
+    loaded = jc.load(coreset.save(tmp_path / "rows"), trust=True)
     with pytest.raises(ValueError, match="arguments with all rows"):
         jc.correct(loaded, poor.samples)
     here = jc.correct(coreset, poor.samples, num_draws=500, progress_bar=False)
@@ -274,7 +274,7 @@ def test_without_draws_the_approximation_serves(scaled_coreset):
 
 def test_loaded_coreset_needs_draws_for_a_warm_start(scaled_coreset, tmp_path):
     coreset, _ = scaled_coreset
-    loaded = jc.load(coreset.save(tmp_path / "rows"))
+    loaded = jc.load(coreset.save(tmp_path / "rows"), trust=True)
     with pytest.raises(ValueError, match="mcmc is missing"):
         loaded.warm_start(key=jax.random.key(0))
     assert loaded.warm_start(fake_samples()[1]).num_chains == 3

@@ -137,5 +137,5 @@ def test_one_row_is_enough():
 
 def test_take_refuses_rows_that_are_not_there():
     likelihood = model_likelihood(normal_model, normal_data())
-    with pytest.raises(IndexError, match="0 to 39 are expected"):
+    with pytest.raises(IndexError, match="the rows 0 to 39"):
         likelihood.take([40])
