@@ -148,7 +148,10 @@ def find_mode(
 
         is_near = decrement <= _DECREMENT
         length = jax.lax.cond(is_near, lambda: jnp.ones((), position.dtype), best_length)
-        return position + length * step, factor, decrement, iteration + 1
+        moved = position + length * step
+        # Where a derivative is not finite, as near an unbounded density, the search stays.
+        moved = jnp.where(jnp.isfinite(moved).all(), moved, position)
+        return moved, factor, decrement, iteration + 1
 
     nothing = jnp.zeros((start.size, start.size), start.dtype)
     position, factor, decrement, _ = jax.lax.while_loop(

@@ -137,6 +137,7 @@ class Checkpoint:
     The results of passes over the rows are kept in it. A build of the same data and settings
     continues where the file ends, and its coreset is the same, bit for bit. The file stays when the
     build is done. Each one of several processes has its own file, with its number appended.
+    A build that starts again in float64 keeps its passes in a second file, with ``.float64`` added.
 
     Args:
         path: the file.

@@ -27,10 +27,11 @@ from jaxcoreset.coreset.update import updated
 from jaxcoreset.coreset.warm_start import WarmStart, warm_start
 from jaxcoreset.data.arrays import encode, save_archive
 from jaxcoreset.data.messages import require
+from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int, write_whole
 from jaxcoreset.likelihood.arguments import Arguments
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
-from jaxcoreset.likelihood.precision import precision_of
+from jaxcoreset.likelihood.precision import in_enough_precision
 from jaxcoreset.likelihood.weighted import weighted_model
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.tolerance import Selection
@@ -166,9 +167,12 @@ class Coreset:
         arguments = self.arguments.like(args, kwargs)
         self.arguments.check_same_constants(arguments)
         model = self.full_model
-        with precision_of(self.report.precision).precision():
-            solved = updated(model, arguments, self.report, self.summary, key)
+
+        def run(context: PassContext) -> Coreset:
+            solved = updated(model, arguments, self.report, self.summary, key, context)
             return coreset_of_selection(model, **solved)
+
+        return in_enough_precision(run, self.report.precision)
 
     def warm_start(
         self,

@@ -17,7 +17,7 @@ from jaxcoreset.coreset.update import ExhaustedSource
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.from_model import model_likelihood
-from jaxcoreset.likelihood.precision import matrix_of_weighted, precision_of
+from jaxcoreset.likelihood.precision import in_enough_precision, matrix_of_weighted
 from jaxcoreset.selection.construction import DRAWS_PER_ROW, MIN_DRAWS
 from jaxcoreset.selection.draws import DrawPool, Part, Use
 from jaxcoreset.selection.estimate import KLEstimate
@@ -65,9 +65,11 @@ def merge(
     if not coresets:
         raise ValueError("coresets is empty; expected at least one.")
     is_exact = any(one.report.precision == "float64" for one in coresets)
-    context = precision_of("float64" if is_exact else "float32")
-    with context.precision():
+
+    def run(context: PassContext) -> Coreset:
         return _merge(coresets, size, key, context, solver, num_draws, num_held_out)
+
+    return in_enough_precision(run, "float64" if is_exact else "float32")
 
 
 def _merge(

@@ -20,12 +20,13 @@ from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.coreset.report import NEEDS_BUILD, Report, is_unreliable
 from jaxcoreset.coreset.summary import DataSummary
+from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, host_generator
 from jaxcoreset.likelihood.arguments import Arguments
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
-from jaxcoreset.likelihood.precision import matrix_of_weighted, precision_of
+from jaxcoreset.likelihood.precision import matrix_of_weighted
 from jaxcoreset.selection.construction import CANDIDATES_PER_ROW, MIN_CANDIDATES
 from jaxcoreset.selection.draws import DrawPool, Part, Use
 from jaxcoreset.selection.estimate import KLEstimate, kl_of_residuals
@@ -40,6 +41,7 @@ def updated(
     before: Report,
     summary: DataSummary | None,
     key: PRNGKeyArray,
+    context: PassContext,
 ) -> dict[str, Any]:
     """Solve for the rows before and new ones, see `Coreset.update`.
 
@@ -49,6 +51,7 @@ def updated(
         before: the report of the coreset before.
         summary: what is known of the rows before.
         key: a JAX random key.
+        context: where the new rows are evaluated.
 
     Returns:
         The arguments of `coreset_of_selection`.
@@ -73,7 +76,7 @@ def updated(
             args,
             kwargs,
             data_axes=arguments.axes,
-            context=precision_of(before.precision),
+            context=context,
         )
     with clock.stage("embedding"):
         pool = _joined_pool(summary, likelihood, before, key)
@@ -98,7 +101,7 @@ def updated(
         warnings.warn(
             f"with {likelihood.num_data:,} new rows the {held_out:,} old draws that were held out "
             f"are worth {step['ess']:.1f} draws of the posterior: {NEEDS_BUILD}.",
-            stacklevel=3,  # the call of `Coreset.update`
+            stacklevel=5,  # the call of `Coreset.update`
         )
     elif weighted.kl > estimate.kl:
         standard_error = max(weighted.standard_error, estimate.standard_error)

@@ -14,7 +14,7 @@ Where all rows are summed too coarsely in float32, the build runs in float64, se
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,8 @@ _NEGLIGIBLE = 0.2
 _NUM_POINTS, _SPACING = 8, 0.05
 _EPS = float(np.finfo(np.float32).eps)
 
+T = TypeVar("T")
+
 
 class Float32Error(ValueError):
     """Float32 is too coarse for a model and its data."""
@@ -70,6 +72,12 @@ class Noise:
         shared = float(np.var(errors.mean(axis=1), ddof=1)) - of_row / errors.shape[1]
         return cls(of_row, num_data * of_row + num_data**2 * max(0.0, shared))
 
+    def of_all(self, likelihood: ModelLikelihood) -> "Noise":
+        """What the first process measured, so that all processes decide alike."""
+        own = {name: np.asarray(value) for name, value in vars(self).items()}
+        found = likelihood.rows.context.processes.first(own)
+        return Noise(**{name: float(value) for name, value in found.items()})
+
 
 def check_float32(likelihood: ModelLikelihood, draws: Mapping[str, Any]) -> Noise:
     """Measure the rounding at two or more draws, and refuse it if all rows need float64.
@@ -84,14 +92,14 @@ def check_float32(likelihood: ModelLikelihood, draws: Mapping[str, Any]) -> Nois
     values = _values(reference.evaluate, _on_a_line(draws), rows)
     of_size = float(np.mean((_EPS * values[0]) ** 2)) / 12
     bound = Noise.of(_less_cubic(values), n)
-    bound = Noise(bound.of_row + of_size, bound.of_total + n * of_size)
+    bound = Noise(bound.of_row + of_size, bound.of_total + n * of_size).of_all(likelihood)
     is_fine = bound.of_total <= MAX_NOISE and bound.of_row * n**2 <= _NUM_WEIGHTED * MAX_NOISE
     if is_fine or not runs_in_float64(likelihood):
         noise = bound
     else:
         points = _first(draws)
         exact = in_float64(lambda *given: _values(reference.evaluate, *given), points, rows)
-        noise = Noise.of(_values(reference.evaluate, points, rows) - exact, n)
+        noise = Noise.of(_values(reference.evaluate, points, rows) - exact, n).of_all(likelihood)
         if noise.of_total > MAX_NOISE:
             raise Float32Error(
                 f"in float32 the log-likelihood of all {n:,} rows is rounded to "
@@ -107,6 +115,22 @@ def precision_of(name: str) -> PassContext:
     JAX's x64 is not switched off where it is on.
     """
     return PassContext(in_float64=name == "float64" and default_float() != np.float64)
+
+
+def in_enough_precision(run: Callable[[PassContext], T], precision: str) -> T:
+    """Call a function in a precision, and again in float64 if that was float32 and too coarse.
+
+    Args:
+        run: a function of the context of its passes.
+        precision: "float32" or "float64", as `Report.precision`.
+    """
+    context = precision_of(precision)
+    try:
+        with context.precision():
+            return run(context)
+    except Float32Error:
+        with jax.enable_x64(True):
+            return run(PassContext(in_float64=True))
 
 
 def runs_in_float64(likelihood: ModelLikelihood) -> bool:

@@ -223,6 +223,10 @@ class ChainDraws(DrawSource):
             num_runs += 1
             if self.trouble is None or num_runs > _MAX_EXTENSIONS:
                 break
+        # All processes take the first one's word, since what follows reads rows together.
+        processes = sampler.likelihood.rows.context.processes
+        is_mixed = processes.first({"mixed": np.asarray(self.trouble is None)})["mixed"]
+        self.trouble = None if is_mixed else self.trouble or "those of the first process have not"
         self._state, self._flat = state, _in_turn(draws)
         self.num_divergent = transitions.num_divergent
         with np.errstate(all="ignore"):

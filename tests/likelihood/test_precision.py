@@ -77,7 +77,7 @@ def test_coreset_of_millions_of_rows_is_not_limited_by_float32(built, full):
     assert gaussian_kl(*full, *small) + gaussian_kl(*small, *full) < 1e-5
     assert built.report.kl < 1e-5
     assert "use in_float64()" in str(built.report)
-    assert jc.Report.from_dict(built.report.to_dict()).rounding == built.report.rounding > 0.05
+    assert jc.Report.from_dict(built.report.to_dict()).rounding == built.report.rounding > 0.2
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_nothing_is_said_of_rounding_where_it_is_little():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the coreset's log-density")
-def test_merged_and_updated_coresets_are_as_exact():
+def test_merged_and_updated_coresets_are_as_exact(monkeypatch):
     """Two blocks that stand for some millions of rows: a likelihood that counts each many times."""
 
     def counted(x, y=None):
@@ -147,9 +147,16 @@ def test_merged_and_updated_coresets_are_as_exact():
     settings = {"size": 8, "num_draws": 200, "num_held_out": 100, "progress_bar": False}
     builder = jc.CoresetBuilder(counted, **settings)
 
-    blocks = [builder.run(jax.random.key(0), x[at::2], y[at::2]) for at in (0, 1)]
-    merged = jc.merge(blocks, 8, jax.random.key(1))
-    updated = blocks[0].update(jax.random.key(2), x[1::2], y[1::2])
-    assert merged.report.history[-1]["kl"] < 1e-6
-    # The sum over the new rows is in float32, and each of these rows counts 2,000 times in it.
-    assert updated.report.history[-1]["kl"] < 1e-3
+    def errors():
+        blocks = [builder.run(jax.random.key(0), x[at::2], y[at::2]) for at in (0, 1)]
+        merged = jc.merge(blocks, 8, jax.random.key(1))
+        updated = blocks[0].update(jax.random.key(2), x[1::2], y[1::2])
+        return merged.report.history[-1]["kl"], updated.report.history[-1]["kl"]
+
+    in_float64 = errors()
+    for module in ("likelihood.precision", "builders.builder"):
+        monkeypatch.setattr(f"jaxcoreset.{module}.runs_in_float64", lambda likelihood: False)
+    in_float32 = errors()
+    assert in_float64[0] < 1e-6 < in_float32[0]
+    # The new rows' own sum is in float32, and each of these rows counts 2,000 times in it.
+    assert in_float64[1] < 0.5 * in_float32[1], (in_float32, in_float64)

@@ -20,10 +20,10 @@ def model(x, y):
         numpyro.sample("y", dist.Bernoulli(logits=x @ slopes), obs=y)
 
 
-def rows(num_rows, width):
+def rows(num_rows):
     """Batches of as many rows, made as they are read."""
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(BATCH, width)).astype(np.float32)
+    x = rng.normal(size=(BATCH, 4)).astype(np.float32)
     y = (rng.random(BATCH) < 1 / (1 + np.exp(-x.sum(1)))).astype(np.float32)
 
     def load():
@@ -34,8 +34,8 @@ def rows(num_rows, width):
     return sources.batches(load, num_rows=num_rows)
 
 
-def main(num_rows, width):
-    arrays = rows(num_rows, width).arrays
+def main(num_rows):
+    arrays = rows(num_rows).arrays
     builder = jc.CoresetBuilder(
         model,
         size=20,
@@ -60,4 +60,4 @@ def main(num_rows, width):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]))
