@@ -142,6 +142,8 @@ def test_a_spike_is_found_and_chains_that_start_as_told_do_not_see_it(of_mixture
     mcmc.run(jax.random.key(0), *coreset.args, init_params=coreset.init_params())
     good = jc.certify(coreset, mcmc, num_draws=200, progress_bar=False)
     assert good.excess < 1
+    assert good.verdict == "good"
+    assert dataclasses.replace(good, excess=100.0).verdict == "don't use"
     # One component on the heaviest row.
     heavy = float(coreset.args[0][np.argmax(coreset.weights)])
     rng = np.random.default_rng(1)
@@ -167,14 +169,20 @@ def test_a_regression_has_no_spike():
 
 
 def test_a_row_that_is_not_finite_at_draws_is_told_by_its_number_among_all_rows():
-    """Not by its place among the candidates: float32 is too short for the bad rows' sums."""
-    x = np.random.default_rng(0).normal(size=(12_000, 2)).astype(np.float32)
-    x[11_000:, 0] = 3e38
-    y = np.zeros(12_000, np.int32)
-    far = {"slopes": np.random.default_rng(1).normal(2, 0.1, size=(400, 2))}
-    builder = jc.CoresetBuilder(logistic, size=8, weighting=jc.Draws(far), progress_bar=False)
+    """Not by its place among the candidates."""
+
+    def model(x, known, y):
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        with numpyro.plate("rows", x.shape[0]):
+            sd = jnp.where(known == 1, 1.0, 3 - slope)
+            numpyro.sample("obs", dist.Normal(slope * x, sd), obs=y)
+
+    x = np.random.default_rng(0).normal(size=12_000).astype(np.float32)
+    known = (np.arange(12_000) < 11_000).astype(np.float32)
+    far = {"slope": np.random.default_rng(1).normal(4, 0.1, size=400)}
+    builder = jc.CoresetBuilder(model, size=8, weighting=jc.Draws(far), progress_bar=False)
     with pytest.raises(ValueError, match=r"first of them \[11000, 11001"):
-        builder.run(jax.random.key(0), x, y)
+        builder.run(jax.random.key(0), x, known, x)
 
 
 def test_a_row_of_a_file_that_is_not_finite_is_told_by_its_number_among_all_rows(tmp_path):
