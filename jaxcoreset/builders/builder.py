@@ -34,6 +34,7 @@ from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import Float32Error, runs_in_float64
+from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.plan import Plan, plan_build
@@ -179,6 +180,7 @@ class CoresetBuilder:
         """
         return self.run_rounds(key, *args, **kwargs)[-1]
 
+    @one_at_a_time
     def run_rounds(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> list[Coreset]:
         """The coresets of all rounds, of which `run` returns the last one; arguments as in `run`.
 
@@ -235,6 +237,7 @@ class CoresetBuilder:
                 raise
             raise Float32Error(str(error)) from error
 
+    @one_at_a_time
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Predict what `run` takes with these arguments: passes, memory and time.
 

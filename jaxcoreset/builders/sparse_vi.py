@@ -33,6 +33,7 @@ from jaxcoreset.data.utils import Clock, check_int, peak_memory, progress_bar
 from jaxcoreset.likelihood.embedding import centre, log_likelihood_matrix, log_likelihood_sum
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.likelihood.verification import check_alone
 from jaxcoreset.selection.estimate import kl_of_residuals
 from jaxcoreset.weighting import Laplace, Weighting
@@ -169,6 +170,7 @@ class SparseVI:
             )
         return path[self.size]
 
+    @one_at_a_time
     def run_path(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> dict[int, Coreset]:
         """The coresets of every size up to `size`, from one run; arguments and errors as in `run`.
 
@@ -203,7 +205,7 @@ class SparseVI:
         """All iterations, each a call of one compiled function."""
         n = likelihood.num_data
         growth = Growth(
-            likelihood=likelihood,
+            likelihood=likelihood.program,
             sampler=self.sampler,
             optimizer=self.optimizer,
             size=self.size,
@@ -241,7 +243,7 @@ class SparseVI:
         """The errors along the path on draws that it did not see, and how many those were."""
         if self.weighting is None:
             draws, _, _ = jax.jit(self.sampler.draw, static_argnums=(0, 5))(
-                likelihood,
+                likelihood.program,
                 path.state.sampler,
                 path.state.weights,
                 tuple(jnp.asarray(leaf) for leaf in likelihood.take(path.indices)),
@@ -251,7 +253,7 @@ class SparseVI:
         else:
             source = self.weighting.fit(likelihood, weighting_key, show_progress=self.progress_bar)
             _, draws = source.split(key, 2, self.num_held_out)
-        evaluate = likelihood.log_likelihood
+        evaluate = likelihood.program.log_likelihood
         chosen = likelihood.take(path.indices)
         values = log_likelihood_matrix(evaluate, draws, chosen)
         check_alone(likelihood, draws, chosen, values)

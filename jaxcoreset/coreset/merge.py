@@ -18,6 +18,7 @@ from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.precision import in_enough_precision, matrix_of_weighted
+from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.selection.construction import DRAWS_PER_ROW, MIN_DRAWS
 from jaxcoreset.selection.draws import DrawPool, Part, Use
 from jaxcoreset.selection.estimate import KLEstimate
@@ -26,6 +27,7 @@ from jaxcoreset.solvers.base import Solver
 from jaxcoreset.weighting.laplace import LaplaceFitter
 
 
+@one_at_a_time
 def merge(
     coresets: Sequence[Coreset],
     size: int,

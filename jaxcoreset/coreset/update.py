@@ -27,6 +27,7 @@ from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import matrix_of_weighted
+from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.selection.construction import CANDIDATES_PER_ROW, MIN_CANDIDATES
 from jaxcoreset.selection.draws import DrawPool, Part, Use
 from jaxcoreset.selection.estimate import KLEstimate, kl_of_residuals
@@ -35,6 +36,7 @@ from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.weighting import DrawSource
 
 
+@one_at_a_time
 def updated(
     model: Callable,
     arguments: Arguments,
@@ -138,7 +140,7 @@ def _joined_pool(
     """The old draws with the sums over all rows, and old and new candidates."""
     draws = jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in summary.parts))
     new = np.asarray(
-        log_likelihood_sum(likelihood.log_likelihood, draws, likelihood.rows), np.float64
+        log_likelihood_sum(likelihood.program.log_likelihood, draws, likelihood.rows), np.float64
     )
     num = min(likelihood.num_data, max(MIN_CANDIDATES, CANDIDATES_PER_ROW * before.size))
     chosen = np.sort(host_generator(key).choice(likelihood.num_data, num, replace=False))

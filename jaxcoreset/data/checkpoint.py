@@ -6,6 +6,7 @@ results of the passes, in their order, and the progress of the current pass. Eac
 file is written under another name and then renamed, so that it is never half written.
 """
 
+import contextlib
 import errno
 import glob
 import importlib.metadata
@@ -37,6 +38,8 @@ _FORMAT = 2
 MODEL_VALUES = "model values"
 _PASS_TYPES: dict[str, Any] = {"what": str, "digest": str, "state": dict[str, np.ndarray]}
 _PASS_TYPES |= {"next_row": int, "is_done": bool}
+# Seconds after which nobody is writing an unfinished file any more.
+_ABANDONED = 600.0
 
 
 @dataclass
@@ -125,11 +128,14 @@ class CheckpointFile:
             raise FileNotFoundError(
                 errno.ENOENT, "there is no such directory for a checkpoint", str(self.path.parent)
             )
-        # What a killed process left of a write, under the names that write_whole makes.
+        # What a killed process left of a write, under the names that write_whole makes. A recent
+        # one may be what another build with this checkpoint is writing.
         file = Path(os.path.realpath(self.path))
         unfinished = f"{glob.escape(file.name)}.{'[0-9a-f]' * 32}.part"
         for leftover in file.parent.glob(unfinished):
-            leftover.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - leftover.stat().st_mtime > _ABANDONED:
+                    leftover.unlink()
         if self.path.exists():
             self._read()
 

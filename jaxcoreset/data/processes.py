@@ -8,6 +8,7 @@ that another one never reaches.
 """
 
 import contextlib
+import ipaddress
 import itertools
 import json
 import time
@@ -36,6 +37,10 @@ def initialize_processes(**options: Any) -> tuple[int, int]:
     under Ray, pass `coordinator_address`, `num_processes` and `process_id`. A second call changes
     nothing.
 
+    The first process opens a port, where JAX's coordination service listens on all of the machine's
+    addresses; whoever can reach it can end the build or change what the processes exchange. If
+    `coordinator_address` is of the machine itself, such as 127.0.0.1, it listens only there.
+
     Args:
         **options: arguments of `jax.distributed.initialize`.
 
@@ -46,6 +51,9 @@ def initialize_processes(**options: Any) -> tuple[int, int]:
         ValueError: if JAX does not find the processes and `options` do not name them.
     """
     if not jax.distributed.is_initialized():
+        address = str(options.get("coordinator_address") or "")
+        if _is_loopback(address):
+            options = {"coordinator_bind_address": address, **options}
         try:
             jax.distributed.initialize(**{"shutdown_timeout_seconds": _SHUTDOWN_TIMEOUT, **options})
         except ValueError as error:
@@ -55,6 +63,15 @@ def initialize_processes(**options: Any) -> tuple[int, int]:
                 "num_processes and process_id."
             ) from error
     return jax.process_index(), jax.process_count()
+
+
+def _is_loopback(address: str) -> bool:
+    """True if an address, host:port, is one that only the machine itself can reach."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class ProcessError(RuntimeError):

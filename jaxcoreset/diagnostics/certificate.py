@@ -29,7 +29,7 @@ from jaxcoreset.diagnostics.psis import (
     unseen_tail_contribution,
 )
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
-from jaxcoreset.likelihood.trace import latent_shapes
+from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
 from jaxcoreset.weighting.chains import (
     MAX_RHAT,
     MIN_DRAWS,
@@ -243,6 +243,7 @@ REMEDY = (
 )
 
 
+@one_at_a_time
 def certify(
     coreset: Coreset,
     mcmc: MCMC | Mapping[str, Any],

@@ -13,7 +13,7 @@ from jaxcoreset.diagnostics.arviz import container, groups_of_mcmc, groups_of_sa
 from jaxcoreset.diagnostics.certificate import REMEDY, Certificate, measure
 from jaxcoreset.diagnostics.log_ratio import full_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
-from jaxcoreset.likelihood.trace import plate_names
+from jaxcoreset.likelihood.trace import one_at_a_time, plate_names
 
 
 class CorrectionError(ValueError):
@@ -28,6 +28,7 @@ class CorrectionError(ValueError):
         self.certificate = certificate
 
 
+@one_at_a_time
 def correct(
     coreset: Coreset,
     mcmc: MCMC | Mapping[str, Any],

@@ -37,7 +37,7 @@ def log_ratios(
     Raises:
         ValueError: if the coreset's own likelihood is zero at a draw, or one is NaN or +inf.
     """
-    evaluate = likelihood.log_likelihood_constrained
+    evaluate = likelihood.program.log_likelihood_constrained
     at = {name: jnp.asarray(values) for name, values in draws.items()}
     full = log_likelihood_totals(
         evaluate, at, likelihood.rows, batch_size=batch_size, on_rows=on_rows

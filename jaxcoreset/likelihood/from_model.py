@@ -82,7 +82,7 @@ def model_likelihood(
         arguments=arguments,
         two_rows=tuple(leaf[:2] for leaf in arguments.data),
     )
-    evaluate = jax.jit(likelihood.by_site)
+    evaluate = jax.jit(likelihood.program.by_site)
     start = _find_start(likelihood, evaluate, generator)
     # Near zero a standardisation hardly shows, so a point farther out is checked as well.
     farther = draw_uniform(structure.latent_shapes, 1.0, generator)

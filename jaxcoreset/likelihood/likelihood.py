@@ -7,6 +7,8 @@ without one belong to everything that is not summed over data: they are counted 
 prior.
 """
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,6 +68,27 @@ class ModelLikelihood:
     def data(self) -> tuple:
         """This process's leaves that hold one row per datum, as given; NumPy stays on the host."""
         return self.rows.data
+
+    @functools.cached_property
+    def program(self) -> "ModelLikelihood":
+        """The same functions without the rows, for programs to be compiled from.
+
+        What a compiled function is made from stays in JAX's caches for good, and with it all that
+        it refers to. So a function that is static in a program is a method of this object, whose
+        only data are copies of the two rows; `num_data` is that of all the rows.
+        """
+        two_rows = tuple(
+            np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in self.two_rows
+        )
+        rows = Rows(two_rows)
+        rows.num_rows = self.num_data
+        return dataclasses.replace(
+            self,
+            rows=rows,
+            arguments=self.arguments.with_data(two_rows),
+            two_rows=two_rows,
+            reference=None,
+        )
 
     @property
     def num_data(self) -> int:

@@ -140,7 +140,7 @@ def runs_in_float64(likelihood: ModelLikelihood) -> bool:
     """
     try:
         found = in_float64(
-            lambda params, rows: jax.eval_shape(likelihood.log_likelihood, params, rows),
+            lambda params, rows: jax.eval_shape(likelihood.program.log_likelihood, params, rows),
             likelihood.init_params,
             likelihood.two_rows,
         )
@@ -172,7 +172,8 @@ def matrix_of_weighted(
     """
 
     def evaluate(draws: Params, data: tuple) -> Float[Array, "m s"]:
-        return log_likelihood_matrix(likelihood.log_likelihood, draws, data, batch_size=batch_size)
+        log_likelihood = likelihood.program.log_likelihood
+        return log_likelihood_matrix(log_likelihood, draws, data, batch_size=batch_size)
 
     if default_float() == np.float64 or leading(data) > _MANY:
         return evaluate(draws, data)

@@ -4,11 +4,13 @@ Most runs here are abstract, by `jax.eval_shape`, so nothing of the data's lengt
 that a coreset cannot handle, such as discrete latent ones, are refused.
 """
 
+import functools
 import re
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +20,29 @@ from numpyro.handlers import seed, substitute, trace
 from jaxcoreset.likelihood.arguments import Arguments, ModelError, refuse_text, refuse_unequal_rows
 from jaxcoreset.likelihood.densities import plain_log_prob
 
+_P, _R = ParamSpec("_P"), TypeVar("_R")
+
 _VALUE_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
+
+
+# NumPyro's stack of handlers is one for the whole process.
+_HANDLERS = threading.RLock()
+
+
+def one_at_a_time(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A function that runs models, which calls in other threads wait for."""
+
+    @functools.wraps(function)
+    def locked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with _HANDLERS:
+            return function(*args, **kwargs)
+
+    return locked
 
 
 class FixedSizeError(ModelError):

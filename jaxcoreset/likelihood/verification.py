@@ -137,7 +137,7 @@ def check_program(
         return np.stack(sums, axis=1)
 
     def exact() -> np.ndarray:
-        program = jax.jit(likelihood.by_site)
+        program = jax.jit(likelihood.program.by_site)
         return values_by(lambda *given: in_float64(program, *given))
 
     checked = np.asarray(values)[np.ix_(rows, columns)]

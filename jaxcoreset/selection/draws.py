@@ -176,7 +176,7 @@ class DrawPool:
         rows = self.likelihood.rows
         found = search_rows(
             rows,
-            self.likelihood.log_likelihood,
+            self.likelihood.program.log_likelihood,
             jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in parts)),
             residual=problem.target - problem.combine(positions, weights),
             chosen=jnp.where(weights[:, None] > 0, problem.gather(positions), 0),
@@ -279,5 +279,5 @@ class DrawPool:
         num_rows = likelihood.rows.num_local
         with progress_bar(num_rows, "Target", show=self._show_progress) as bar:
             return log_likelihood_sum(
-                likelihood.log_likelihood, draws, likelihood.rows, on_rows=bar.update
+                likelihood.program.log_likelihood, draws, likelihood.rows, on_rows=bar.update
             )

@@ -131,7 +131,7 @@ def plan_build(
             rows,
             context,
             batch_size,
-            lambda some: log_likelihood_sum(likelihood.log_likelihood, draws, some),
+            lambda some: log_likelihood_sum(likelihood.program.log_likelihood, draws, some),
         )
         one_search = counts["solver"] / num_draws * seconds["target"]
         asked, has_path = construction.extra_passes, construction.has_path

@@ -289,7 +289,7 @@ def _flat_and_prior(likelihood: ModelLikelihood, parts: list) -> tuple[np.ndarra
     def evaluate(draws: Any) -> tuple[Array, Array]:
         return (
             jax.vmap(lambda one: ravel_pytree(one)[0])(draws),
-            jax.vmap(likelihood.log_prior)(draws),
+            jax.vmap(likelihood.program.log_prior)(draws),
         )
 
     flat, prior = evaluate(draws)

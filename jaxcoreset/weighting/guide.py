@@ -86,7 +86,7 @@ class Guide(Weighting):
         def advance(state: Any, everything: tuple, rows: tuple, mask: Any) -> tuple:
             def step(state: Any, inputs: tuple) -> tuple:
                 batch, counted = inputs
-                args, kwargs = likelihood.assemble(batch or everything)
+                args, kwargs = likelihood.program.assemble(batch or everything)
                 new, loss = svi.update(state, *args, **kwargs)
                 return jax.tree.map(lambda a, b: jnp.where(counted, a, b), new, state), loss
 

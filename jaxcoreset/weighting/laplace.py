@@ -91,7 +91,7 @@ class LaplaceFitter:
 
     def __init__(self, likelihood: ModelLikelihood):
         self._unravel = likelihood.unravel
-        self._terms = _Terms(likelihood, self._unravel)
+        self._terms = _Terms(likelihood.program, self._unravel)
         self.likelihood = likelihood
         self.names = parameter_names(likelihood.init_params)
 

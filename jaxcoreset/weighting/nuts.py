@@ -111,13 +111,14 @@ class CoresetSampler:
         self.num_chains = num_chains
         self.num_warmup = -(-num_warmup // _STEPS_PER_CALL) * _STEPS_PER_CALL
         self.num_samples = num_samples
+        program = likelihood.program
 
         def potential(data: tuple, weights: Array, centre: Array, scale: Array) -> Callable:
             def energy(z: Array) -> Float[Array, ""]:
-                params = likelihood.unravel(centre + jnp.matmul(scale, z, precision=HIGHEST))
-                values = likelihood.log_likelihood(params, data)
+                params = program.unravel(centre + jnp.matmul(scale, z, precision=HIGHEST))
+                values = program.log_likelihood(params, data)
                 total = jnp.vdot(weights, values, precision=HIGHEST)
-                return -total - likelihood.log_prior(params)
+                return -total - program.log_prior(params)
 
             return energy
 

@@ -73,7 +73,7 @@ class Pathfinder(Weighting):
         @jax.jit
         def run(key: PRNGKeyArray, start: Params, data: tuple) -> Any:
             def density(params: Params) -> Float[Array, ""]:
-                return log_posterior(likelihood, params, data, block_rows(num_points))
+                return log_posterior(likelihood.program, params, data, block_rows(num_points))
 
             return pathfinder.approximate(key, density, start, self.num_elbo_draws, **settings)[0]
 

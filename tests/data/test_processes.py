@@ -137,6 +137,34 @@ def test_processes_end_in_time_where_one_dies(what, message):
     assert seconds < 90
 
 
+@pytest.mark.skipif(not Path("/proc/net/tcp").is_file(), reason="Linux lists open ports there")
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_coordinator_on_loopback_listens_there_only(host):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    program = f"""
+import jaxcoreset as jc
+jc.initialize_processes(coordinator_address="{host}:{port}", num_processes=1, process_id=0)
+lines = [line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/net/{{name}}")]
+ports = [words[1] for words in lines if words[3] == "0A"]
+print("LISTENS", *(one for one in ports if one.endswith(":{port:04X}")))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    addresses = done.stdout.split("LISTENS")[1].split()
+    # 127.0.0.1 and ::1, as Linux prints them.
+    own = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    assert addresses
+    assert {address.split(":")[0] for address in addresses} <= own
+
+
 def test_initialize_processes_says_how_to_start_a_script_that_nothing_started():
     done = subprocess.run(
         [*PROGRAM, "build", "mpirun"], capture_output=True, text=True, env=ENVIRONMENT, check=False

@@ -1,0 +1,76 @@
+"""Many builds in one process: none keeps its data in memory, and threads may build at once."""
+
+import concurrent.futures
+import gc
+import weakref
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS
+
+import jaxcoreset as jc
+
+NUM_ROWS = 1000
+
+
+def model(x, y=None):
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ slopes, 1.0), obs=y)
+
+
+def table(seed):
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(NUM_ROWS, 2)).astype(np.float32)
+    return x, (x @ np.ones(2) + generator.normal(size=NUM_ROWS)).astype(np.float32)
+
+
+def build(seed, *data, **settings):
+    settings = {"size": 5, "num_draws": 60, "num_held_out": 60, "candidates": 200} | settings
+    builder = jc.CoresetBuilder(model, progress_bar=False, **settings)
+    return builder.run(jax.random.key(seed), *data)
+
+
+def use(coreset, x, y):
+    """What a user does with a coreset, which evaluates all rows once more."""
+    mcmc = MCMC(NUTS(coreset.model), num_warmup=50, num_samples=200, progress_bar=False)
+    mcmc.run(jax.random.key(1), *coreset.args, **coreset.kwargs)
+    jc.certify(coreset, mcmc, progress_bar=False)
+
+
+def sparse_vi(x, y):
+    return jc.SparseVI(model, size=2, num_iters=5, progress_bar=False).run(jax.random.key(0), x, y)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x, y: build(0, x, y),
+        lambda x, y: build(0, x, y, rounds=2, candidates=jc.Candidates(200, extra_passes=1)),
+        lambda x, y: build(0, x, y, weighting=jc.SubsampleNUTS(num_samples=60, num_warmup=50)),
+        lambda x, y: use(build(0, x, y), x, y),
+        sparse_vi,
+    ],
+    ids=["size", "rounds", "SubsampleNUTS", "certify", "SparseVI"],
+)
+def test_data_of_a_build_leave_memory_with_it(make):
+    x, y = table(0)
+    kept = weakref.ref(x), weakref.ref(y)
+    make(x, y)
+    del x, y
+    gc.collect()
+    assert [one() is None for one in kept] == [True, True]
+
+
+def test_builds_in_eight_threads_are_those_of_one():
+    tables = [table(seed) for seed in range(8)]
+    alone = [build(seed, *data) for seed, data in enumerate(tables)]
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        futures = [threads.submit(build, seed, *data) for seed, data in enumerate(tables)]
+        together = [future.result() for future in futures]
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one.indices, other.indices)
+        np.testing.assert_array_equal(one.weights, other.weights)
