@@ -38,7 +38,7 @@ GOES_ON = {"docs/how-to/read-the-report.md": "docs/tutorial.md"}
 ELSEWHERE = {"README.md", "docs/how-to/use-elsewhere.md"}
 # All blocks that are not run as they stand, by page, language and mark.
 NOT_RUN = {
-    ("docs/how-to/cluster.md", "python", "not run: a script for several processes"): 2,
+    ("docs/how-to/cluster.md", "python", "not run: a script for several processes"): 3,
     ("docs/how-to/use-elsewhere.md", "python", "not run: CmdStan"): 1,
     ("docs/how-to/use-elsewhere.md", "python", "needs: pymc"): 1,
     ("docs/how-to/use-elsewhere.md", "python", "needs: statsmodels"): 1,
