@@ -66,8 +66,8 @@ def loop(count: int, num_rows: int) -> dict[str, Any]:
     """Builds one after the other."""
     compiled = [0]
 
-    def count_programs(name: str, seconds: float, **_: Any) -> None:
-        compiled[0] += name == _COMPILED
+    def count_programs(event: str, duration_secs: float, **_: Any) -> None:
+        compiled[0] += event == _COMPILED
 
     jax.monitoring.register_event_duration_secs_listener(count_programs)
     rows, kept = [], []

@@ -20,7 +20,8 @@ from numpyro.handlers import seed, substitute, trace
 from jaxcoreset.likelihood.arguments import Arguments, ModelError, refuse_text, refuse_unequal_rows
 from jaxcoreset.likelihood.densities import plain_log_prob
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _VALUE_ERRORS = (
     jax.errors.ConcretizationTypeError,
