@@ -49,7 +49,7 @@ class PosteriorSampler(eqx.Module):
         """Draw from the posterior of weighted rows.
 
         Args:
-            likelihood: the model's likelihood.
+            likelihood: the model's likelihood, whose own data are two rows only.
             state: what `start` or the last call of `draw` returned.
             weights: shape (k,); a row of weight 0 does not count.
             rows: the k rows, laid out as `ModelLikelihood.data`.

@@ -90,14 +90,15 @@ def _modes(
     likelihood: ModelLikelihood, data: tuple, weights: np.ndarray, starts: Float[Array, "s d"]
 ) -> tuple[Array, Array, Array]:
     """Modes of the weighted density from starting points, their energies, and if they converged."""
-    unravel = likelihood.unravel
+    program = likelihood.program
+    unravel = program.unravel
 
     @jax.jit
     def search(starts: Array, data: tuple, weights: Array) -> tuple[Array, Array, Array]:
         def energy(flat: Array) -> Float[Array, ""]:
             params: Mapping[str, Any] = unravel(flat)
-            terms = likelihood.log_likelihood(params, data)
-            return -jnp.vdot(weights, terms, precision=HIGHEST) - likelihood.log_prior(params)
+            terms = program.log_likelihood(params, data)
+            return -jnp.vdot(weights, terms, precision=HIGHEST) - program.log_prior(params)
 
         def mode(start: Array) -> tuple[Array, Array, Array]:
             found, _, converged = find_mode(energy, start, _MAX_STEPS)

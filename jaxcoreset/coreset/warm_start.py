@@ -18,7 +18,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import unconstrain_fn
 
 from jaxcoreset.data.utils import check_int, host_generator
-from jaxcoreset.likelihood.trace import latent_shapes
+from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
 from jaxcoreset.weighting.chains import ChainSamples, chain_samples
 from jaxcoreset.weighting.laplace import LaplaceApproximation
 
@@ -76,6 +76,7 @@ class WarmStart:
         return NUTS(model, **{**settings, **options})
 
 
+@one_at_a_time
 def warm_start(
     model: Callable,
     arguments: tuple[tuple, dict],

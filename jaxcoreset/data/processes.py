@@ -11,6 +11,7 @@ import contextlib
 import ipaddress
 import itertools
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from typing import Any
 import jax
 import numpy as np
 
+# JAX's variables for the coordinator's address, and for where it listens.
+_ADDRESS, _BIND_ADDRESS = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"
 # Numbers the barriers of this process, all groups together.
 BARRIERS = itertools.count()
 # What a process reports that has not failed begins with this.
@@ -51,8 +54,8 @@ def initialize_processes(**options: Any) -> tuple[int, int]:
         ValueError: if JAX does not find the processes and `options` do not name them.
     """
     if not jax.distributed.is_initialized():
-        address = str(options.get("coordinator_address") or "")
-        if _is_loopback(address):
+        address = options.get("coordinator_address") or os.environ.get(_ADDRESS, "")
+        if _is_loopback(address) and _BIND_ADDRESS not in os.environ:
             options = {"coordinator_bind_address": address, **options}
         try:
             jax.distributed.initialize(**{"shutdown_timeout_seconds": _SHUTDOWN_TIMEOUT, **options})

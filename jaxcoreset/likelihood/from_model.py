@@ -15,6 +15,7 @@ from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.checks import check_log_likelihood, check_log_prior
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, draw_uniform
 from jaxcoreset.likelihood.structure import find_data, find_structure
+from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.likelihood.verification import check_subsets, chunk_rows
 
 # Widths of the uniform draws tried for a starting point. An optimiser starts well near zero, but
@@ -22,6 +23,7 @@ from jaxcoreset.likelihood.verification import check_subsets, chunk_rows
 _START_RADII = (0.1, 0.1, 0.5, 1.0, 2.0, 2.0)
 
 
+@one_at_a_time
 def model_likelihood(
     model: Callable,
     args: Sequence = (),

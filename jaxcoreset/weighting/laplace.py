@@ -24,6 +24,7 @@ from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import BadRows, Rows, State
 from jaxcoreset.data.utils import host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.weighting.errors import UnusableWeightingError
 
 # The mode is first searched on some rows: the least number, one in this many, the largest number.
@@ -155,6 +156,7 @@ def warm_start_indices(num_data: int, key: PRNGKeyArray | None) -> Int[np.ndarra
     return np.sort(host_generator(key).choice(num_data, num, replace=False))
 
 
+@one_at_a_time
 def laplace_approximation(
     likelihood: ModelLikelihood,
     *,

@@ -51,10 +51,11 @@ def sparse_vi(x, y):
         lambda x, y: build(0, x, y),
         lambda x, y: build(0, x, y, rounds=2, candidates=jc.Candidates(200, extra_passes=1)),
         lambda x, y: build(0, x, y, weighting=jc.SubsampleNUTS(num_samples=60, num_warmup=50)),
+        lambda x, y: build(0, x, y, weighting=jc.Guide(num_steps=100)),
         lambda x, y: use(build(0, x, y), x, y),
         sparse_vi,
     ],
-    ids=["size", "rounds", "SubsampleNUTS", "certify", "SparseVI"],
+    ids=["size", "rounds", "SubsampleNUTS", "Guide", "certify", "SparseVI"],
 )
 def test_data_of_a_build_leave_memory_with_it(make):
     x, y = table(0)

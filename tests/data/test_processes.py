@@ -138,14 +138,16 @@ def test_processes_end_in_time_where_one_dies(what, message):
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").is_file(), reason="Linux lists open ports there")
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_coordinator_on_loopback_listens_there_only(host):
+@pytest.mark.parametrize(("host", "by_variable"), [("127.0.0.1", False), ("localhost", True)])
+def test_a_coordinator_on_loopback_listens_there_only(host, by_variable):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
+    address = f"{host}:{port}"
+    options = "" if by_variable else f"coordinator_address={address!r}, "
     program = f"""
 import jaxcoreset as jc
-jc.initialize_processes(coordinator_address="{host}:{port}", num_processes=1, process_id=0)
+jc.initialize_processes({options}num_processes=1, process_id=0)
 lines = [line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/net/{{name}}")]
 ports = [words[1] for words in lines if words[3] == "0A"]
 print("LISTENS", *(one for one in ports if one.endswith(":{port:04X}")))
@@ -154,7 +156,7 @@ print("LISTENS", *(one for one in ports if one.endswith(":{port:04X}")))
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        env=ENVIRONMENT,
+        env=ENVIRONMENT | ({"JAX_COORDINATOR_ADDRESS": address} if by_variable else {}),
         check=False,
     )
     assert done.returncode == 0, done.stderr
