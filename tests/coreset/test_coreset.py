@@ -316,6 +316,7 @@ def test_only_what_a_build_left_unfinished_is_deleted(tmp_path, name):
     ]
     for file in (left, *others):
         (tmp_path / file).touch()
+        os.utime(tmp_path / file, (0, 0))
     CheckpointFile(tmp_path / name, {})
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(others)
 
