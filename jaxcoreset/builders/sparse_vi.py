@@ -10,10 +10,12 @@ one compiled call, the same for every number of rows; the search for the mode of
 previous mode; and the draws of a step are one batch.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,6 +45,9 @@ _ALL_ROWS = 10_000
 _CANDIDATES = 2_000
 # How often draws are made for one choice, until two of them have finite log-likelihoods.
 _ATTEMPTS = 10
+# One for all, since compiled programs are for one optimizer.
+_OPTIMIZER = optax.adam(lambda count: 1 / (count + 1))
+_STEP: Any = eqx.filter_jit(Growth.step)
 
 
 class SparseVI:
@@ -216,16 +221,18 @@ class SparseVI:
             num_gradient_rows=min(n, self.num_gradient_rows or _ALL_ROWS),
         )
         data = jax.tree.map(jnp.asarray, likelihood.data)
-        state = growth.start()
+        state = growth.start(likelihood)
         with clock.stage("compilation"):
-            step = jax.jit(growth.step).lower(data, state, key).compile()
+            step = _STEP.lower(growth, data, state, key).compile()
         weights, outcomes = [], []
         with (
             clock.stage("choices and weights"),
             progress_bar(self.size, "SparseVI", show=self.progress_bar, unit="rows") as bar,
         ):
             for at in range(self.size):
-                state, outcome = _first_usable(step, data, state, jax.random.fold_in(key, at))
+                state, outcome = _first_usable(
+                    functools.partial(step, growth), data, state, jax.random.fold_in(key, at)
+                )
                 weights.append(np.asarray(state.weights))
                 outcomes.append(outcome)
                 bar.update(1)
@@ -242,7 +249,9 @@ class SparseVI:
     ) -> tuple[dict[str, np.ndarray], int]:
         """The errors along the path on draws that it did not see, and how many those were."""
         if self.weighting is None:
-            draws, _, _ = jax.jit(self.sampler.draw, static_argnums=(0, 5))(
+            draw: Any = eqx.filter_jit(type(self.sampler).draw)
+            draws, _, _ = draw(
+                self.sampler,
                 likelihood.program,
                 path.state.sampler,
                 path.state.weights,
@@ -366,7 +375,7 @@ def _optimizer(
             )
         return optimizer
     if learning_rate is None:
-        return optax.adam(lambda count: 1 / (count + 1))
+        return _OPTIMIZER
     if not callable(learning_rate):
         raise TypeError(
             f"learning_rate is {learning_rate!r}; expected a function of the step t = 1, 2, …, for "

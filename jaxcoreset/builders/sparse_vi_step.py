@@ -68,13 +68,13 @@ class Growth(eqx.Module):
     num_candidates: int = eqx.field(static=True)
     num_gradient_rows: int = eqx.field(static=True)
 
-    def start(self) -> State:
+    def start(self, likelihood: ModelLikelihood) -> State:
         """The state with no row."""
         return State(
             indices=jnp.zeros(self.size, jnp.int32),
             weights=jnp.zeros(self.size),
             count=jnp.array(0, jnp.int32),
-            sampler=self.sampler.start(self.likelihood),
+            sampler=self.sampler.start(likelihood),
         )
 
     def step(self, data: PyTree, state: State, key: PRNGKeyArray) -> tuple[State, Outcome]:

@@ -7,6 +7,7 @@ end in it. So the weighted density is maximised from starting points that are sp
 are, and what is found is compared with the log-likelihood of all rows.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,20 +91,22 @@ def _modes(
     likelihood: ModelLikelihood, data: tuple, weights: np.ndarray, starts: Float[Array, "s d"]
 ) -> tuple[Array, Array, Array]:
     """Modes of the weighted density from starting points, their energies, and if they converged."""
-    program = likelihood.program
+    return _search(likelihood.program, starts, data, jnp.asarray(weights, starts.dtype))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _search(
+    program: ModelLikelihood, starts: Array, data: tuple, weights: Array
+) -> tuple[Array, Array, Array]:
     unravel = program.unravel
 
-    @jax.jit
-    def search(starts: Array, data: tuple, weights: Array) -> tuple[Array, Array, Array]:
-        def energy(flat: Array) -> Float[Array, ""]:
-            params: Mapping[str, Any] = unravel(flat)
-            terms = program.log_likelihood(params, data)
-            return -jnp.vdot(weights, terms, precision=HIGHEST) - program.log_prior(params)
+    def energy(flat: Array) -> Float[Array, ""]:
+        params: Mapping[str, Any] = unravel(flat)
+        terms = program.log_likelihood(params, data)
+        return -jnp.vdot(weights, terms, precision=HIGHEST) - program.log_prior(params)
 
-        def mode(start: Array) -> tuple[Array, Array, Array]:
-            found, _, converged = find_mode(energy, start, _MAX_STEPS)
-            return found, energy(found), converged
+    def mode(start: Array) -> tuple[Array, Array, Array]:
+        found, _, converged = find_mode(energy, start, _MAX_STEPS)
+        return found, energy(found), converged
 
-        return jax.lax.map(mode, starts)
-
-    return search(starts, data, jnp.asarray(weights, starts.dtype))
+    return jax.lax.map(mode, starts)

@@ -5,13 +5,19 @@ best rows of a pass. Before each exchange every process reports through JAX's co
 that it has arrived, or what went wrong. So a process that died or is late becomes an error that
 names it in every other process, within a stated time, and no process enters a collective operation
 that another one never reaches.
+
+A process that ends, in whatever way Python ends, tells the other processes so, and waits for them:
+where one of them leaves JAX's service early, JAX aborts the other ones.
 """
 
+import atexit
 import contextlib
+import functools
 import ipaddress
 import itertools
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,8 +34,13 @@ BARRIERS = itertools.count()
 _OK = "ok "
 # Marks an error that was reported to the other processes.
 _REPORTED = "_reported_to_the_other_processes"
-# Seconds that a failed process waits for the other ones before it exits.
-_SHUTDOWN_TIMEOUT = 15
+# Seconds that JAX waits for the other processes at exit, when all are there, see `_leave`; and after
+# which it aborts all of them if one is dead: by default later than the build's own error.
+_TIMEOUTS: dict[str, Any] = {"shutdown_timeout_seconds": 15, "heartbeat_timeout_seconds": 900}
+# Seconds between two looks at the other processes on exit, and after which the reason is shown.
+_LOOK, _SHOWN = 2.0, 10.0
+# The processes that are dead or late, as far as this one knows.
+_LOST: set[int] = set()
 
 
 def initialize_processes(**options: Any) -> tuple[int, int]:
@@ -58,14 +69,64 @@ def initialize_processes(**options: Any) -> tuple[int, int]:
         if _is_loopback(address) and _BIND_ADDRESS not in os.environ:
             options = {"coordinator_bind_address": address, **options}
         try:
-            jax.distributed.initialize(**{"shutdown_timeout_seconds": _SHUTDOWN_TIMEOUT, **options})
+            jax.distributed.initialize(**(_TIMEOUTS | options))
         except ValueError as error:
             raise ValueError(
                 f"initialize_processes does not know the processes of this build: {error} Start "
                 "the script with mpirun or srun, or pass coordinator_address ('host:port'), "
                 "num_processes and process_id."
             ) from error
+    _leave_on_exit()
     return jax.process_index(), jax.process_count()
+
+
+@functools.cache
+def _leave_on_exit() -> None:
+    """Call `_leave` before JAX's own function at exit, once."""
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    """Tell the other processes that this one ends, and why, and wait until all of them do.
+
+    An error that nothing has caught reaches the other processes at their next exchange, also if it
+    was raised before the build.
+    """
+    from jax._src.distributed import global_state
+
+    client: Any = global_state.client
+    if client is None or jax.process_count() == 1:
+        return
+    error = getattr(sys, "last_value", None)
+    why = "it ended before the build did" if error is None else f"{type(error).__name__}: {error}"
+    own, others = jax.process_index(), {*range(jax.process_count())} - {jax.process_index()} - _LOST
+    with contextlib.suppress(Exception):
+        client.key_value_set(f"jaxcoreset/{next(BARRIERS)}/{own}", why)
+        client.key_value_set(f"jaxcoreset/left/{own}", "")
+    if not _LOST or own == 0:  # the first process coordinates the other ones
+        _wait_for(client, others)
+    if _LOST:
+        # JAX would wait for the lost ones and abort.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(_LOOK if own == 0 else 0)
+        os._exit(1)
+
+
+def _wait_for(client: Any, processes: set[int]) -> None:
+    """Wait until these processes leave; a line says so if it takes long."""
+    start, is_shown = time.monotonic(), False
+    for process in sorted(processes):
+        while True:
+            try:
+                client.blocking_key_value_get(f"jaxcoreset/left/{process}", int(1000 * _LOOK))
+                break
+            except Exception as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    return  # the service is gone
+            if not is_shown and time.monotonic() - start > _SHOWN:
+                print("jaxcoreset: waiting for the other processes to end.", file=sys.stderr)
+                is_shown = True
 
 
 def _is_loopback(address: str) -> bool:
@@ -134,6 +195,7 @@ class DistributedProcesses(ProcessGroup):
                 "the processes of a distributed build are not connected; call "
                 "jaxcoreset.initialize_processes() in each of them before any other use of JAX."
             )
+        _leave_on_exit()
         self._client: Any = global_state.client
         self.count, self.index = jax.process_count(), jax.process_index()
 
@@ -252,6 +314,7 @@ class DistributedProcesses(ProcessGroup):
             texts = "; ".join(f"process {at}: {said}" for at, said in failures.items())
             raise ProcessError(f"another process of the build failed. {texts}")
         if late:
+            _LOST.update(process for process, _ in late)
             names = ", ".join(str(process) for process, _ in late)
             raise ProcessError(
                 f"process {names} of {self.count} did not arrive within {self.timeout:g} seconds: "

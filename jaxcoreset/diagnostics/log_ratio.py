@@ -18,6 +18,7 @@ from jaxcoreset.likelihood.arguments import is_array, is_same
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import energy_error, precision_of
+from jaxcoreset.likelihood.program import with_program
 from jaxcoreset.likelihood.totals import log_likelihood_totals
 
 # The rounding of the coreset's log-likelihood, in nats, above which it is summed in float64.
@@ -105,7 +106,8 @@ def full_likelihood(
         )
     if likelihood is not coreset.likelihood:
         _check_contains(coreset, likelihood)
-    return likelihood
+    # What the model uses may have changed since the likelihood was made.
+    return with_program(likelihood)
 
 
 def _check_contains(coreset: Coreset, likelihood: ModelLikelihood) -> None:

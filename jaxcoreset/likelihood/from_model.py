@@ -5,7 +5,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
@@ -14,6 +13,7 @@ from jaxcoreset.data.utils import host_generator
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.checks import check_log_likelihood, check_log_prior
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, draw_uniform
+from jaxcoreset.likelihood.program import with_program
 from jaxcoreset.likelihood.structure import find_data, find_structure
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.likelihood.verification import check_subsets, chunk_rows
@@ -76,15 +76,17 @@ def model_likelihood(
     with _naming_data(readings[0], data_axes):
         structure = find_structure(model, readings)
     arguments = structure.arguments
-    likelihood = ModelLikelihood(
-        model=model,
-        rows=Rows(arguments.data, context),
-        data_dims=structure.data_dims,
-        init_params=draw_uniform(structure.latent_shapes, _START_RADII[0], generator),
-        arguments=arguments,
-        two_rows=tuple(leaf[:2] for leaf in arguments.data),
+    likelihood = with_program(
+        ModelLikelihood(
+            model=model,
+            rows=Rows(arguments.data, context),
+            data_dims=structure.data_dims,
+            init_params=draw_uniform(structure.latent_shapes, _START_RADII[0], generator),
+            arguments=arguments,
+            two_rows=tuple(leaf[:2] for leaf in arguments.data),
+        )
     )
-    evaluate = jax.jit(likelihood.program.by_site)
+    evaluate = likelihood.program.compiled
     start = _find_start(likelihood, evaluate, generator)
     # Near zero a standardisation hardly shows, so a point farther out is checked as well.
     farther = draw_uniform(structure.latent_shapes, 1.0, generator)

@@ -7,7 +7,6 @@ without one belong to everything that is not summed over data: they are counted 
 prior.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +53,7 @@ class ModelLikelihood:
         arguments: the model's arguments, and which of them hold rows.
         two_rows: two rows of the data, laid out as `data`.
         reference: what later checks use again; None if there is one row only.
+        shared: see `program`.
     """
 
     model: Callable
@@ -63,32 +63,26 @@ class ModelLikelihood:
     arguments: Arguments = field(repr=False)
     two_rows: tuple = field(repr=False)
     reference: Reference | None = field(default=None, repr=False)
+    shared: "ModelLikelihood | None" = field(default=None, repr=False)
 
     @property
     def data(self) -> tuple:
         """This process's leaves that hold one row per datum, as given; NumPy stays on the host."""
         return self.rows.data
 
-    @functools.cached_property
+    @property
     def program(self) -> "ModelLikelihood":
         """The same functions without the rows, for programs to be compiled from.
 
-        What a compiled function is made from stays in JAX's caches for good, and with it all that
-        it refers to. So a function that is static in a program is a method of this object, whose
-        only data are copies of the two rows; `num_data` is that of all the rows.
+        A function that is static in a compiled program is a method of this object, which all
+        likelihoods share that compute the same, see `jaxcoreset.likelihood.program`.
         """
-        two_rows = tuple(
-            np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in self.two_rows
-        )
-        rows = Rows(two_rows)
-        rows.num_rows = self.num_data
-        return dataclasses.replace(
-            self,
-            rows=rows,
-            arguments=self.arguments.with_data(two_rows),
-            two_rows=two_rows,
-            reference=None,
-        )
+        return self.shared or self
+
+    @functools.cached_property
+    def compiled(self) -> Callable:
+        """`by_site`, compiled."""
+        return jax.jit(self.by_site)
 
     @property
     def num_data(self) -> int:

@@ -15,6 +15,7 @@ is wider by v^¼.
 """
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -284,16 +285,16 @@ def sample_coreset_posterior(
 def _flat_and_prior(likelihood: ModelLikelihood, parts: list) -> tuple[np.ndarray, np.ndarray]:
     """The parts' draws, flat, of shape (s, D), and the log prior at each."""
     draws = jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in parts))
-
-    @jax.jit
-    def evaluate(draws: Any) -> tuple[Array, Array]:
-        return (
-            jax.vmap(lambda one: ravel_pytree(one)[0])(draws),
-            jax.vmap(likelihood.program.log_prior)(draws),
-        )
-
-    flat, prior = evaluate(draws)
+    flat, prior = _evaluate_prior(likelihood.program, draws)
     return np.asarray(flat, np.float64), np.asarray(prior, np.float64)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _evaluate_prior(program: ModelLikelihood, draws: Any) -> tuple[Array, Array]:
+    return (
+        jax.vmap(lambda one: ravel_pytree(one)[0])(draws),
+        jax.vmap(program.log_prior)(draws),
+    )
 
 
 def _covariance(flat: np.ndarray) -> np.ndarray:

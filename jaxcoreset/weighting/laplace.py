@@ -24,6 +24,7 @@ from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import BadRows, Rows, State
 from jaxcoreset.data.utils import host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.likelihood.program import with_program
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.weighting.errors import UnusableWeightingError
 
@@ -182,7 +183,8 @@ def laplace_approximation(
         ValueError: if the mode is not reached or the Hessian there is not positive definite; the
             message names the directions.
     """
-    return LaplaceFitter(likelihood)(
+    # What the model uses may have changed since the likelihood was made.
+    return LaplaceFitter(with_program(likelihood))(
         weights=weights, start=start, key=key, max_iters=max_iters, on_pass=on_pass
     )
 

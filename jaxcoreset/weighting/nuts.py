@@ -1,5 +1,6 @@
 """NUTS on weighted rows: on a uniform subset as π̂, and on a coreset to improve a π̂."""
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -31,6 +32,8 @@ _STEPS_PER_CALL = 50
 _NUM_POINTS = 8
 # How often chains that have not mixed continue.
 _MAX_EXTENSIONS = 3
+# The number of models and settings whose compiled chains are kept for later builds.
+_MOST_KERNELS = 16
 
 # The position, whether a transition diverged, and the energy, of each step and chain.
 Steps = tuple[Array, Array, Array]
@@ -83,6 +86,42 @@ class SubsampleNUTS(Weighting):
         return draws
 
 
+@functools.lru_cache(maxsize=_MOST_KERNELS)
+def _kernel(
+    program: ModelLikelihood, num_warmup: int, max_tree_depth: int
+) -> tuple[Callable, Callable]:
+    """The start of a batch of chains, and some steps of it, compiled."""
+
+    def potential(data: tuple, weights: Array, centre: Array, scale: Array) -> Callable:
+        def energy(z: Array) -> Float[Array, ""]:
+            params = program.unravel(centre + jnp.matmul(scale, z, precision=HIGHEST))
+            values = program.log_likelihood(params, data)
+            total = jnp.vdot(weights, values, precision=HIGHEST)
+            return -total - program.log_prior(params)
+
+        return energy
+
+    begin, move = hmc(potential_fn_gen=potential, algo="NUTS")
+    settings = {"dense_mass": program.num_params <= _DENSE, "max_tree_depth": max_tree_depth}
+
+    @jax.jit
+    def start(keys: Array, z: Array, args: tuple) -> HMCState:
+        def start_one(key: Array, at: Array) -> HMCState:
+            return begin(at, num_warmup, model_args=args, rng_key=key, **settings)
+
+        return jax.vmap(start_one)(keys, z)
+
+    @jax.jit
+    def advance(state: HMCState, args: tuple) -> tuple[HMCState, Steps]:
+        def step(state: HMCState, _: None) -> tuple[HMCState, Steps]:
+            state = jax.vmap(lambda one: move(one, args))(state)
+            return state, (state.z, state.diverging, state.energy)
+
+        return jax.lax.scan(step, state, None, length=_STEPS_PER_CALL)
+
+    return start, advance
+
+
 class CoresetSampler:
     """NUTS on the posterior of weighted rows, compiled once for all weights and rows of one shape.
 
@@ -111,37 +150,7 @@ class CoresetSampler:
         self.num_chains = num_chains
         self.num_warmup = -(-num_warmup // _STEPS_PER_CALL) * _STEPS_PER_CALL
         self.num_samples = num_samples
-        program = likelihood.program
-
-        def potential(data: tuple, weights: Array, centre: Array, scale: Array) -> Callable:
-            def energy(z: Array) -> Float[Array, ""]:
-                params = program.unravel(centre + jnp.matmul(scale, z, precision=HIGHEST))
-                values = program.log_likelihood(params, data)
-                total = jnp.vdot(weights, values, precision=HIGHEST)
-                return -total - program.log_prior(params)
-
-            return energy
-
-        begin, move = hmc(potential_fn_gen=potential, algo="NUTS")
-
-        settings = {"dense_mass": likelihood.num_params <= _DENSE, "max_tree_depth": max_tree_depth}
-
-        @jax.jit
-        def start(keys: Array, z: Array, args: tuple) -> HMCState:
-            def start_one(key: Array, at: Array) -> HMCState:
-                return begin(at, self.num_warmup, model_args=args, rng_key=key, **settings)
-
-            return jax.vmap(start_one)(keys, z)
-
-        @jax.jit
-        def advance(state: HMCState, args: tuple) -> tuple[HMCState, Steps]:
-            def step(state: HMCState, _: None) -> tuple[HMCState, Steps]:
-                state = jax.vmap(lambda one: move(one, args))(state)
-                return state, (state.z, state.diverging, state.energy)
-
-            return jax.lax.scan(step, state, None, length=_STEPS_PER_CALL)
-
-        self._start, self._advance = start, advance
+        self._start, self._advance = _kernel(likelihood.program, self.num_warmup, max_tree_depth)
 
     def run(
         self,

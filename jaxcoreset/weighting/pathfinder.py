@@ -1,5 +1,6 @@
 """π̂ by Pathfinder, with BlackJAX."""
 
+import functools
 from typing import Any
 
 import jax
@@ -68,18 +69,12 @@ class Pathfinder(Weighting):
             starts[name] = value.at[1:].add(jitter)
         data = tuple(jnp.asarray(leaf) for leaf in likelihood.data)
         num_points = self.max_iters * self.num_elbo_draws
-        settings = {"maxiter": self.max_iters, "maxcor": self.history, "ftol": _LEAST_FALL}
-
-        @jax.jit
-        def run(key: PRNGKeyArray, start: Params, data: tuple) -> Any:
-            def density(params: Params) -> Float[Array, ""]:
-                return log_posterior(likelihood.program, params, data, block_rows(num_points))
-
-            return pathfinder.approximate(key, density, start, self.num_elbo_draws, **settings)[0]
-
+        program, num_rows = likelihood.program, block_rows(num_points)
         # One path after the other: in a batch all paths wait for the slowest line search.
         states = [
-            run(path_key, jax.tree.map(lambda x, at=i: x[at], starts), data)
+            _path(
+                self, program, num_rows, path_key, jax.tree.map(lambda x, at=i: x[at], starts), data
+            )
             for i, path_key in enumerate(jax.random.split(key, self.num_paths))
         ]
         bounds = np.array([float(state.elbo) for state in states])
@@ -91,6 +86,31 @@ class Pathfinder(Weighting):
                 "SubsampleNUTS()."
             )
         return _PathfinderDraws(pathfinder, states[int(np.argmax(bounds))])
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _path(
+    settings: Pathfinder,
+    program: ModelLikelihood,
+    num_rows: int,
+    key: PRNGKeyArray,
+    start: Params,
+    data: tuple,
+) -> Any:
+    """The best approximation along one path."""
+
+    def density(params: Params) -> Float[Array, ""]:
+        return log_posterior(program, params, data, num_rows)
+
+    return _blackjax().approximate(
+        key,
+        density,
+        start,
+        settings.num_elbo_draws,
+        maxiter=settings.max_iters,
+        maxcor=settings.history,
+        ftol=_LEAST_FALL,
+    )[0]
 
 
 class _PathfinderDraws(DrawSource):

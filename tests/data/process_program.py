@@ -8,6 +8,7 @@ process_program.py WHAT ADDRESS COUNT INDEX    one of COUNT processes
 import json
 import os
 import sys
+import time
 
 import jax
 import numpy as np
@@ -40,6 +41,10 @@ def main(what, *where):
         index, count = jc.initialize_processes(
             coordinator_address=where[0], num_processes=int(where[1]), process_id=int(where[2])
         )
+    if (what == "no file" and index == count - 1) or (what == "no first file" and index == 0):
+        np.load("/nowhere/rows.npy")
+    if what == "ends" and index == count - 1:
+        return
     x, y = table()
     first, last = index * NUM_ROWS // count, (index + 1) * NUM_ROWS // count
     part = x[first:last], y[first:last]
@@ -81,6 +86,10 @@ def main(what, *where):
         "num_data": coreset.report.num_data,
         "num_local": len(part[0]),
     }
+    if what == "goes on" and index == 0:
+        time.sleep(20)
+    if what == "fails after" and index == count - 1:
+        raise ValueError("after the build")
     print("FOUND " + json.dumps(found))
 
 

@@ -113,6 +113,35 @@ def test_processes_that_do_not_fit_together_are_told_at_once(what, words):
     assert seconds < 100  # in place of the timeout
 
 
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("no file", "process 1: FileNotFoundError: "),
+        pytest.param("no first file", "process 0: FileNotFoundError: ", marks=SLOW),
+        pytest.param("ends", "process 1: it ended before the build did", marks=SLOW),
+    ],
+)
+def test_a_process_that_ends_before_the_build_ends_the_other_ones_with_its_error(what, why):
+    status, found, text, seconds = run_over_loopback(2, what)
+    assert status == 1  # and no signal, with which JAX's service aborts
+    assert not found
+    assert f"ProcessError: another process of the build failed. {why}" in text
+    assert "coordination" not in text
+    assert seconds < 60
+
+
+@pytest.mark.slow
+@pytest.mark.unoptimised
+@pytest.mark.parametrize(
+    ("what", "num_found", "expected"), [("goes on", 2, 0), ("fails after", 1, 1)]
+)
+def test_a_process_that_ends_early_leaves_the_other_ones_alone(what, num_found, expected):
+    status, found, text, _ = run_over_loopback(2, what)
+    assert status == expected, text
+    assert len(found) == num_found
+    assert "coordination" not in text
+
+
 def test_certificates_of_processes_are_at_the_draws_of_the_first():
     status, found, text, _ = run_over_loopback(2, "certify")
     assert status == 0, text
@@ -132,6 +161,7 @@ def test_certificates_of_processes_are_at_the_draws_of_the_first():
 def test_processes_end_in_time_where_one_dies(what, message):
     status, found, text, seconds = run_over_loopback(2, what)
     assert status != 0
+    assert what == "first dies" or "coordination" not in text
     assert not found
     assert message in text
     assert seconds < 90

@@ -1,0 +1,178 @@
+"""The functions of a likelihood as compiled programs use them: without rows, and shared by builds.
+
+What a compiled function is made from stays in JAX's caches for good, and with it all that it refers
+to. So programs are made from a likelihood that holds no rows of a build and no model, see
+`ModelLikelihood.program`. Likelihoods that compute the same share one, so that a second build of a
+model compiles nothing.
+
+Whether two likelihoods compute the same cannot be told from their models, which may use arrays and
+settings that change from build to build. It is told from what JAX makes of them: the code in
+StableHLO, with all its constants, for two numbers of rows. Rows do not depend on one another, so
+other numbers of rows need no look.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import partial_eval
+
+from jaxcoreset.data.dtypes import default_float
+from jaxcoreset.data.rows import Rows
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
+
+# Numbers of rows for which the code is compared: primes, so that no other axis has them.
+_NUM_ROWS = (2, 37)
+# Programs that later builds may use, and the most entries that a model's own arrays may have for
+# its code to be compared.
+_MOST_PROGRAMS, _MOST_ENTRIES = 32, 2**24
+_PROGRAMS: "OrderedDict[Hashable, ModelLikelihood]" = OrderedDict()
+
+
+def with_program(likelihood: ModelLikelihood) -> ModelLikelihood:
+    """A likelihood with the program of earlier ones that compute the same, or a new program.
+
+    Call it where a model may have changed since the likelihood was made.
+    """
+    key = _key_of(likelihood)
+    program = None if key is None else _PROGRAMS.pop(key, None)
+    if program is None:
+        program = _new_program(likelihood)
+    if key is not None:
+        _PROGRAMS[key] = program
+        while len(_PROGRAMS) > _MOST_PROGRAMS:
+            _PROGRAMS.popitem(last=False)
+    current: Any = program.model
+    current.follow(likelihood.model)
+    reference = likelihood.reference
+    if reference is not None:
+        reference = dataclasses.replace(reference, evaluate=program.compiled)
+    return dataclasses.replace(likelihood, shared=program, reference=reference)
+
+
+class _CurrentModel:
+    """The model of the likelihood that was given a program last, for as long as it is in use."""
+
+    def __init__(self) -> None:
+        self._find: Callable[[], Callable | None] = lambda: None
+
+    def follow(self, model: Callable) -> None:
+        """Call this model from now on, which computes what the one before did."""
+        try:
+            self._find = weakref.ref(model)
+        except TypeError:  # it has no room for a weak reference
+            self._find = lambda: model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model = self._find()
+        if model is None:
+            raise RuntimeError("the likelihood of this program is no longer in use.")
+        return model(*args, **kwargs)
+
+
+def _new_program(likelihood: ModelLikelihood) -> ModelLikelihood:
+    """The same functions; the only data are copies of two rows, and `num_data` is that of all."""
+    two_rows = tuple(
+        np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in likelihood.two_rows
+    )
+    rows = Rows(two_rows)
+    rows.num_rows = likelihood.num_data
+    return dataclasses.replace(
+        likelihood,
+        model=_CurrentModel(),
+        rows=rows,
+        arguments=likelihood.arguments.with_data(two_rows),
+        two_rows=two_rows,
+        reference=None,
+        shared=None,
+    )
+
+
+def _key_of(likelihood: ModelLikelihood) -> Hashable | None:
+    """What likelihoods have in common that compute the same; None if that cannot be known."""
+    digest = hashlib.sha256()
+    try:
+        for num_rows in _NUM_ROWS:
+            code = _code(likelihood, num_rows)
+            if code is None:
+                return None
+            digest.update(code.encode())
+        if _prior_sees_rows(likelihood):
+            for leaf in likelihood.two_rows:
+                digest.update(np.asarray(leaf).tobytes())
+        arguments = likelihood.arguments
+        key = (
+            digest.digest(),
+            arguments.tree,
+            arguments.names,
+            arguments.data_at,
+            arguments.counts_at,
+            likelihood.num_data,
+            tuple(sorted(likelihood.data_dims.items())),
+            tuple((str(leaf.dtype), leaf.shape[1:]) for leaf in likelihood.two_rows),
+            tuple(type(leaf) for leaf in likelihood.two_rows),
+            tuple(sorted((name, np.shape(x)) for name, x in likelihood.init_params.items())),
+            str(default_float()),
+        )
+        hash(key)
+    except Exception:
+        return None
+    return key
+
+
+def _code(likelihood: ModelLikelihood, num_rows: int) -> str | None:
+    """The likelihood's functions and their derivatives for rows of this number, in StableHLO.
+
+    Derivatives may follow rules of their own. None if the code calls Python, of which it does not
+    tell what that does, or has very large constants.
+    """
+    params, rows = _shapes(likelihood, num_rows)
+
+    def everything(params: Any, rows: tuple) -> Any:
+        def values(params: Any) -> Any:
+            with_rows = dataclasses.replace(likelihood, two_rows=rows)
+            return likelihood.by_site(params, rows), with_rows.log_prior(params)
+
+        try:
+            found = jax.jvp(values, (params,), (jax.tree.map(jnp.ones_like, params),))
+        except TypeError:  # a rule for the reverse mode only
+            found, pullback = jax.vjp(values, params)
+            found = found, pullback(jax.tree.map(jnp.ones_like, found))
+        return found, likelihood.by_site(params, rows, constrained=True)
+
+    traced = jax.jit(everything).trace(params, rows)
+    if sum(np.size(constant) for constant in traced.jaxpr.consts) > _MOST_ENTRIES:
+        return None
+    code = traced.lower().as_text()
+    return None if "callback" in code else code
+
+
+def _prior_sees_rows(likelihood: ModelLikelihood) -> bool:
+    """True if the prior uses values of the rows, which are then the same in all of them."""
+
+    def prior(params: Any, rows: tuple) -> Any:
+        return dataclasses.replace(likelihood, two_rows=rows).log_prior(params)
+
+    params, rows = _shapes(likelihood, 2)
+    traced = jax.make_jaxpr(prior)(params, rows).jaxpr
+    _, used = partial_eval.dce_jaxpr(traced, [True] * len(traced.outvars))
+    return any(itertools.islice(used, len(jax.tree.leaves(params)), None))
+
+
+def _shapes(likelihood: ModelLikelihood, num_rows: int) -> tuple[dict, tuple]:
+    """The parameters, and that many rows of the data, as shapes."""
+
+    def shape(leaf: Any, *leading: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(
+            (*leading, *leaf.shape[len(leading) :]), jax.dtypes.canonicalize_dtype(leaf.dtype)
+        )
+
+    params = {name: shape(value) for name, value in likelihood.init_params.items()}
+    return params, tuple(shape(leaf, num_rows) for leaf in likelihood.two_rows)
