@@ -34,7 +34,7 @@ BARRIERS = itertools.count()
 _OK = "ok "
 # Marks an error that was reported to the other processes.
 _REPORTED = "_reported_to_the_other_processes"
-# Seconds that JAX waits for the other processes at exit, when all are there, see `_leave`; and after
+# Seconds that JAX waits for the other processes at exit, when all leave, see `_leave`; and after
 # which it aborts all of them if one is dead: by default later than the build's own error.
 _TIMEOUTS: dict[str, Any] = {"shutdown_timeout_seconds": 15, "heartbeat_timeout_seconds": 900}
 # Seconds between two looks at the other processes on exit, and after which the reason is shown.

@@ -45,18 +45,21 @@ def sparse_vi(x, y):
     return jc.SparseVI(model, size=2, num_iters=5, progress_bar=False).run(jax.random.key(0), x, y)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda x, y: build(0, x, y),
-        lambda x, y: build(0, x, y, rounds=2, candidates=jc.Candidates(200, extra_passes=1)),
-        lambda x, y: build(0, x, y, weighting=jc.SubsampleNUTS(num_samples=60, num_warmup=50)),
-        lambda x, y: build(0, x, y, weighting=jc.Guide(num_steps=100)),
-        lambda x, y: use(build(0, x, y), x, y),
-        sparse_vi,
-    ],
-    ids=["size", "rounds", "SubsampleNUTS", "Guide", "certify", "SparseVI"],
-)
+BUILDS = {
+    "size": lambda x, y: build(0, x, y),
+    "rounds": lambda x, y: build(0, x, y, rounds=2, candidates=jc.Candidates(200, extra_passes=1)),
+    "SubsampleNUTS": lambda x, y: build(
+        0, x, y, weighting=jc.SubsampleNUTS(num_samples=60, num_warmup=50)
+    ),
+    "SparseVI": sparse_vi,
+}
+OTHERS = {
+    "Guide": lambda x, y: build(0, x, y, weighting=jc.Guide(num_steps=100)),
+    "certify": lambda x, y: use(build(0, x, y), x, y),
+}
+
+
+@pytest.mark.parametrize("make", [*BUILDS.values(), *OTHERS.values()], ids=[*BUILDS, *OTHERS])
 def test_data_of_a_build_leave_memory_with_it(make):
     x, y = table(0)
     kept = weakref.ref(x), weakref.ref(y)
@@ -64,6 +67,23 @@ def test_data_of_a_build_leave_memory_with_it(make):
     del x, y
     gc.collect()
     assert [one() is None for one in kept] == [True, True]
+
+
+@pytest.mark.parametrize("make", BUILDS.values(), ids=BUILDS)
+def test_a_second_build_of_other_data_compiles_nothing(make):
+    compiled = []
+
+    def listen(event, duration_secs, **about):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(about.get("fun_name"))
+
+    make(*table(0))
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        make(*table(1))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert compiled == []
 
 
 def test_builds_in_eight_threads_are_those_of_one():
