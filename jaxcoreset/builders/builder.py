@@ -26,14 +26,13 @@ from jaxcoreset.builders.settings import Candidates, Checkpoint, Execution, Tole
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection, whole_coreset
 from jaxcoreset.coreset.report import warn_if_bad
 from jaxcoreset.data.checkpoint import MODEL_VALUES, CheckpointFile, build_settings, settings_of_all
-from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.messages import did_you_mean, listed
 from jaxcoreset.data.processes import SINGLE_PROCESS, DistributedProcesses
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
-from jaxcoreset.likelihood.precision import Float32Error, runs_in_float64
+from jaxcoreset.likelihood.precision import Float32Error
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.plan import Plan, plan_build
@@ -41,7 +40,8 @@ from jaxcoreset.selection.rounds import MOST_ROUNDS, Checker, Round
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
-from jaxcoreset.weighting import DrawSource, Laplace, Weighting
+from jaxcoreset.weighting import DrawSource, Weighting
+from jaxcoreset.weighting.auto import AutoWeighting, float64_is_left
 from jaxcoreset.weighting.errors import UnusableWeightingError
 
 
@@ -60,7 +60,9 @@ class CoresetBuilder:
             of `tol`. Some of the held-out draws choose the size, and others give the estimate that
             is reported.
         weighting: how the weighting distribution π̂ is found: `Laplace`, `Draws`, `Guide`,
-            `Pathfinder` or `SubsampleNUTS`.
+            `Pathfinder` or `SubsampleNUTS`. "auto", the default, is `Laplace`; where it finds no
+            mode, the builder warns and goes on with `SubsampleNUTS`, and if its chains do not mix,
+            with `Pathfinder` where that is installed.
         solver: the solver; by default that of `solve`. A solver with a constraint, such as
             ``AIHT2(constraint=StratifiedTopK("carrier", reserved=5))``, keeps to it over all n
             rows. A constraint takes its labels from an array of length n, or from the argument of
@@ -95,7 +97,7 @@ class CoresetBuilder:
         model: Callable,
         size: int | None = None,
         tol: float | Tolerance | None = None,
-        weighting: Weighting = Laplace(),  # noqa: B008 - frozen, like every weighting
+        weighting: Weighting | Literal["auto"] = "auto",
         solver: Solver | None = None,
         num_draws: int | None = None,
         *,
@@ -113,9 +115,12 @@ class CoresetBuilder:
                 f"size is {size!r} and tol is {tol!r}; expected exactly one of them: size=250 for "
                 "a maximum number of rows, or tol=0.01 for an estimated KL divergence in nats."
             )
+        if weighting == "auto":
+            weighting = AutoWeighting()
         if not isinstance(weighting, Weighting):
             raise TypeError(
-                f"weighting is {weighting!r}; expected a Weighting, for instance Laplace()."
+                f"weighting is {weighting!r}; expected 'auto' or a Weighting, for instance "
+                "Laplace()."
             )
         if not isinstance(solver, Solver | None):
             raise TypeError(
@@ -231,7 +236,7 @@ class CoresetBuilder:
         try:
             return self.weighting.fit(likelihood, key, show_progress=self.progress_bar)
         except UnusableWeightingError as error:
-            if default_float() == np.float64 or not runs_in_float64(likelihood):
+            if not float64_is_left(likelihood):
                 raise
             raise Float32Error(str(error)) from error
 
@@ -324,7 +329,7 @@ class CoresetBuilder:
         likelihood, clock = construction.likelihood, construction.clock
         most = MOST_ROUNDS if isinstance(self.rounds, str) else self.rounds
         checker = Checker(likelihood, construction.tol, self.num_held_out)
-        name = type(self.weighting).__name__
+        name = source.weighting or type(self.weighting).__name__
         found: list[Coreset] = []
         history: list[Round] = []
         while True:
@@ -398,7 +403,7 @@ class CoresetBuilder:
             estimate=estimate,
             num_data=likelihood.num_data,
             size=int(selection.sizes[selection.at]),
-            weighting=type(self.weighting).__name__,
+            weighting=history[0].weighting,
             tol=construction.tol,
             is_within_tol=is_within,
             rounds=[one.to_dict() for one in history],

@@ -23,6 +23,7 @@ from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.construction import MOST_SEARCHES, Construction
 from jaxcoreset.weighting import Laplace, Weighting
+from jaxcoreset.weighting.auto import AutoWeighting
 from jaxcoreset.weighting.laplace import LaplaceFitter, warm_start_indices
 
 # The memory of the compiled programs of the solver and of the estimates on a CPU.
@@ -117,7 +118,7 @@ def plan_build(
     passes, seconds = {}, {}
     if not (rows.is_local and rows.has_random_access):
         passes["candidates"] = 1
-    if isinstance(weighting, Laplace):
+    if isinstance(weighting, Laplace | AutoWeighting):
         is_warm = warm_start_indices(rows.num_rows, jax.random.key(0)) is not None
         passes["Laplace"] = _WARM_PASSES if is_warm else _COLD_PASSES
         fitter = LaplaceFitter(likelihood)
