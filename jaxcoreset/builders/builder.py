@@ -23,9 +23,11 @@ from jaxcoreset.builders.outcome import (
     up_to_best,
 )
 from jaxcoreset.builders.settings import Candidates, Checkpoint, Execution, Tolerance
-from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection, whole_coreset
+from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection
+from jaxcoreset.coreset.exact import coreset_of_all, exact_coreset
 from jaxcoreset.coreset.report import warn_if_bad
 from jaxcoreset.data.checkpoint import MODEL_VALUES, CheckpointFile, build_settings, settings_of_all
+from jaxcoreset.data.distinct import find_distinct
 from jaxcoreset.data.messages import did_you_mean, listed
 from jaxcoreset.data.processes import SINGLE_PROCESS, DistributedProcesses
 from jaxcoreset.data.rows import PassContext
@@ -220,8 +222,8 @@ class CoresetBuilder:
         with context.processes.all_or_none("model"):
             construction = self._construction(start_key, rows_key, args, kwargs, context)
         likelihood, clock = construction.likelihood, construction.clock
-        if self.size is not None and self.size >= likelihood.num_data:
-            return [whole_coreset(self.model, likelihood, self.size, clock)]
+        if (exact := exact_coreset(self.model, construction)) is not None:
+            return [exact]
         with clock.stage("rows"):
             needed = [self.weighting.indices(likelihood, weighting_key), construction.candidates()]
             found = [indices for indices in needed if indices is not None]
@@ -252,7 +254,7 @@ class CoresetBuilder:
         """
         key = jax.random.key(0)
         context = self._context(key, args, kwargs, with_checkpoint=False)
-        construction = self._construction(key, key, args, kwargs, context)
+        construction = self._construction(key, key, args, kwargs, context, may_read=False)
         return plan_build(construction.likelihood, construction, self.weighting)
 
     def _construction(
@@ -262,6 +264,8 @@ class CoresetBuilder:
         args: tuple,
         kwargs: dict[str, Any],
         context: PassContext,
+        *,
+        may_read: bool = True,
     ) -> Construction:
         clock = Clock()
         with clock.stage("model"):
@@ -276,6 +280,8 @@ class CoresetBuilder:
             )
             if context.checkpoint is not None:
                 context.checkpoint.require_same(MODEL_VALUES, likelihood.values_as_text())
+        with clock.stage("rows"):
+            distinct = find_distinct(likelihood.rows, may_read=may_read)
         return Construction(
             likelihood=likelihood,
             solver=self._bound_solver(likelihood),
@@ -288,6 +294,7 @@ class CoresetBuilder:
             rows_key=rows_key,
             clock=clock,
             extra_passes=self.candidates.extra_passes,
+            distinct=distinct,
         )
 
     def _context(
@@ -346,7 +353,7 @@ class CoresetBuilder:
                 is_final=not looks or number == most,
             )
             if selection is None:
-                return [*found, whole_coreset(self.model, likelihood, likelihood.num_data, clock)]
+                return [*found, coreset_of_all(self.model, construction)]
             with clock.stage("model"):
                 pool.check_alone(selection.positions)
             own_pool = None
@@ -409,6 +416,7 @@ class CoresetBuilder:
             rounds=[one.to_dict() for one in history],
             passes=dict(likelihood.rows.passes),
             candidate_searches=list(construction.searches),
+            num_distinct=None if construction.distinct is None else construction.distinct.num,
         )
 
 

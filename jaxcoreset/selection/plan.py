@@ -114,6 +114,11 @@ def plan_build(
     batch = group_blocks(rows.data, rows.block(num_draws), devices, context.batch_size)
     batch_size = min(batch * rows.block(num_draws), rows.num_local)
 
+    if (exact := construction.exact) is not None:  # these are the coreset, without any draws
+        one = row_bytes(rows.data)
+        host = (peak_memory() or 0) + 2 * one * exact.num
+        counts = {"num_candidates": exact.num, "num_draws": 0}
+        return Plan(rows.num_local, one, batch_size, devices, {}, {}, host, 0, **counts)
     draws = _spread(likelihood, num_draws)
     passes, seconds = {}, {}
     if not (rows.is_local and rows.has_random_access):
