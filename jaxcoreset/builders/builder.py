@@ -23,17 +23,18 @@ from jaxcoreset.builders.outcome import (
     up_to_best,
 )
 from jaxcoreset.builders.settings import Candidates, Checkpoint, Execution, Tolerance
-from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection, whole_coreset
+from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection
+from jaxcoreset.coreset.exact import coreset_of_all, exact_coreset
 from jaxcoreset.coreset.report import warn_if_bad
 from jaxcoreset.data.checkpoint import MODEL_VALUES, CheckpointFile, build_settings, settings_of_all
-from jaxcoreset.data.dtypes import default_float
+from jaxcoreset.data.distinct import find_distinct
 from jaxcoreset.data.messages import did_you_mean, listed
 from jaxcoreset.data.processes import SINGLE_PROCESS, DistributedProcesses
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
-from jaxcoreset.likelihood.precision import Float32Error, runs_in_float64
+from jaxcoreset.likelihood.precision import Float32Error
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
@@ -42,7 +43,8 @@ from jaxcoreset.selection.rounds import MOST_ROUNDS, Checker, Round
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
-from jaxcoreset.weighting import DrawSource, Laplace, Weighting
+from jaxcoreset.weighting import DrawSource, Weighting
+from jaxcoreset.weighting.auto import AutoWeighting, float64_is_left
 from jaxcoreset.weighting.errors import UnusableWeightingError
 
 
@@ -61,7 +63,9 @@ class CoresetBuilder:
             of `tol`. Some of the held-out draws choose the size, and others give the estimate that
             is reported.
         weighting: how the weighting distribution π̂ is found: `Laplace`, `Draws`, `Guide`,
-            `Pathfinder` or `SubsampleNUTS`.
+            `Pathfinder` or `SubsampleNUTS`. "auto", the default, is `Laplace`; where it finds no
+            mode, the builder warns and goes on with `SubsampleNUTS`, and if its chains do not mix,
+            with `Pathfinder` where that is installed.
         solver: the solver; by default that of `solve`. A solver with a constraint, such as
             ``AIHT2(constraint=StratifiedTopK("carrier", reserved=5))``, keeps to it over all n
             rows. A constraint takes its labels from an array of length n, or from the argument of
@@ -96,7 +100,7 @@ class CoresetBuilder:
         model: Callable,
         size: int | None = None,
         tol: float | Tolerance | None = None,
-        weighting: Weighting = Laplace(),  # noqa: B008 - frozen, like every weighting
+        weighting: Weighting | Literal["auto"] = "auto",
         solver: Solver | None = None,
         num_draws: int | None = None,
         *,
@@ -114,9 +118,12 @@ class CoresetBuilder:
                 f"size is {size!r} and tol is {tol!r}; expected exactly one of them: size=250 for "
                 "a maximum number of rows, or tol=0.01 for an estimated KL divergence in nats."
             )
+        if weighting == "auto":
+            weighting = AutoWeighting()
         if not isinstance(weighting, Weighting):
             raise TypeError(
-                f"weighting is {weighting!r}; expected a Weighting, for instance Laplace()."
+                f"weighting is {weighting!r}; expected 'auto' or a Weighting, for instance "
+                "Laplace()."
             )
         if not isinstance(solver, Solver | None):
             raise TypeError(
@@ -217,8 +224,8 @@ class CoresetBuilder:
         with context.processes.all_or_none("model"):
             construction = self._construction(start_key, rows_key, args, kwargs, context)
         likelihood, clock = construction.likelihood, construction.clock
-        if self.size is not None and self.size >= likelihood.num_data:
-            return [whole_coreset(self.model, likelihood, self.size, clock)]
+        if (exact := exact_coreset(self.model, construction)) is not None:
+            return [exact]
         with clock.stage("rows"):
             needed = [self.weighting.indices(likelihood, weighting_key), construction.candidates()]
             found = [indices for indices in needed if indices is not None]
@@ -233,7 +240,7 @@ class CoresetBuilder:
         try:
             return self.weighting.fit(likelihood, key, show_progress=self.progress_bar)
         except UnusableWeightingError as error:
-            if default_float() == np.float64 or not runs_in_float64(likelihood):
+            if not float64_is_left(likelihood):
                 raise
             raise Float32Error(str(error)) from error
 
@@ -250,7 +257,7 @@ class CoresetBuilder:
         """
         key = jax.random.key(0)
         context = self._context(key, args, kwargs, with_checkpoint=False)
-        construction = self._construction(key, key, args, kwargs, context)
+        construction = self._construction(key, key, args, kwargs, context, may_read=False)
         return plan_build(construction.likelihood, construction, self.weighting)
 
     def _construction(
@@ -260,6 +267,8 @@ class CoresetBuilder:
         args: tuple,
         kwargs: dict[str, Any],
         context: PassContext,
+        *,
+        may_read: bool = True,
     ) -> Construction:
         clock = Clock()
         with clock.stage("model"):
@@ -274,6 +283,8 @@ class CoresetBuilder:
             )
             if context.checkpoint is not None:
                 context.checkpoint.require_same(MODEL_VALUES, likelihood.values_as_text())
+        with clock.stage("rows"):
+            distinct = find_distinct(likelihood.rows, may_read=may_read)
         return Construction(
             likelihood=likelihood,
             solver=self._bound_solver(likelihood),
@@ -286,6 +297,7 @@ class CoresetBuilder:
             rows_key=rows_key,
             clock=clock,
             extra_passes=self.candidates.extra_passes,
+            distinct=distinct,
         )
 
     def _context(
@@ -327,7 +339,7 @@ class CoresetBuilder:
         likelihood, clock = construction.likelihood, construction.clock
         most = MOST_ROUNDS if isinstance(self.rounds, str) else self.rounds
         checker = Checker(likelihood, construction.tol, self.num_held_out)
-        name = type(self.weighting).__name__
+        name = source.weighting or type(self.weighting).__name__
         found: list[Coreset] = []
         history: list[Round] = []
         while True:
@@ -344,7 +356,7 @@ class CoresetBuilder:
                 is_final=not looks or number == most,
             )
             if selection is None:
-                return [*found, whole_coreset(self.model, likelihood, likelihood.num_data, clock)]
+                return [*found, coreset_of_all(self.model, construction)]
             with clock.stage("model"):
                 pool.check_alone(selection.positions)
             own_pool = None
@@ -401,12 +413,13 @@ class CoresetBuilder:
             estimate=estimate,
             num_data=likelihood.num_data,
             size=int(selection.sizes[selection.at]),
-            weighting=type(self.weighting).__name__,
+            weighting=history[0].weighting,
             tol=construction.tol,
             is_within_tol=is_within,
             rounds=[one.to_dict() for one in history],
             passes=dict(likelihood.rows.passes),
             candidate_searches=list(construction.searches),
+            num_distinct=None if construction.distinct is None else construction.distinct.num,
         )
 
 

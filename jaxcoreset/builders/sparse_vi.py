@@ -29,7 +29,8 @@ from jaxcoreset.builders.posterior_sampler import (
     Stateless,
 )
 from jaxcoreset.builders.sparse_vi_step import Growth, Outcome, State
-from jaxcoreset.coreset.coreset import Coreset, coreset_of_rows, whole_coreset
+from jaxcoreset.coreset.coreset import Coreset, coreset_of_rows
+from jaxcoreset.coreset.exact import whole_coreset
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.data.utils import Clock, check_int, peak_memory, progress_bar
 from jaxcoreset.likelihood.embedding import centre, log_likelihood_matrix, log_likelihood_sum

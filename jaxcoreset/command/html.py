@@ -149,6 +149,11 @@ def verdict(report: Report) -> str:
     rows = f"{report.num_used:,} weighted rows stand for {report.num_data:,}."
     if report.num_used == report.num_data:
         return f"The coreset has all {report.num_data:,} rows with weight 1: there is no error."
+    if report.num_used == report.num_distinct and report.kl == 0:
+        return (
+            f"The coreset has all {report.num_used:,} distinct rows of {report.num_data:,}, each "
+            "weighted by how often it occurs: there is no error."
+        )
     if math.isinf(report.kl):
         return (
             f"{rows} The error is not known: rows were added that changed the posterior too much "

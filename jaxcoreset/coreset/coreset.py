@@ -216,8 +216,8 @@ class Coreset:
             found = self.approximation.draws(jax.random.key(0), num_chains)
         else:
             raise ValueError(
-                "the coreset keeps no draws to start at; expected one that CoresetBuilder, update "
-                "or merge made of fewer than all rows. Let NumPyro choose the starting points."
+                "the coreset keeps no draws to start at, since it was made without any, like one "
+                "of all rows or of all distinct rows. Let NumPyro choose the starting points."
             )
         points = {name: jnp.asarray(value) for name, value in found.items()}
         return points if num_chains > 1 else {name: x[0] for name, x in points.items()}
@@ -432,12 +432,3 @@ def coreset_of_selection(
         summary=DataSummary.of(pool, positions) if keep_summary else None,
         keep_likelihood=keep_likelihood,
     )
-
-
-def whole_coreset(model: Callable, likelihood: ModelLikelihood, size: int, clock: Clock) -> Coreset:
-    """All rows with weight 1; this needs neither draws nor a solver, and has no error."""
-    n, rows = likelihood.num_data, likelihood.rows
-    indices, weights = np.arange(n), np.ones(n, jnp.zeros(()).dtype)
-    data = rows.data if rows.is_local and not rows.is_streamed else rows.take(indices)
-    report = Report.of_all_rows(n, size, clock)
-    return coreset_of_rows(model, likelihood, indices, weights, data, report)

@@ -83,6 +83,9 @@ class Report:
         spike: by how many nats the weighted density is too high at a mode that the full posterior
             does not have; None if none was found. Chains should then start at
             `Coreset.init_params`.
+        num_distinct: the number of distinct rows of the data; None where it was not counted: of
+            rows that are not in memory, unless the first of them suggest that many are equal, and
+            after an `update` or a `merge`.
     """
 
     num_data: int
@@ -110,6 +113,7 @@ class Report:
     rounding: float | None = None
     precision: str = "float32"
     spike: float | None = None
+    num_distinct: int | None = None
 
     @classmethod
     def of_selection(
@@ -154,19 +158,41 @@ class Report:
         )
 
     @classmethod
-    def of_all_rows(cls, num_data: int, size: int, clock: Clock) -> "Report":
+    def of_all_rows(
+        cls, num_data: int, size: int, clock: Clock, num_distinct: int | None = None
+    ) -> "Report":
         """The report of all rows with weight 1."""
+        return cls._exact(num_data, "all rows", num_data, size, clock, num_distinct)
+
+    @classmethod
+    def of_distinct_rows(
+        cls, num_distinct: int, num_data: int, size: int, clock: Clock
+    ) -> "Report":
+        """The report of all distinct rows, weighted by how often they occur."""
+        return cls._exact(num_distinct, "distinct rows", num_data, size, clock, num_distinct)
+
+    @classmethod
+    def _exact(
+        cls,
+        num_used: int,
+        solver: str,
+        num_data: int,
+        size: int,
+        clock: Clock,
+        num_distinct: int | None,
+    ) -> "Report":
         errors = ("relative_error", "held_out_error", "kl", "kl_standard_error")
-        counts = {"size": np.array([num_data]), "num_used": np.array([num_data])}
+        counts = {"size": np.array([num_used]), "num_used": np.array([num_used])}
         return cls(
             num_data=num_data,
             size=size,
-            num_used=num_data,
-            num_candidates=num_data,
+            num_used=num_used,
+            num_candidates=num_used,
+            num_distinct=num_distinct,
             num_draws=0,
             num_held_out=0,
             **dict.fromkeys(errors, 0.0),
-            solver="all rows",
+            solver=solver,
             converged=True,
             weighting="none needed",
             curve=counts | dict.fromkeys(errors, np.zeros(1)),
@@ -230,7 +256,7 @@ class Report:
 
     def __str__(self) -> str:
         rows = [
-            ("rows", f"{self.num_used:,} of {self.num_data:,} ({self.size:,} allowed)"),
+            ("rows", self._rows_row()),
             ("candidates", f"{self.num_candidates:,}"),
             ("draws", f"{self.num_draws:,} for the solver, {self.num_held_out:,} held out"),
             ("weighting", self.weighting),
@@ -250,6 +276,12 @@ class Report:
         if self.peak_memory is not None:
             rows.append(("peak memory", f"{self.peak_memory / 2**20:,.0f} MiB"))
         return text_table("Coreset report", rows)
+
+    def _rows_row(self) -> str:
+        rows = f"{self.num_used:,} of {self.num_data:,}"
+        if self.num_distinct is None or self.num_distinct == self.num_data:
+            return f"{rows} ({self.size:,} allowed)"
+        return f"{rows} ({self.num_distinct:,} distinct), {self.size:,} allowed"
 
     def _kl_row(self) -> str:
         if math.isinf(self.kl):

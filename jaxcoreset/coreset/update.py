@@ -58,10 +58,13 @@ def updated(
     Returns:
         The arguments of `coreset_of_selection`.
     """
-    if summary is None and before.num_used == before.num_data:
+    if summary is None and before.num_used in (before.num_data, before.num_distinct):
+        kind = (
+            "" if before.num_used == before.num_data else f"{before.num_used:,} distinct ones of "
+        )
         raise ValueError(
-            f"the coreset is all {before.num_data:,} rows themselves, which keeps no summary of "
-            "the rows that new ones could be added to. Build a new coreset from these rows and "
+            f"the coreset is {kind}all {before.num_data:,} rows themselves, which keeps no summary "
+            "of the rows that new ones could be added to. Build a new coreset from these rows and "
             "the new ones together."
         )
     if summary is None:

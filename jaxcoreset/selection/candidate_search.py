@@ -45,6 +45,15 @@ class FoundRows:
     decreases: Float[np.ndarray, " m"]
     data: tuple
 
+    def among(self, rows: Int[np.ndarray, " r"] | None) -> "FoundRows":
+        """Those that are among some rows; all of them for None."""
+        if rows is None:
+            return self
+        at = np.isin(self.indices, rows)
+        return FoundRows(
+            self.indices[at], self.decreases[at], tuple(leaf[at] for leaf in self.data)
+        )
+
 
 class _Criterion(eqx.Module):
     """What the rows' log-likelihoods are compared with."""

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
+from jaxcoreset.data.distinct import DistinctRows
 from jaxcoreset.data.utils import Clock, host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.exact import exact_rows, representatives
 from jaxcoreset.selection.solving import select_size, solve_path
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.base import Solver
@@ -65,6 +67,7 @@ class Construction:
             makes them if the candidates seem to limit the error.
         searches: what those passes found, in order; see `Report.candidate_searches`.
         joined: the rows that became candidates by them.
+        distinct: the distinct rows; None if they are not known.
     """
 
     likelihood: ModelLikelihood
@@ -80,6 +83,7 @@ class Construction:
     extra_passes: int | Literal["auto"] = 0
     searches: list[dict[str, float]] = field(default_factory=list)
     joined: list[np.ndarray] = field(default_factory=list)
+    distinct: DistinctRows | None = None
 
     def embed(self, pool: DrawPool, size: int | None = None) -> None:
         """Add the candidates and draws that a build of a size needs to the pool.
@@ -128,7 +132,7 @@ class Construction:
     ) -> Selection | None:
         """The smallest size that keeps to `tol`, on paths whose largest size is doubled."""
         assert self.tol is not None
-        n = self.likelihood.num_data
+        n = self._num_choices
         size = self.first_size
         num_stalled = 0
         while True:
@@ -165,6 +169,20 @@ class Construction:
         return min(size, self.max_size, self.likelihood.num_data)
 
     @property
+    def exact(self) -> DistinctRows | None:
+        """The distinct rows if they are few enough to be the coreset themselves; None if not."""
+        return exact_rows(self.distinct, self.first_size, self.likelihood.num_data, self.solver)
+
+    @property
+    def _num_choices(self) -> int:
+        return self.likelihood.num_data if self.choices is None else self.choices.size
+
+    @property
+    def choices(self) -> Int[np.ndarray, " m"] | None:
+        """The rows to choose among, one of each value; None if these are all the rows."""
+        return representatives(self.distinct, self.first_size, self.solver)
+
+    @property
     def has_path(self) -> bool:
         """True if one run of the solver has the solutions of all smaller sizes."""
         return self.solver is None or self.solver.has_path
@@ -183,13 +201,14 @@ class Construction:
         is_auto = self.extra_passes == "auto"
         for _ in range(MOST_SEARCHES if is_auto else int(self.extra_passes)):
             before, objective = pool.indices, float(path.objective[-1])
-            if before is None or pool.num_candidates >= self.likelihood.num_data:
+            if before is None or pool.num_candidates >= self._num_choices:
                 break
             if is_auto and not self._is_candidate_limited(path, sizes):
                 break
             with self.clock.stage("candidate search"):
                 num = min(max(_MIN_FOUND, _FOUND_PER_ROW * size), self.likelihood.num_data)
                 found = pool.search_candidates(path.indices[-1], path.weights[-1], num)
+                found = found.among(self.choices)
             largest = float(found.decreases[0]) if found.decreases.size else 0.0
             search = {"largest_decrease": largest, "num_added": 0, "objective": objective}
             self.searches.append(search | {"objective_after": objective})
@@ -241,11 +260,13 @@ class Construction:
             size: the size; the first size if left out.
         """
         size = self.first_size if size is None else size
-        n, num = self.likelihood.num_data, self.num_candidates
+        choices, n, num = self.choices, self._num_choices, self.num_candidates
         if num is None:
             default = max(MIN_CANDIDATES, CANDIDATES_PER_ROW * size)
             num = n if n <= _ALL_CANDIDATES else default
         rows = self.likelihood.rows
+        if num >= n and choices is not None:
+            return choices
         if num >= n:
             # Rows in the memory of this machine are used without a copy.
             return None if rows.is_local and not rows.is_streamed else np.arange(n)
@@ -255,7 +276,7 @@ class Construction:
                 "times that."
             )
         generator = host_generator(self.rows_key)
-        chosen = generator.choice(n, num, replace=False)
+        chosen = generator.choice(n if choices is None else choices, num, replace=False)
         for constraint in constraints_of(self.solver):
             labels = getattr(constraint, "groups", None)
             if labels is None:

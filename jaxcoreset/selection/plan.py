@@ -23,6 +23,7 @@ from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.construction import MOST_SEARCHES, Construction
 from jaxcoreset.weighting import Laplace, Weighting
+from jaxcoreset.weighting.auto import AutoWeighting
 from jaxcoreset.weighting.laplace import LaplaceFitter, warm_start_indices
 
 # The memory of the compiled programs of the solver and of the estimates on a CPU.
@@ -113,11 +114,16 @@ def plan_build(
     batch = group_blocks(rows.data, rows.block(num_draws), devices, context.batch_size)
     batch_size = min(batch * rows.block(num_draws), rows.num_local)
 
+    if (exact := construction.exact) is not None:  # these are the coreset, without any draws
+        one = row_bytes(rows.data)
+        host = (peak_memory() or 0) + 2 * one * exact.num
+        counts = {"num_candidates": exact.num, "num_draws": 0}
+        return Plan(rows.num_local, one, batch_size, devices, {}, {}, host, 0, **counts)
     draws = _spread(likelihood, num_draws)
     passes, seconds = {}, {}
     if not (rows.is_local and rows.has_random_access):
         passes["candidates"] = 1
-    if isinstance(weighting, Laplace):
+    if isinstance(weighting, Laplace | AutoWeighting):
         is_warm = warm_start_indices(rows.num_rows, jax.random.key(0)) is not None
         passes["Laplace"] = _WARM_PASSES if is_warm else _COLD_PASSES
         fitter = LaplaceFitter(likelihood)

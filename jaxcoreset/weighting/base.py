@@ -20,11 +20,14 @@ class DrawSource(abc.ABC):
         approximation: the Laplace approximation that the draws come from; None for other draws.
         limit: the number of draws that there are; None if it is unlimited.
         inefficiency: the number of draws that are worth one independent draw, at least 1.
+        weighting: the name of the weighting that found it, where that was not the one that was
+            configured; None otherwise.
     """
 
     approximation: LaplaceApproximation | None = None
     limit: int | None = None
     inefficiency: float = 1.0
+    weighting: str | None = None
 
     @abc.abstractmethod
     def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:

@@ -137,7 +137,8 @@ class LaplaceFitter:
                 f"{', '.join(names[i] for i in worst)}. Raise Laplace(max_iters={2 * most}), "
                 "rescale these parameters, give a tighter "
                 "prior, use a weighting that needs no mode, SubsampleNUTS(), or pass draws of your "
-                "own: weighting=Draws(samples)."
+                "own: weighting=Draws(samples).",
+                f"the posterior's mode was not reached in {full.num_passes} passes",
             )
         # The last Newton step costs no pass, and squares the mode's error.
         mode = position - covariance @ gradient
@@ -335,7 +336,8 @@ def _first_finite(objective: _LogPosterior, start: np.ndarray) -> np.ndarray:
     raise UnusableWeightingError(
         "the log-posterior or its derivatives are not finite at the model's starting point, nor at "
         f"{_NUM_STARTS} others; check the data for extreme values, rescale them, or pass draws: "
-        "weighting=Draws(samples)." + (f"{where}first of them {shown}." if count else "")
+        "weighting=Draws(samples)." + (f"{where}first of them {shown}." if count else ""),
+        "the log-posterior or its derivatives are not finite at any of the starting points",
     )
 
 
@@ -353,13 +355,14 @@ def _inverse_hessian(hessian: np.ndarray, names: list[str]) -> np.ndarray:
     scale = 1 / np.sqrt(np.maximum(np.diag(hessian), np.finfo(np.float64).tiny))
     values, vectors = np.linalg.eigh(hessian * np.outer(scale, scale))
     if not values[0] * _LARGEST_CONDITION > values[-1]:
-        worst = np.argsort(-np.abs(vectors[:, 0] * scale))[:3]
+        worst = ", ".join(names[i] for i in np.argsort(-np.abs(vectors[:, 0] * scale))[:3])
         raise UnusableWeightingError(
             "the Hessian of the negative log-posterior is not positive definite at the mode: it "
-            f"is flat or falling along {', '.join(names[i] for i in worst)} (smallest eigenvalue "
+            f"is flat or falling along {worst} (smallest eigenvalue "
             f"{values[0]:.3g} of the scaled matrix). If the posterior is proper but has no mode, "
             "like a hierarchy whose scale may be near zero, use weighting=SubsampleNUTS(), or pass "
             "draws: weighting=Draws(samples). If these parameters are not identified, give them a "
-            "proper prior or drop one of them."
+            "proper prior or drop one of them.",
+            f"the posterior has no mode, it is flat or falling along {worst}",
         )
     return (vectors / values) @ vectors.T * np.outer(scale, scale)

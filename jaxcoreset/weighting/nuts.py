@@ -81,7 +81,8 @@ class SubsampleNUTS(Weighting):
                 f"the chains of SubsampleNUTS on {size:,} rows have not mixed: {draws.trouble}. "
                 "Raise num_warmup or num_rows, write the model so that NUTS moves in it (a "
                 "non-centred hierarchy, tighter priors, scaled parameters), or pass draws of your "
-                "own: weighting=Draws(samples)."
+                "own: weighting=Draws(samples).",
+                f"its chains on {size:,} rows have not mixed ({draws.trouble})",
             )
         return draws
 

@@ -83,7 +83,8 @@ class Pathfinder(Weighting):
             raise UnusableWeightingError(
                 f"none of the {self.num_paths} paths has a finite evidence lower bound; rescale "
                 "the data, give a tighter prior, or use another weighting, for instance "
-                "SubsampleNUTS()."
+                "SubsampleNUTS().",
+                "none of its paths has a finite evidence lower bound",
             )
         return _PathfinderDraws(pathfinder, states[int(np.argmax(bounds))])
 

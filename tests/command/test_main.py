@@ -158,6 +158,25 @@ def test_build_writes_the_rows_of_the_file_with_weights(file, shop, tmp_path, ca
     assert f"Wrote {out}" in told
 
 
+def test_a_table_of_few_distinct_rows_is_written_as_these_with_their_counts(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    columns = {name: rng.integers(2, size=5000) for name in ("member", "weekend", "late")}
+    table = pd.DataFrame(columns).assign(town=rng.choice(["Bergen", "Oslo"], 5000))
+    path, out, report = (tmp_path / name for name in ("visits.csv", "few.csv", "few.html"))
+    table.to_csv(path, index=False)
+    options = ["--likelihood", "logistic", "--response", "late", "--categorical", "town"]
+    assert build(path, *options, "--out", out, "--report", report) == 0
+    told = capsys.readouterr().out
+    assert "16 of 5,000 (16 distinct)" in told
+    assert "distinct rows" in told
+    written = pd.read_csv(out)
+    counts = table.value_counts(list(table.columns))
+    found = written.set_index(list(table.columns))["weight"]
+    assert found.to_dict() == counts.to_dict()
+    assert (written["row"] == table.drop_duplicates().index).all()
+    assert "all 16 distinct rows of 5,000" in report.read_text()
+
+
 def test_weighted_fit_elsewhere_is_the_fit_on_all_rows(file, shop, tmp_path):
     """scikit-learn on the 24 rows, with their weights, against scikit-learn on all 400.
 

@@ -151,6 +151,17 @@ def test_certificates_of_processes_are_at_the_draws_of_the_first():
 
 @pytest.mark.slow
 @pytest.mark.unoptimised
+def test_processes_take_the_same_weighting_where_one_finds_no_mode():
+    status, found, text, _ = run_over_loopback(2, "no mode")
+    assert status == 0, text
+    assert [one["weighting"] for one in found] == ["SubsampleNUTS"] * 2
+    assert found[0]["indices"] == found[1]["indices"]
+    assert found[0]["weights"] == found[1]["weights"]
+    assert "it found nothing in another process; the build goes on with SubsampleNUTS" in text
+
+
+@pytest.mark.slow
+@pytest.mark.unoptimised
 @pytest.mark.parametrize(
     ("what", "message"),
     [

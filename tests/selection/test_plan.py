@@ -53,7 +53,7 @@ def test_memory_of_many_batches_is_within_the_plan():
 
 
 def test_a_plan_names_the_batches_and_candidates():
-    x = np.ones((30_000, 2), np.float32)
+    x = np.random.default_rng(0).normal(size=(30_000, 2)).astype(np.float32)
     execution = jc.Execution(batch_size=3000)
     builder = jc.CoresetBuilder(model, size=10, candidates=700, execution=execution)
     plan = builder.plan(x, np.ones(30_000, np.float32))

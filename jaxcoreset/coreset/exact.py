@@ -1,0 +1,78 @@
+"""Coresets without error: all rows, or all distinct rows weighted by how often they occur."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcoreset.coreset.coreset import Coreset, coreset_of_rows
+from jaxcoreset.coreset.report import Report
+from jaxcoreset.data.distinct import DistinctRows
+from jaxcoreset.data.utils import Clock
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.selection.construction import Construction
+
+
+def whole_coreset(
+    model: Callable,
+    likelihood: ModelLikelihood,
+    size: int,
+    clock: Clock,
+    distinct: DistinctRows | None = None,
+) -> Coreset:
+    """All rows with weight 1; this needs neither draws nor a solver, and has no error.
+
+    Args:
+        model: the model of all rows.
+        likelihood: its likelihood and data.
+        size: the maximum number of rows.
+        clock: the time by stage.
+        distinct: the distinct rows, where they are known, for the report.
+    """
+    n, rows = likelihood.num_data, likelihood.rows
+    indices, weights = np.arange(n), np.ones(n, jnp.zeros(()).dtype)
+    data = rows.data if rows.is_local and not rows.is_streamed else rows.take(indices)
+    num_distinct = None if distinct is None else distinct.num
+    report = Report.of_all_rows(n, size, clock, num_distinct)
+    return coreset_of_rows(model, likelihood, indices, weights, data, report)
+
+
+def exact_coreset(model: Callable, construction: Construction) -> Coreset | None:
+    """The coreset without error if its rows are few enough for the construction's size.
+
+    It is made of all rows if `size` is at least n, or of the distinct rows if these are at most
+    `size`, or at most the first size that is tried with a tolerance. None if there are too many.
+    """
+    size, likelihood = construction.size, construction.likelihood
+    if size is not None and size >= likelihood.num_data:
+        return whole_coreset(model, likelihood, size, construction.clock, construction.distinct)
+    if (distinct := construction.exact) is not None:
+        return _of_distinct(model, construction, distinct, construction.first_size)
+    return None
+
+
+def coreset_of_all(model: Callable, construction: Construction) -> Coreset:
+    """The coreset without error, of the distinct rows where they are known, else of all rows."""
+    likelihood, distinct = construction.likelihood, construction.distinct
+    if distinct is None or construction.choices is None:
+        n, clock = likelihood.num_data, construction.clock
+        return whole_coreset(model, likelihood, n, clock, distinct)
+    return _of_distinct(model, construction, distinct, distinct.num)
+
+
+def _of_distinct(
+    model: Callable, construction: Construction, distinct: DistinctRows, size: int
+) -> Coreset:
+    """The distinct rows with their counts as weights."""
+    likelihood, tol = construction.likelihood, construction.tol
+    clock = construction.clock
+    weights = distinct.counts.astype(jnp.zeros(()).dtype)
+    data = likelihood.take(distinct.first)
+    report = dataclasses.replace(
+        Report.of_distinct_rows(distinct.num, likelihood.num_data, size, clock),
+        tol=tol,
+        is_within_tol=None if tol is None else True,
+        passes=dict(likelihood.rows.passes),
+    )
+    return coreset_of_rows(model, likelihood, distinct.first, weights, data, report)

@@ -1,0 +1,240 @@
+"""Equal rows are one row: the distinct rows with their counts are exact, and are what is chosen."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import scipy.optimize
+import scipy.special
+
+import jaxcoreset as jc
+from jaxcoreset.command.html import verdict
+from jaxcoreset.coreset.report import Report
+from jaxcoreset.data.sources import batches
+from tests.models import logistic_model
+
+KEY = jax.random.key(0)
+SETTINGS = {"progress_bar": False, "num_held_out": 200}
+NUM_ROWS = 20_000
+
+
+def table(num_rows=NUM_ROWS, seed=0):
+    """Four binary covariates and a binary response: 32 distinct rows."""
+    rng = np.random.default_rng(seed)
+    x = rng.integers(2, size=(num_rows, 4)).astype(np.float32)
+    logits = x @ [1, -1, 0.5, 0] - 0.3
+    return x, (rng.random(num_rows) < 1 / (1 + np.exp(-logits))).astype(np.int32)
+
+
+def build(data, **settings):
+    return jc.CoresetBuilder(logistic_model, **SETTINGS | settings).run(KEY, *data)
+
+
+def log_likelihood(beta, x, y, weights=1.0):
+    return np.sum(weights * -np.logaddexp(0, -(2 * y - 1) * (x @ beta)))
+
+
+def spread(coreset, x, y):
+    """The variance of the difference of the log-likelihoods under the posterior of all rows."""
+
+    def negative_log_posterior(beta):
+        return beta @ beta / 2 - log_likelihood(beta, x, y)
+
+    mode = scipy.optimize.minimize(negative_log_posterior, np.zeros(4)).x
+    mean = scipy.special.expit(x @ mode)
+    covariance = np.linalg.inv((x.T * mean * (1 - mean)) @ x + np.eye(4))
+    betas = np.random.default_rng(7).multivariate_normal(mode, covariance, 100)
+    args = [*map(np.asarray, coreset.args), coreset.weights]
+    return np.var([log_likelihood(b, x, y) - log_likelihood(b, *args) for b in betas])
+
+
+def check_exact(coreset, x, y):
+    """The rows are NumPy's distinct ones, and the log-likelihood is that of all rows, in nats."""
+    joined = np.column_stack([x, y])
+    _, first, counts = np.unique(joined, axis=0, return_index=True, return_counts=True)
+    order = np.argsort(first)
+    np.testing.assert_array_equal(coreset.indices, first[order])
+    np.testing.assert_array_equal(coreset.weights, counts[order])
+    for got, given in zip(coreset.args, (x, y), strict=True):
+        np.testing.assert_array_equal(got, given[first[order]])
+
+    for beta in np.random.default_rng(1).normal(size=(5, x.shape[1])):
+        some = log_likelihood(beta, *map(np.asarray, coreset.args), coreset.weights)
+        np.testing.assert_allclose(some, log_likelihood(beta, x, y), rtol=1e-9)
+
+
+@pytest.mark.parametrize("settings", [{"size": 32}, {"size": 100}, {"tol": 0.01}])
+def test_few_distinct_rows_are_the_coreset_without_draws_or_solver(settings):
+    x, y = table()
+    coreset = build((x, y), **settings)
+    check_exact(coreset, x, y)
+    report = coreset.report
+    assert (report.kl, report.kl_standard_error, report.num_draws) == (0.0, 0.0, 0)
+    assert report.solver == "distinct rows"
+    assert (report.num_used, report.num_distinct, report.num_data) == (32, 32, NUM_ROWS)
+    assert report.passes == {}
+    assert report.is_within_tol is (True if "tol" in settings else None)
+    assert "32 of 20,000 (32 distinct)" in str(report)
+    assert report.verdict.startswith("good")
+    assert "all 32 distinct rows of 20,000" in verdict(report)
+
+
+def test_fewer_rows_than_distinct_ones_are_chosen_among_these():
+    x, y = table()
+    coreset = build((x, y), size=11)
+    _, first = np.unique(np.column_stack([x, y]), axis=0, return_index=True)
+    assert np.isin(coreset.indices, first).all()
+    report = coreset.report
+    assert report.num_candidates == 32
+    assert report.num_distinct == 32
+    assert report.kl < 1e-3
+    assert "11 of 20,000 (32 distinct)" in str(report)
+    assert spread(coreset, x, y) < 1e-3  # nat²: the sum is still over all rows
+    new = table(500, seed=5)
+    again = coreset.update(jax.random.key(1), *new)
+    assert again.report.num_data == NUM_ROWS + 500
+    assert again.report.num_distinct is None
+
+
+def test_no_row_twice_is_as_before_and_counted(monkeypatch):
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(400, 3)).astype(np.float32)
+    y = rng.integers(2, size=400).astype(np.int32)
+    coreset = build((x, y), size=12)
+    assert coreset.report.num_distinct == coreset.report.num_candidates == 400
+    assert "12 of 400 (12 allowed)" in str(coreset.report)
+    monkeypatch.setattr("jaxcoreset.builders.builder.find_distinct", lambda rows, **_: None)
+    expected = build((x, y), size=12)
+    assert expected.report.num_distinct is None
+    np.testing.assert_array_equal(coreset.indices, expected.indices)
+    np.testing.assert_array_equal(coreset.weights, expected.weights)
+    assert coreset.report.kl == expected.report.kl
+
+
+def test_all_rows_that_were_asked_for_stay_all_rows():
+    x, y = table(40)
+    coreset = build((x, y), size=40)
+    np.testing.assert_array_equal(coreset.weights, np.ones(40))
+    assert coreset.report.solver == "all rows"
+    assert coreset.report.num_distinct < 40
+
+
+def test_a_tolerance_that_needs_more_rows_than_differ_gives_the_distinct_ones():
+    """A saturated table of 40 cells, which no fewer rows stand for."""
+    rng = np.random.default_rng(3)
+    cell = rng.permutation(np.repeat(np.arange(40), 50))
+    y = rng.normal(size=40).astype(np.float32)[cell]
+
+    def model(cell, y=None):
+        means = numpyro.sample("means", dist.Normal(0, 1).expand([40]).to_event(1))
+        with numpyro.plate("rows", cell.shape[0]):
+            numpyro.sample("y", dist.Normal(means[cell], 1.0), obs=y)
+
+    builder = jc.CoresetBuilder(
+        model, tol=jc.Tolerance(1e-5, max_size=1000), weighting=jc.Laplace(), **SETTINGS
+    )
+    builder_of_few = jc.CoresetBuilder(model, size=39, weighting=jc.Laplace(), **SETTINGS)
+    coreset = builder.run(KEY, cell, y)
+    assert coreset.report.solver == "distinct rows"
+    np.testing.assert_array_equal(coreset.weights, np.full(40, 50.0))
+    few = builder_of_few.run(KEY, cell, y)
+    assert few.report.kl > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore:don't use")  # so few rows a day are not enough
+def test_constraints_are_kept_where_the_distinct_rows_break_them():
+    x, y = table(5000)
+    day = np.random.default_rng(4).integers(3, size=5000)
+    solver = jc.AIHT2(constraint=jc.StratifiedTopK(day, k_per_group=4))
+    coreset = build((x, y), size=40, solver=solver)
+    assert coreset.report.solver != "distinct rows"
+    assert np.bincount(day[coreset.indices]).max() <= 4
+    # Equal rows of other days are other rows to this constraint.
+    assert coreset.report.num_candidates == 5000
+    total = build((x, y), size=40, solver=jc.AIHT2(constraint=jc.SimplexTopK(3000)))
+    assert total.weights.sum() == pytest.approx(3000, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        lambda: jc.SimplexTopK(5000),
+        lambda: jc.TopK(),
+        lambda: jc.StratifiedTopK(np.arange(5000) % 2, reserved=2),
+    ],
+)
+def test_constraints_that_allow_the_distinct_rows_do_not_hinder(constraint):
+    x, y = table(5000)
+    coreset = build((x, y), size=40, solver=jc.AIHT2(constraint=constraint()))
+    check_exact(coreset, x, y)
+
+
+def test_candidates_are_distinct_rows_and_a_search_finds_distinct_ones():
+    """A rare category without a candidate, in which every row occurs ten times."""
+    rng = np.random.default_rng(5)
+    x = np.zeros((2000, 4), np.float32)
+    x[:, :3] = rng.normal(size=(2000, 3))
+    x[1980:, 3] = 1
+    x, y = np.repeat(x, 10, axis=0), np.repeat(rng.integers(2, size=2000), 10)
+    first = 10 * np.arange(2000)
+    chosen = jc.Candidates(100, extra_passes=1)
+    coreset = build((x, y), size=20, candidates=chosen)
+    assert coreset.report.num_distinct == 2000
+    assert coreset.report.num_candidates > 100
+    assert np.isin(coreset.summary.indices, first).all()
+    builder = jc.CoresetBuilder(logistic_model, size=20, **SETTINGS)
+    assert builder.plan(x, y).num_candidates == 2000
+
+
+def test_the_plan_of_an_exact_coreset_has_no_passes():
+    x, y = table(3000)
+    plan = jc.CoresetBuilder(logistic_model, size=40, **SETTINGS).plan(x, y)
+    assert (plan.num_candidates, plan.num_draws, plan.passes) == (32, 0, {})
+    assert "32 at 0 draws" in str(plan)
+
+
+def test_distinct_rows_of_a_source_are_found_in_one_pass():
+    x, y = table()
+
+    def read():
+        for at in range(0, NUM_ROWS, 3000):
+            yield x[at : at + 3000], y[at : at + 3000]
+
+    coreset = build(batches(read, num_rows=NUM_ROWS).arrays, size=40)
+    check_exact(coreset, x, y)
+    assert coreset.report.passes["distinct rows"] == 1
+    assert "Laplace" not in coreset.report.passes
+
+
+def test_an_exact_coreset_is_saved_certified_merged_and_says_that_it_cannot_be_updated(tmp_path):
+    x, y = table(3000)
+    coreset = build((x, y), size=40)
+    draws = {"beta": 0.3 * np.random.default_rng(6).normal(size=(200, 4))}
+    certificate = jc.certify(coreset, draws, progress_bar=False)
+    assert certificate.kl < 1e-6
+    again = jc.load(coreset.save(tmp_path / "exact"), model=logistic_model)
+    assert again.report.num_distinct == 32
+    np.testing.assert_array_equal(again.weights, coreset.weights)
+    with pytest.raises(ValueError, match="32 distinct ones of all 3,000 rows"):
+        coreset.update(jax.random.key(1), x, y)
+    with pytest.raises(ValueError, match="made without any"):
+        coreset.init_params()
+    merged = jc.merge([coreset, coreset], 10, jax.random.key(2))
+    assert merged.report.num_data == 6000
+    assert spread(merged, np.tile(x, (2, 1)), np.tile(y, 2)) < 2e-3
+
+
+def test_reports_of_earlier_versions_load_without_the_number_of_distinct_rows():
+    plain = build(table(100), size=40).report.to_dict()
+    del plain["num_distinct"]
+    assert Report.from_dict(plain).num_distinct is None
+
+
+def test_a_build_in_float64_counts_the_same(monkeypatch):
+    x, y = table(2000)
+    with jax.enable_x64(True):
+        coreset = build((jnp.asarray(x, jnp.float64), y), size=40)
+    check_exact(coreset, x, y)
+    assert coreset.weights.dtype == np.float64
