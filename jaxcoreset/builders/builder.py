@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
@@ -22,7 +23,7 @@ from jaxcoreset.builders.outcome import (
     reported_estimate,
     up_to_best,
 )
-from jaxcoreset.builders.settings import Candidates, Checkpoint, Execution, Tolerance
+from jaxcoreset.builders.settings import Candidates, Checkpoint, Execution, Taylor, Tolerance
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection, whole_coreset
 from jaxcoreset.coreset.report import warn_if_bad
 from jaxcoreset.data.checkpoint import MODEL_VALUES, CheckpointFile, build_settings, settings_of_all
@@ -37,6 +38,7 @@ from jaxcoreset.likelihood.precision import Float32Error, runs_in_float64
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.expanding import expansion_of, flat_center, is_far
 from jaxcoreset.selection.plan import Plan, plan_build
 from jaxcoreset.selection.rounds import MOST_ROUNDS, Checker, Round
 from jaxcoreset.selection.tolerance import Selection
@@ -84,6 +86,11 @@ class CoresetBuilder:
         checkpoint: a path, or a `Checkpoint`, from which an interrupted build resumes when it is
             called again.
         progress_bar: whether to show progress on a terminal.
+        proxy: what stands for all rows beside those of the coreset. `Taylor` is the second-order
+            expansion of their log-likelihood; the coreset's rows then only make up for what it does
+            not say, and there may be none. "auto" solves with and without it, and takes the coreset
+            with fewer rows that keeps to `tol`, or with `size` that of the smaller error. None is a
+            coreset of rows alone.
 
     Raises:
         TypeError: if `weighting`, `solver` or another setting has the wrong type.
@@ -108,6 +115,7 @@ class CoresetBuilder:
         execution: Execution = Execution(),  # noqa: B008 - frozen
         checkpoint: str | os.PathLike | Checkpoint | None = None,
         progress_bar: bool = True,
+        proxy: Literal["auto"] | Taylor | None = None,
     ):
         if (size is None) == (tol is None):
             raise ValueError(
@@ -127,7 +135,10 @@ class CoresetBuilder:
                 f"execution is {execution!r}; expected an Execution, for instance "
                 "Execution(batch_size=10_000)."
             )
+        if proxy is not None and proxy != "auto" and not isinstance(proxy, Taylor):
+            raise TypeError(f'proxy is {proxy!r}; expected "auto", Taylor() or None.')
         self.model = model
+        self.proxy: Literal["auto"] | Taylor | None = proxy
         self.size = None if size is None else check_int("size", size, 1)
         self.tol = tol if tol is None or isinstance(tol, Tolerance) else Tolerance(tol)
         self.weighting = weighting
@@ -162,6 +173,7 @@ class CoresetBuilder:
             "candidates": self.candidates,
             "data_axes": self.data_axes,
             "plate": self.plate,
+            "proxy": self.proxy,
         }
 
     def run(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Coreset:
@@ -226,6 +238,8 @@ class CoresetBuilder:
         with clock.stage("weighting"):
             source = self._source(likelihood, weighting_key)
         pool = DrawPool(likelihood, source, draws_key, self.execution.batch_size, self.progress_bar)
+        with clock.stage("weighting"):
+            self._expand(construction, pool)
         return self._repair(construction, source, pool, draws_key, solver_key)
 
     def _source(self, likelihood: ModelLikelihood, key: PRNGKeyArray) -> DrawSource:
@@ -236,6 +250,35 @@ class CoresetBuilder:
             if default_float() == np.float64 or not runs_in_float64(likelihood):
                 raise
             raise Float32Error(str(error)) from error
+
+    def _expand(self, construction: Construction, pool: DrawPool) -> None:
+        """Give the pool the expansion of all rows, if there is to be a proxy and it is proper."""
+        proxy, approximation = self.proxy, pool.source.approximation
+        if proxy is None or (proxy == "auto" and constraints_of(self.solver)):
+            return
+        center = proxy.center if isinstance(proxy, Taylor) else None
+        if center is None and approximation is not None:
+            pool.expansion = approximation.expansion
+        if pool.expansion is None:
+            likelihood, position = construction.likelihood, None
+            if center is not None:
+                given = {name: jnp.asarray(value) for name, value in center.items()}
+                position = flat_center(likelihood.unconstrain(given))
+            else:
+                construction.embed(pool)
+            pool.expansion = expansion_of(likelihood, pool, position)
+        if pool.expansion is None and isinstance(proxy, Taylor):
+            raise ValueError(
+                "the second-order expansion of the log-posterior is not concave at the proxy's "
+                'center, so that it is no density; expected a point near the mode. proxy="auto" '
+                "takes rows alone then."
+            )
+
+    def _expand_again(self, likelihood: ModelLikelihood, pool: DrawPool) -> None:
+        """Expand where the draws of a round are, if the center is far from them."""
+        if pool.expansion is not None and is_far(pool):
+            found = expansion_of(likelihood, pool)
+            pool.expansion = pool.expansion if found is None else found
 
     @one_at_a_time
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
@@ -286,6 +329,7 @@ class CoresetBuilder:
             rows_key=rows_key,
             clock=clock,
             extra_passes=self.candidates.extra_passes,
+            allows_rows_alone=not isinstance(self.proxy, Taylor),
         )
 
     def _context(
@@ -359,6 +403,8 @@ class CoresetBuilder:
             if own_pool is None or number == most or (checker.is_final and selection.is_within):
                 break
             pool, name = own_pool, "coreset posterior"
+            with clock.stage("weighting"):
+                self._expand_again(likelihood, pool)
         found = up_to_best(found)
         with clock.stage("agreement"):
             look_for_spike(found[-1])
