@@ -135,7 +135,7 @@ class CoresetBuilder:
                 f"execution is {execution!r}; expected an Execution, for instance "
                 "Execution(batch_size=10_000)."
             )
-        if proxy is not None and proxy != "auto" and not isinstance(proxy, Taylor):
+        if not isinstance(proxy, Taylor | None) and proxy != "auto":
             raise TypeError(f'proxy is {proxy!r}; expected "auto", Taylor() or None.')
         self.model = model
         self.proxy: Literal["auto"] | Taylor | None = proxy

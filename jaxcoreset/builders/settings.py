@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import equinox as eqx
 import numpy as np
 from jax.sharding import Mesh
 
@@ -42,8 +43,7 @@ class Tolerance:
         check_int("max_size", self.max_size, 1)
 
 
-@dataclass(frozen=True, eq=False)
-class Taylor:
+class Taylor(eqx.Module):
     """A proxy of all rows: the second-order expansion of their log-likelihood at a point.
 
     See `jaxcoreset.likelihood.expansion`.
@@ -55,9 +55,6 @@ class Taylor:
     """
 
     center: Mapping[str, Any] | None = None
-
-    def __repr__(self) -> str:
-        return "Taylor()" if self.center is None else f"Taylor(center={dict(self.center)!r})"
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ class Coreset:
         model = self.full_model
 
         def run(context: PassContext) -> Coreset:
-            solved = updated(model, arguments, self.report, self.summary, key, context)
+            solved = updated(model, arguments, self.report, self.summary, key, context, self.proxy)
             return coreset_of_selection(model, **solved)
 
         return in_enough_precision(run, self.report.precision)
@@ -315,13 +315,18 @@ class Coreset:
             an array of one axis as ``y``, other arrays as ``X[0]``, ``X[1]``, ....
 
         Raises:
-            ValueError: if the table does not have n rows, or has a column with the name of the
-                weights or of the row numbers.
+            ValueError: if the coreset has a proxy, without which the rows mean nothing; if the
+                table does not have n rows, or has a column with the name of the weights or of the
+                row numbers.
             TypeError: if `table` is not a data frame.
             ModuleNotFoundError: if pandas is not installed; the extra ``tables`` brings it.
         """
-        rows = tuple(leaf[: len(self)] for leaf in self.arguments.data)
-        data = dict(zip(self.data_names, rows, strict=True))
+        if self.proxy is not None:
+            raise ValueError(
+                "the coreset's rows only make up for what its proxy does not say, so a table of "
+                "them is not a coreset; expected one that was built with proxy=None."
+            )
+        data = dict(zip(self.data_names, self.arguments.data, strict=True))
         return as_frame(self.indices, self.weights, data, self.report.num_data, table, weight, row)
 
     def to_csv(

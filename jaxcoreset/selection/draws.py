@@ -287,6 +287,8 @@ class DrawPool:
         Raises:
             ModelError: if they differ, see `verification.check_alone`.
         """
+        if not positions.size:
+            return
         part = self._parts["solver"][0]
         indices = self.indices_of(positions) if self._are_inside else None
         data = self.data_of(positions)
@@ -307,15 +309,15 @@ class DrawPool:
         """
         parts = [part for part in self._parts[use] if part.size > 1]
         scale = 1 / np.sqrt(sum(part.size for part in parts))
-        values, totals = zip(*(self._of_part(part, approach) for part in parts), strict=True)
+        values, totals = zip(*(self.values(part, approach) for part in parts), strict=True)
         atoms = [scale * centred(one) for one in values]
         target = [scale * centred(one) for one in totals]
         if len(parts) == 1:
             return CoresetProblem(atoms[0], target[0])
         return CoresetProblem(jnp.concatenate(atoms, axis=1), jnp.concatenate(target))
 
-    def _of_part(self, part: Part, approach: Approach) -> tuple[Array, Array]:
-        """The candidates' values and their total at a part's draws."""
+    def values(self, part: Part, approach: Approach) -> tuple[Array, Array]:
+        """What is added for each candidate at a part's draws, (m, s), and what to reach, (s,)."""
         if approach == "rows":
             return part.values, _less_mean(part.total)
         assert self._expansion is not None

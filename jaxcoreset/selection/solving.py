@@ -90,6 +90,36 @@ def select_size(
         return smallest_within(pool, path, sizes, tol, num_held_out, approach)
 
 
+def solve_and_select(
+    pool: DrawPool,
+    size: int,
+    clock: Clock,
+    *,
+    solver: Solver | None = None,
+    key: PRNGKeyArray | None = None,
+    tol: float | None = None,
+    allows_rows_alone: bool = True,
+) -> Selection:
+    """The best selection of at most so many rows, with the pool's expansion or without.
+
+    Arguments as above. With a tolerance it is the one of fewest rows that keeps to it, if any does.
+    """
+    approaches: list[Approach] = ["rows"] if allows_rows_alone or pool.expansion is None else []
+    found = []
+    if pool.expansion is not None:
+        approaches.append("proxy and rows")
+        found.append(select_none(pool, clock, tol=tol))
+    for approach in approaches:
+        path, sizes = solve_path(
+            pool, size, clock, solver=solver, key=key, has_tol=tol is not None, approach=approach
+        )
+        found.append(select_size(pool, path, sizes, clock, tol=tol, approach=approach))
+    within = [one for one in found if one.is_within and tol is not None]
+    if within:
+        return min(within, key=lambda one: one.num_rows)
+    return min(found, key=lambda one: one.estimate.kl)
+
+
 def select_none(
     pool: DrawPool, clock: Clock, *, tol: float | None = None, num_held_out: int = 0
 ) -> Selection:

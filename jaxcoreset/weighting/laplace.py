@@ -23,7 +23,7 @@ from jaxcoreset.data.blocks import partial_sums
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import BadRows, Rows, State
 from jaxcoreset.data.utils import host_generator
-from jaxcoreset.likelihood.expansion import Expansion
+from jaxcoreset.likelihood.expansion import Expansion, Terms
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.program import with_program
 from jaxcoreset.likelihood.trace import one_at_a_time
@@ -115,6 +115,11 @@ class LaplaceFitter:
         found = self._expansion(objective, position)
         is_proper = np.isfinite(found.precision).all() and np.isfinite(found.gradient).all()
         return found if is_proper and _is_definite(found.precision) else None
+
+    def terms_at(self, position: Float[np.ndarray, " d"]) -> Terms:
+        """The log-likelihood of all rows at a point, and its derivatives, by one pass."""
+        found = self._expansion(_LogPosterior(self._terms, self.likelihood.rows), position)
+        return Terms(found.value, found.gradient, found.hessian)
 
     def _expansion(self, objective: "_LogPosterior", position: np.ndarray) -> Expansion:
         prior = self._terms.prior(jnp.asarray(position, default_float()))
