@@ -10,6 +10,7 @@ from jaxcoreset.builders.settings import Candidates as Candidates
 from jaxcoreset.builders.settings import Checkpoint as Checkpoint
 from jaxcoreset.builders.settings import Execution as Execution
 from jaxcoreset.builders.settings import Processes as Processes
+from jaxcoreset.builders.settings import Taylor as Taylor
 from jaxcoreset.builders.settings import Tolerance as Tolerance
 from jaxcoreset.coreset.coreset import Coreset as Coreset
 from jaxcoreset.coreset.loading import load as load

@@ -24,7 +24,7 @@ import jaxcoreset as jc
 from benchmarks import common
 from jaxcoreset.diagnostics.certificate import certificate_of
 from jaxcoreset.diagnostics.gaussian import laplace_divergence
-from jaxcoreset.diagnostics.psis import MAX_KHAT
+from jaxcoreset.weighting.psis import MAX_KHAT
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.weighting.laplace import LaplaceFitter
 

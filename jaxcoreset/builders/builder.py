@@ -8,7 +8,6 @@ becomes the next π̂ if the two do not agree.
 
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -22,13 +21,13 @@ from jaxcoreset.builders.outcome import (
     reported_estimate,
     up_to_best,
 )
-from jaxcoreset.builders.settings import Candidates, Checkpoint, Execution, Tolerance
+from jaxcoreset.builders.preparing import bound_solver, expand, expand_again
+from jaxcoreset.builders.settings import Candidates, Checkpoint, Execution, Taylor, Tolerance
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection
 from jaxcoreset.coreset.exact import coreset_of_all, exact_coreset
 from jaxcoreset.coreset.report import warn_if_bad
 from jaxcoreset.data.checkpoint import MODEL_VALUES, CheckpointFile, build_settings, settings_of_all
 from jaxcoreset.data.distinct import find_distinct
-from jaxcoreset.data.messages import did_you_mean, listed
 from jaxcoreset.data.processes import SINGLE_PROCESS, DistributedProcesses
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
@@ -42,7 +41,6 @@ from jaxcoreset.selection.plan import Plan, plan_build
 from jaxcoreset.selection.rounds import MOST_ROUNDS, Checker, Round
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.base import Solver
-from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
 from jaxcoreset.weighting import DrawSource, Weighting
 from jaxcoreset.weighting.auto import AutoWeighting, float64_is_left
 from jaxcoreset.weighting.errors import UnusableWeightingError
@@ -88,6 +86,11 @@ class CoresetBuilder:
         checkpoint: a path, or a `Checkpoint`, from which an interrupted build resumes when it is
             called again.
         progress_bar: whether to show progress on a terminal.
+        proxy: what stands for all rows beside those of the coreset. `Taylor` is the second-order
+            expansion of their log-likelihood; the coreset's rows then only make up for what it does
+            not say, and there may be none. "auto" solves with and without it, and takes the coreset
+            with fewer rows that keeps to `tol`, or with `size` that of the smaller error. None is a
+            coreset of rows alone.
 
     Raises:
         TypeError: if `weighting`, `solver` or another setting has the wrong type.
@@ -112,6 +115,7 @@ class CoresetBuilder:
         execution: Execution = Execution(),  # noqa: B008 - frozen
         checkpoint: str | os.PathLike | Checkpoint | None = None,
         progress_bar: bool = True,
+        proxy: Literal["auto"] | Taylor | None = None,
     ):
         if (size is None) == (tol is None):
             raise ValueError(
@@ -134,7 +138,10 @@ class CoresetBuilder:
                 f"execution is {execution!r}; expected an Execution, for instance "
                 "Execution(batch_size=10_000)."
             )
+        if not isinstance(proxy, Taylor | None) and proxy != "auto":
+            raise TypeError(f'proxy is {proxy!r}; expected "auto", Taylor() or None.')
         self.model = model
+        self.proxy: Literal["auto"] | Taylor | None = proxy
         self.size = None if size is None else check_int("size", size, 1)
         self.tol = tol if tol is None or isinstance(tol, Tolerance) else Tolerance(tol)
         self.weighting = weighting
@@ -169,6 +176,7 @@ class CoresetBuilder:
             "candidates": self.candidates,
             "data_axes": self.data_axes,
             "plate": self.plate,
+            "proxy": self.proxy,
         }
 
     def run(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Coreset:
@@ -233,6 +241,8 @@ class CoresetBuilder:
         with clock.stage("weighting"):
             source = self._source(likelihood, weighting_key)
         pool = DrawPool(likelihood, source, draws_key, self.execution.batch_size, self.progress_bar)
+        with clock.stage("weighting"):
+            expand(self.proxy, construction, pool)
         return self._repair(construction, source, pool, draws_key, solver_key)
 
     def _source(self, likelihood: ModelLikelihood, key: PRNGKeyArray) -> DrawSource:
@@ -287,7 +297,7 @@ class CoresetBuilder:
             distinct = find_distinct(likelihood.rows, may_read=may_read)
         return Construction(
             likelihood=likelihood,
-            solver=self._bound_solver(likelihood),
+            solver=bound_solver(self.solver, likelihood),
             size=self.size,
             tol=None if self.tol is None else self.tol.kl,
             max_size=0 if self.tol is None else self.tol.max_size,
@@ -298,6 +308,7 @@ class CoresetBuilder:
             clock=clock,
             extra_passes=self.candidates.extra_passes,
             distinct=distinct,
+            allows_rows_alone=not isinstance(self.proxy, Taylor),
         )
 
     def _context(
@@ -371,6 +382,8 @@ class CoresetBuilder:
             if own_pool is None or number == most or (checker.is_final and selection.is_within):
                 break
             pool, name = own_pool, "coreset posterior"
+            with clock.stage("weighting"):
+                expand_again(likelihood, pool)
         found = up_to_best(found)
         with clock.stage("agreement"):
             look_for_spike(found[-1])
@@ -378,15 +391,6 @@ class CoresetBuilder:
             check_tolerance(self.tol, found[-1].report, pool)
         warn_if_bad(found[-1].report)
         return found
-
-    def _bound_solver(self, likelihood: ModelLikelihood) -> Solver | None:
-        """The solver, whose constraints have their labels where they name an argument."""
-        solver = replace_constraints(
-            self.solver, lambda constraint: constraint.bind(partial(_labels, likelihood))
-        )
-        for constraint in constraints_of(solver):
-            constraint.check(likelihood.num_data)
-        return solver
 
     def _finish(
         self,
@@ -421,20 +425,3 @@ class CoresetBuilder:
             candidate_searches=list(construction.searches),
             num_distinct=None if construction.distinct is None else construction.distinct.num,
         )
-
-
-def _labels(likelihood: ModelLikelihood, name: str) -> np.ndarray:
-    """The argument of the model that a constraint names, one label for each row."""
-    given = likelihood.arguments
-    if name not in given.names:
-        raise ValueError(
-            f"the constraint names {name!r}{did_you_mean(name, given.names)} Expected one of the "
-            f"model's arguments: {listed(given.names)}."
-        )
-    values = np.asarray(given.leaves[given.names.index(name)])
-    if values.shape != (likelihood.num_data,):
-        raise ValueError(
-            f"the constraint names {name!r}, which has shape {values.shape}; expected "
-            f"({likelihood.num_data},), one label for each row."
-        )
-    return values

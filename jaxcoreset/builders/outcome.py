@@ -48,7 +48,11 @@ def look_for_spike(coreset: Coreset) -> None:
     if coreset.likelihood is None or coreset.summary is None:
         return
     spike = find_spike(
-        coreset.likelihood, coreset.arguments.data, coreset.weights, coreset.init_params()
+        coreset.likelihood,
+        coreset.arguments.data,
+        coreset.weights,
+        coreset.init_params(),
+        coreset.proxy,
     )
     if spike is not None:
         coreset.report = dataclasses.replace(coreset.report, spike=spike)

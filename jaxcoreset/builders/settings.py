@@ -5,9 +5,11 @@ Those that change what is built are `Tolerance` and `Candidates`; `Execution`, `
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import equinox as eqx
 import numpy as np
 from jax.sharding import Mesh
 
@@ -39,6 +41,20 @@ class Tolerance:
                 f"tol is {self.kl!r}; expected a positive number of nats, such as 0.01."
             )
         check_int("max_size", self.max_size, 1)
+
+
+class Taylor(eqx.Module):
+    """A proxy of all rows: the second-order expansion of their log-likelihood at a point.
+
+    See `jaxcoreset.likelihood.expansion`.
+
+    Args:
+        center: constrained values of the model's latent sites, by name, as `MCMC.get_samples` has
+            them; the posterior's mode by default, or where the weighting finds none the mean of its
+            draws.
+    """
+
+    center: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

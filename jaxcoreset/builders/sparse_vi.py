@@ -268,7 +268,9 @@ class SparseVI:
         values = log_likelihood_matrix(evaluate, draws, chosen)
         check_alone(likelihood, draws, chosen, values)
         atoms = centre(values)
-        target = np.asarray(centre(log_likelihood_sum(evaluate, draws, likelihood.data)))
+        target = np.asarray(
+            centre(jnp.asarray(log_likelihood_sum(evaluate, draws, likelihood.data)))
+        )
         residuals = target - path.weights @ np.asarray(atoms)
         kl, standard_error = kl_of_residuals(residuals.astype(np.float64))
         curve = {

@@ -18,6 +18,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from jaxcoreset.builders.posterior_sampler import find_mode
+from jaxcoreset.likelihood.expansion import Proxy
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.verification import other_rows
 from jaxcoreset.solvers.numerics import HIGHEST
@@ -36,7 +37,11 @@ _MIN_EXCESS = 10.0
 
 
 def find_spike(
-    likelihood: ModelLikelihood, data: tuple, weights: Float[np.ndarray, " k"], draw: Params
+    likelihood: ModelLikelihood,
+    data: tuple,
+    weights: Float[np.ndarray, " k"],
+    draw: Params,
+    proxy: Proxy | None = None,
 ) -> float | None:
     """By how many nats the weighted density is too high at the worst spike; None if none is found.
 
@@ -45,9 +50,10 @@ def find_spike(
         data: the rows of the coreset.
         weights: their weights.
         draw: unconstrained parameters where the full posterior has its mass.
+        proxy: what stands for all rows beside these, if anything.
     """
     reference, num_params = likelihood.reference, likelihood.num_params
-    if reference is None or num_params > _MAX_PARAMS:
+    if reference is None or num_params > _MAX_PARAMS or not len(weights):
         return None
     generator = np.random.default_rng(0)
     centre = np.asarray(ravel_pytree(draw)[0])
@@ -63,7 +69,8 @@ def find_spike(
     if all(_is_concave(np.stack([values(at, data) for at in line])) for line in lines):
         return None
     modes, energies, converged = map(
-        np.asarray, _modes(likelihood, data, weights, jnp.asarray(np.vstack([starts, centre])))
+        np.asarray,
+        _modes(likelihood, data, weights, jnp.asarray(np.vstack([starts, centre])), proxy),
     )
     # A search that has not converged may be on its way to an unbounded density.
     is_mode = converged | (energies < energies[-1] - _MIN_EXCESS)
@@ -73,7 +80,10 @@ def find_spike(
 
     def excess(flat: np.ndarray) -> float:
         """The weighted log-likelihood less that of all rows, estimated by some."""
-        return float(weights @ values(flat, data) - factor * values(flat, rows).sum())
+        weighted = weights @ values(flat, data)
+        if proxy is not None:
+            weighted = proxy.log_likelihood(jnp.asarray(flat), jnp.asarray(weighted, flat.dtype))
+        return float(weighted - factor * values(flat, rows).sum())
 
     if not len(found):
         return None
@@ -88,22 +98,29 @@ def _is_concave(values: Float[np.ndarray, "points k"]) -> bool:
 
 
 def _modes(
-    likelihood: ModelLikelihood, data: tuple, weights: np.ndarray, starts: Float[Array, "s d"]
+    likelihood: ModelLikelihood,
+    data: tuple,
+    weights: np.ndarray,
+    starts: Float[Array, "s d"],
+    proxy: Proxy | None,
 ) -> tuple[Array, Array, Array]:
     """Modes of the weighted density from starting points, their energies, and if they converged."""
-    return _search(likelihood.program, starts, data, jnp.asarray(weights, starts.dtype))
+    proxy = jax.tree.map(lambda x: jnp.asarray(x, starts.dtype), proxy)
+    return _search(likelihood.program, starts, data, jnp.asarray(weights, starts.dtype), proxy)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _search(
-    program: ModelLikelihood, starts: Array, data: tuple, weights: Array
+    program: ModelLikelihood, starts: Array, data: tuple, weights: Array, proxy: Proxy | None
 ) -> tuple[Array, Array, Array]:
     unravel = program.unravel
 
     def energy(flat: Array) -> Float[Array, ""]:
         params: Mapping[str, Any] = unravel(flat)
         terms = program.log_likelihood(params, data)
-        return -jnp.vdot(weights, terms, precision=HIGHEST) - program.log_prior(params)
+        total = jnp.vdot(weights, terms, precision=HIGHEST)
+        total = total if proxy is None else proxy.log_likelihood(flat, total)
+        return -total - program.log_prior(params)
 
     def mode(start: Array) -> tuple[Array, Array, Array]:
         found, _, converged = find_mode(energy, start, _MAX_STEPS)

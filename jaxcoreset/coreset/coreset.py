@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpyro.infer import MCMC
 
-from jaxcoreset.coreset.frame import as_frame, without_formulas
+from jaxcoreset.coreset.frame import as_frame, check_stands_alone, without_formulas
 from jaxcoreset.coreset.model_name import import_model, name_of
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.summary import DataSummary
@@ -30,6 +30,7 @@ from jaxcoreset.data.messages import require
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int, write_whole
 from jaxcoreset.likelihood.arguments import Arguments
+from jaxcoreset.likelihood.expansion import Proxy
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import in_enough_precision
 from jaxcoreset.likelihood.weighted import weighted_model
@@ -75,6 +76,8 @@ class Coreset:
             neither saved nor pickled, and None for a coreset that was loaded. Set it to None to
             free the data.
         summary: what `update` needs of the rows that the coreset was built from, or None.
+        proxy: what stands for all rows beside the weighted ones; None if nothing does. With it
+            there may be no rows; `args` and `kwargs` then hold one row, which counts for nothing.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Coreset:
         approximation: LaplaceApproximation | None = None,
         likelihood: ModelLikelihood | None = None,
         summary: DataSummary | None = None,
+        proxy: Proxy | None = None,
     ):
         self.indices: Int[np.ndarray, " m"] = np.asarray(indices, np.int64)
         self.weights: Float[np.ndarray, " m"] = np.asarray(weights)
@@ -99,6 +103,7 @@ class Coreset:
         self.approximation = approximation
         self.likelihood = likelihood
         self.summary = summary
+        self.proxy = proxy
         self._full_model = model
         self.data_dims = dict(data_dims)
         self._model_name = model_name or name_of(model)
@@ -124,7 +129,8 @@ class Coreset:
                 that it was saved with, or the model cannot be imported under that name.
         """
         if self._model is None:
-            self._model = weighted_model(self.full_model, self.weights, self.data_dims)
+            weights = self.weights if len(self) else np.zeros(1, self.weights.dtype)
+            self._model = weighted_model(self.full_model, weights, self.data_dims, proxy=self.proxy)
         return self._model
 
     @property
@@ -169,7 +175,7 @@ class Coreset:
         model = self.full_model
 
         def run(context: PassContext) -> Coreset:
-            solved = updated(model, arguments, self.report, self.summary, key, context)
+            solved = updated(model, arguments, self.report, self.summary, key, context, self.proxy)
             return coreset_of_selection(model, **solved)
 
         return in_enough_precision(run, self.report.precision)
@@ -287,6 +293,7 @@ class Coreset:
             "summary": None
             if self.summary is None
             else encode(self.summary.to_dict(), arrays, "summary"),
+            "proxy": None if self.proxy is None else encode(self.proxy.to_dict(), arrays, "proxy"),
         }
         arrays |= {"indices": self.indices, "weights": self.weights}
         return save_archive(path, header, arrays)
@@ -308,11 +315,13 @@ class Coreset:
             an array of one axis as ``y``, other arrays as ``X[0]``, ``X[1]``, ....
 
         Raises:
-            ValueError: if the table does not have n rows, or has a column with the name of the
-                weights or of the row numbers.
+            ValueError: if the coreset has a proxy, without which the rows mean nothing; if the
+                table does not have n rows, or has a column with the name of the weights or of the
+                row numbers.
             TypeError: if `table` is not a data frame.
             ModuleNotFoundError: if pandas is not installed; the extra ``tables`` brings it.
         """
+        check_stands_alone(self.proxy)
         data = dict(zip(self.data_names, self.arguments.data, strict=True))
         return as_frame(self.indices, self.weights, data, self.report.num_data, table, weight, row)
 
@@ -372,6 +381,7 @@ def coreset_of_rows(
     *,
     approximation: LaplaceApproximation | None = None,
     summary: DataSummary | None = None,
+    proxy: Proxy | None = None,
     keep_likelihood: bool = True,
 ) -> Coreset:
     """The coreset of some rows of a model's data, in increasing order, with positive weights."""
@@ -385,6 +395,7 @@ def coreset_of_rows(
         approximation=approximation,
         likelihood=likelihood if keep_likelihood else None,
         summary=summary,
+        proxy=proxy,
     )
 
 
@@ -415,20 +426,23 @@ def coreset_of_selection(
         ValueError: if no row was selected.
     """
     positions = selection.positions
-    if not positions.size:
+    if not positions.size and selection.approach == "rows":
         raise ValueError(
             "the solver chose no rows, because no candidate's log-likelihood is correlated with "
             "the sum over all rows. Give more candidates (candidates=) or other draws "
             "(weighting=)."
         )
+    # A model runs with one row at least.
+    data = pool.data_of(positions if positions.size else np.zeros(1, np.int64))
     return coreset_of_rows(
         model,
         pool.likelihood,
         pool.indices_of(positions),
         selection.weights,
-        pool.data_of(positions),
+        data,
         Report.of_selection(pool, selection, clock, **facts),
         approximation=approximation,
         summary=DataSummary.of(pool, positions) if keep_summary else None,
+        proxy=pool.proxy_of(positions, selection.weights, selection.approach),
         keep_likelihood=keep_likelihood,
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxcoreset.data.messages import require
+from jaxcoreset.likelihood.expansion import Proxy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +45,15 @@ def as_frame(
     frame.insert(0, row, indices)
     frame.insert(1, weight, weights)
     return frame
+
+
+def check_stands_alone(proxy: Proxy | None) -> None:
+    """Raise a ValueError if weighted rows are of no use without a proxy."""
+    if proxy is not None:
+        raise ValueError(
+            "the coreset's rows only make up for what its proxy does not say, so a table of them "
+            "is not a coreset; expected one that was built with proxy=None."
+        )
 
 
 def without_formulas(frame: "pd.DataFrame") -> "pd.DataFrame":

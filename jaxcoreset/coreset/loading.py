@@ -13,6 +13,7 @@ from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.data.arrays import decode, leading, load_archive, require_type, usable
 from jaxcoreset.likelihood.arguments import arguments_by_length
+from jaxcoreset.likelihood.expansion import Proxy
 
 
 def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool = False) -> Coreset:
@@ -48,14 +49,17 @@ def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool 
     with usable(path, trouble, lambda: at):
         at = "report"
         report = Report.from_dict(header["report"])
+        at = "proxy"
+        plain = header.get("proxy")
+        proxy = None if plain is None else Proxy.from_dict(decode(plain, arrays))
         at = "indices or weights"
         indices, weights = arrays["indices"], arrays["weights"]
-        _check_rows(indices, weights, report.num_data)
+        _check_rows(indices, weights, report.num_data, may_be_empty=proxy is not None)
         at = "args or kwargs"
         args, kwargs = decode(header["args"], arrays), decode(header["kwargs"], arrays)
         require_type(args, list[Any], "args")
         require_type(kwargs, dict[str, Any], "kwargs")
-        arguments = arguments_by_length(model, tuple(args), kwargs, indices.size)
+        arguments = arguments_by_length(model, tuple(args), kwargs, max(indices.size, 1))
         # Files of the first versions do not say which arguments hold rows, or count them.
         at = "data_names"
         if header.get("data_names") is not None:
@@ -84,16 +88,20 @@ def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool 
             model_name=header["model"],
             trust=trust,
             summary=None if summary is None else DataSummary.from_dict(decode(summary, arrays)),
+            proxy=proxy,
         )
 
 
-def _check_rows(indices: np.ndarray, weights: np.ndarray, num_data: int) -> None:
-    if indices.ndim != 1 or not indices.size or weights.shape != indices.shape:
+def _check_rows(
+    indices: np.ndarray, weights: np.ndarray, num_data: int, may_be_empty: bool
+) -> None:
+    is_empty = not indices.size and not may_be_empty
+    if indices.ndim != 1 or is_empty or weights.shape != indices.shape:
         shapes = f"{indices.shape} and {weights.shape}"
         raise ValueError(f"indices and weights have the shapes {shapes}; expected (m,) for both")
     if indices.dtype.kind != "i" or (np.diff(indices, prepend=-1) < 1).any():
         raise ValueError("indices are not increasing integers from 0 on")
-    if indices[-1] >= num_data:
+    if indices.size and indices[-1] >= num_data:
         raise ValueError(f"row {indices[-1]} is in indices; the report tells of {num_data} rows")
     if weights.dtype.kind != "f" or not (np.isfinite(weights) & (weights > 0)).all():
         raise ValueError("weights are not positive numbers")

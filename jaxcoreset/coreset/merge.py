@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection
+from jaxcoreset.coreset.joint import JointLikelihood
 from jaxcoreset.coreset.update import ExhaustedSource
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
@@ -22,7 +23,7 @@ from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.selection.construction import DRAWS_PER_ROW, MIN_DRAWS
 from jaxcoreset.selection.draws import DrawPool, Part, Use
 from jaxcoreset.selection.estimate import KLEstimate
-from jaxcoreset.selection.solving import select_size, solve_path
+from jaxcoreset.selection.solving import solve_and_select
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.weighting.laplace import LaplaceFitter
 
@@ -39,8 +40,8 @@ def merge(
 ) -> Coreset:
     """Merge coresets that were built from different rows of one model.
 
-    Only their weighted rows are used, with draws from the Laplace approximation of their joint
-    posterior.
+    Only their weighted rows and their proxies are used, with draws from the Laplace approximation
+    of their joint posterior. If one of them has a proxy, the result may have one.
 
     Args:
         coresets: at least one; row numbers of the result count through their data in this order.
@@ -88,8 +89,10 @@ def _merge(
     for other in coresets[1:]:
         _check_alike(first, other)
     # Collect all the weighted rows, with their row numbers among all the data.
+    # Without any, one row stands for the data, which counts for nothing.
+    num_rows = sum(map(len, coresets))
     data = [
-        np.concatenate([np.asarray(leaf) for leaf in leaves])
+        _joined(coresets, leaves) if num_rows else np.asarray(leaves[0])
         for leaves in zip(*(one.arguments.data for one in coresets), strict=True)
     ]
     starts = np.cumsum([0, *(one.report.num_data for one in coresets)])
@@ -97,7 +100,7 @@ def _merge(
         [one.indices + start for one, start in zip(coresets, starts, strict=False)]
     )
     weights = np.concatenate([np.asarray(one.weights, np.float64) for one in coresets])
-    size = min(size, weights.size)
+    size = min(size, max(weights.size, 1))
     num_draws = None if num_draws is None else check_int("num_draws", num_draws, 2)
     num_draws = num_draws or max(MIN_DRAWS, DRAWS_PER_ROW * size)
     # Draw from the Laplace approximation of their joint posterior, and evaluate the rows there.
@@ -109,13 +112,24 @@ def _merge(
             first.full_model, args, kwargs, data_axes=axes, context=context
         )
     with clock.stage("weighting"):
-        approximation = LaplaceFitter(likelihood)(weights=weights)
+        proxies = [one.proxy for one in coresets]
+        parts = [np.asarray(one.weights, np.float64) for one in coresets]
+        joint = JointLikelihood(likelihood, parts, proxies)
+        has_proxy = any(proxy is not None for proxy in proxies)
+        if has_proxy:
+            start = next(proxy.center for proxy in proxies if proxy is not None)
+            approximation = joint.laplace(start)
+        else:
+            approximation = LaplaceFitter(likelihood)(weights=weights)
     pool = DrawPool(likelihood, ExhaustedSource(), key)
-    pool.set_outside_candidates(indices, likelihood.data)
+    pool.set_outside_candidates(indices if num_rows else np.zeros(1, np.int64), likelihood.data)
     with clock.stage("embedding"):
         draws = approximation.draws(key, num_draws + num_held_out)
         values = matrix_of_weighted(likelihood, draws, likelihood.data, weights.sum())
-        total = jnp.asarray(weights @ np.asarray(values, np.float64), values.dtype)
+        if has_proxy:
+            total = joint.totals(draws)
+        else:
+            total = jnp.asarray(weights @ np.asarray(values, np.float64), values.dtype)
         shares: dict[Use, slice] = {
             "solver": slice(num_draws),
             "selection": slice(num_draws, None),
@@ -123,8 +137,9 @@ def _merge(
         for use, at in shares.items():
             part = Part(jax.tree.map(lambda x, at=at: x[at], draws), total[at], values[:, at])
             pool.parts(use).append(part)
-    path, sizes = solve_path(pool, size, clock, solver=solver, key=key)
-    selection = select_size(pool, path, sizes, clock)
+    if has_proxy:
+        pool.expansion = approximation.expansion
+    selection = solve_and_select(pool, size, clock, solver=solver, key=key)
     pool.check_alone(selection.positions)
     own, before = selection.estimate, [one.report for one in coresets]
     kl_of_parts = sum(report.kl for report in before)
@@ -149,6 +164,12 @@ def _merge(
         weighting="Laplace",
         history=[step],
     )
+
+
+def _joined(coresets: Sequence[Coreset], leaves: Sequence) -> np.ndarray:
+    """One data argument of all coresets; that of a coreset without rows holds one all the same."""
+    kept = zip(coresets, leaves, strict=True)
+    return np.concatenate([np.asarray(leaf)[: len(one)] for one, leaf in kept])
 
 
 def _check_alike(first: Coreset, other: Coreset) -> None:

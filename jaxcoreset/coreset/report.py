@@ -13,6 +13,7 @@ from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.messages import text_table
 from jaxcoreset.data.utils import Clock, peak_memory
 from jaxcoreset.likelihood.precision import rounding_of
+from jaxcoreset.selection.baseline import GaussianBaseline
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
 from jaxcoreset.selection.tolerance import Selection
@@ -86,6 +87,16 @@ class Report:
         num_distinct: the number of distinct rows of the data; None where it was not counted: of
             rows that are not in memory, unless the first of them suggest that many are equal, and
             after an `update` or a `merge`.
+        proxy: what stands for all rows beside those of the coreset, "Taylor"; None if nothing does.
+        gaussian_kl: the estimate of the symmetrised KL divergence between the posterior and a
+            Gaussian alone, on the held-out draws, in nats: the Laplace approximation, or for draws
+            of another weighting the Gaussian of their mean and covariance. Above 0.3 it is a lower
+            bound. None if it was not measured.
+        gaussian_kl_standard_error: its standard error.
+        gaussian_relative_ess: the effective sample size of the Gaussian's draws for the posterior,
+            as a fraction of their number.
+        gaussian_k_hat: the shape of the tail of their importance weights; above 0.7 these cannot
+            be used. None without ArviZ.
     """
 
     num_data: int
@@ -114,6 +125,11 @@ class Report:
     precision: str = "float32"
     spike: float | None = None
     num_distinct: int | None = None
+    proxy: str | None = None
+    gaussian_kl: float | None = None
+    gaussian_kl_standard_error: float | None = None
+    gaussian_relative_ess: float | None = None
+    gaussian_k_hat: float | None = None
 
     @classmethod
     def of_selection(
@@ -134,6 +150,7 @@ class Report:
             **facts: the attributes that are not known of these.
         """
         at, path = selection.at, selection.path
+        baseline = GaussianBaseline.of(pool)
         estimate = selection.estimate if estimate is None else estimate
         data = pool.data_of(selection.positions)
         return cls(
@@ -154,6 +171,8 @@ class Report:
                 pool.likelihood, pool.parts("solver")[0].draws, data, selection.weights
             ),
             precision=default_float().name,
+            proxy=None if selection.approach == "rows" else "Taylor",
+            **({} if baseline is None else baseline.facts()),
             **facts,
         )
 
@@ -199,6 +218,23 @@ class Report:
             seconds=clock.seconds,
             peak_memory=peak_memory(),
         )
+
+    @property
+    def gaussian_verdict(self) -> str | None:
+        """What a Gaussian alone reaches, in a sentence; None if it was not measured."""
+        if self.gaussian_kl is None or self.gaussian_kl_standard_error is None:
+            return None
+        what = "A Gaussian at the mode" if self.has_mode else "A Gaussian of the draws' moments"
+        goal = GOOD_KL if self.tol is None else self.tol
+        distance = _kl_text(self.gaussian_kl, self.gaussian_kl_standard_error)
+        if self.gaussian_kl + 2 * self.gaussian_kl_standard_error <= goal:
+            return f"{what} is within {distance} nats: no rows are needed for {goal:.2g}."
+        return f"{what} is {distance} nats off."
+
+    @property
+    def has_mode(self) -> bool:
+        """Whether π̂ is the Laplace approximation at the posterior's mode."""
+        return self.weighting == "Laplace" and len(self.rounds) < 2
 
     @property
     def trouble(self) -> str | None:
@@ -257,6 +293,7 @@ class Report:
     def __str__(self) -> str:
         rows = [
             ("rows", self._rows_row()),
+            *([] if self.proxy is None else [("proxy of all rows", self.proxy)]),
             ("candidates", f"{self.num_candidates:,}"),
             ("draws", f"{self.num_draws:,} for the solver, {self.num_held_out:,} held out"),
             ("weighting", self.weighting),
@@ -264,6 +301,7 @@ class Report:
             ("relative error", f"{self.relative_error:.2e}"),
             ("held-out error", f"{self.held_out_error:.2e}"),
             ("estimated KL", self._kl_row()),
+            *self._gaussian_row(),
             *self._tolerance_row(),
             *self._rounding_row(),
             *self._spike_row(),
@@ -287,6 +325,14 @@ class Report:
         if math.isinf(self.kl):
             return "not known"
         return f"{_kl_text(self.kl, self.kl_standard_error)} nats, symmetrised"
+
+    def _gaussian_row(self) -> list[tuple[str, str]]:
+        text = self.gaussian_verdict
+        if text is None:
+            return []
+        worth = f"its draws are worth {self.gaussian_relative_ess:.0%} of as many"
+        shape = "" if self.gaussian_k_hat is None else f", k-hat {self.gaussian_k_hat:.2f}"
+        return [("Gaussian alone", f"{text} ({worth}{shape})")]
 
     def _tolerance_row(self) -> list[tuple[str, str]]:
         if self.tol is None:

@@ -24,6 +24,7 @@ from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, host_generator
 from jaxcoreset.likelihood.arguments import Arguments
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
+from jaxcoreset.likelihood.expansion import Proxy
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import matrix_of_weighted
@@ -31,9 +32,10 @@ from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.selection.construction import CANDIDATES_PER_ROW, MIN_CANDIDATES
 from jaxcoreset.selection.draws import DrawPool, Part, Use
 from jaxcoreset.selection.estimate import KLEstimate, kl_of_residuals
-from jaxcoreset.selection.solving import select_size, solve_path
+from jaxcoreset.selection.solving import solve_and_select
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.weighting import DrawSource
+from jaxcoreset.weighting.laplace import LaplaceFitter
 
 
 @one_at_a_time
@@ -44,6 +46,7 @@ def updated(
     summary: DataSummary | None,
     key: PRNGKeyArray,
     context: PassContext,
+    proxy: Proxy | None = None,
 ) -> dict[str, Any]:
     """Solve for the rows before and new ones, see `Coreset.update`.
 
@@ -54,6 +57,7 @@ def updated(
         summary: what is known of the rows before.
         key: a JAX random key.
         context: where the new rows are evaluated.
+        proxy: what stands for all rows before beside those of the coreset, if anything.
 
     Returns:
         The arguments of `coreset_of_selection`.
@@ -85,8 +89,10 @@ def updated(
         )
     with clock.stage("embedding"):
         pool = _joined_pool(summary, likelihood, before, key)
-    path, sizes = solve_path(pool, before.size, clock, has_tol=before.tol is not None)
-    selection = select_size(pool, path, sizes, clock, tol=before.tol)
+        if proxy is not None:
+            new = LaplaceFitter(likelihood).terms_at(proxy.center)
+            pool.expansion = proxy.expansion.plus(new)
+    selection = solve_and_select(pool, before.size, clock, tol=before.tol)
     pool.check_alone(selection.positions)
     # Find what the old draws are worth, and the error under importance weights.
     relative_ess, weighted = _reweighted(pool, selection)
@@ -174,9 +180,11 @@ def _reweighted(pool: DrawPool, selection: Selection) -> tuple[float, KLEstimate
     changes, differences = [], []
     for part in pool.parts(use):
         assert part.total_then is not None
+        values, reached = pool.values(part, selection.approach)
+        values = np.asarray(values, np.float64)[selection.positions]
+        weighted = np.asarray(selection.weights, np.float64) @ values
+        difference = np.asarray(reached, np.float64) - weighted
         total = np.asarray(part.total, np.float64)
-        values = np.asarray(part.values, np.float64)[selection.positions]
-        difference = total - np.asarray(selection.weights, np.float64) @ values
         # New rows are summed in one pass for all parts, so these sums have the same constant.
         changes.append(total - part.total_then)
         differences.append(difference - difference.mean())

@@ -22,12 +22,6 @@ from jaxcoreset.coreset.report import GOOD_KL
 from jaxcoreset.data.messages import text_table
 from jaxcoreset.data.utils import check_int, progress_bar
 from jaxcoreset.diagnostics.log_ratio import full_likelihood, log_ratios, starting_point
-from jaxcoreset.diagnostics.psis import (
-    khat_limit,
-    log_sum_exp,
-    pareto_smooth,
-    unseen_tail_contribution,
-)
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
 from jaxcoreset.weighting.chains import (
@@ -36,6 +30,12 @@ from jaxcoreset.weighting.chains import (
     ChainSamples,
     chain_samples,
     effective_size,
+)
+from jaxcoreset.weighting.psis import (
+    khat_limit,
+    log_sum_exp,
+    pareto_smooth,
+    unseen_tail_contribution,
 )
 
 # Below it the variance of the ratios is finite, and their plain means have the usual errors.

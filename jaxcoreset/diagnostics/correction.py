@@ -8,8 +8,8 @@ from jaxtyping import Float, Int, PRNGKeyArray
 from numpyro.infer import MCMC
 
 from jaxcoreset.coreset.coreset import Coreset
+from jaxcoreset.data.arviz import container, groups_of_mcmc, groups_of_samples
 from jaxcoreset.data.utils import host_generator
-from jaxcoreset.diagnostics.arviz import container, groups_of_mcmc, groups_of_samples
 from jaxcoreset.diagnostics.certificate import REMEDY, Certificate, measure
 from jaxcoreset.diagnostics.log_ratio import full_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood

@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.dtypes import in_float64
 from jaxcoreset.likelihood.arguments import is_array, is_same
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
-from jaxcoreset.likelihood.precision import energy_error, precision_of
+from jaxcoreset.likelihood.precision import energy_error, precision_of, runs_in_float64
 from jaxcoreset.likelihood.program import with_program
 from jaxcoreset.likelihood.totals import log_likelihood_totals
 
@@ -43,14 +43,7 @@ def log_ratios(
     full = log_likelihood_totals(
         evaluate, at, likelihood.rows, batch_size=batch_size, on_rows=on_rows
     )
-    kept = likelihood.take(coreset.indices)
-
-    def weigh(draws: PyTree, kept: tuple) -> Float[np.ndarray, " s"]:
-        return log_likelihood_totals(evaluate, draws, kept, coreset.weights)
-
-    first = jax.vmap(likelihood.unconstrain)({name: x[:8] for name, x in at.items()})
-    is_exact = energy_error(likelihood, first, kept, coreset.weights) > _MAX_ERROR
-    weighted = in_float64(weigh, at, kept) if is_exact else weigh(at, kept)
+    weighted = _weighted(coreset, likelihood, at)
     if not np.isfinite(weighted).all():
         raise ValueError(
             "the coreset's own likelihood is zero at "
@@ -58,6 +51,35 @@ def log_ratios(
             "are not from its posterior; expected samples of NUTS on coreset.model."
         )
     return full - weighted
+
+
+def _weighted(
+    coreset: Coreset, likelihood: ModelLikelihood, at: dict[str, Any]
+) -> Float[np.ndarray, " s"]:
+    """The coreset's log-likelihood at constrained draws, constant included."""
+    evaluate, proxy = likelihood.log_likelihood_constrained, coreset.proxy
+    kept = likelihood.take(coreset.indices)
+
+    def weigh(draws: PyTree, kept: tuple) -> Float[np.ndarray, " s"]:
+        return log_likelihood_totals(evaluate, draws, kept, coreset.weights)
+
+    weighted = None
+    if len(coreset):
+        first = jax.vmap(likelihood.unconstrain)({name: x[:8] for name, x in at.items()})
+        is_exact = energy_error(likelihood, first, kept, coreset.weights) > _MAX_ERROR
+        weighted = in_float64(weigh, at, kept) if is_exact else weigh(at, kept)
+    if proxy is None:
+        assert weighted is not None
+        return weighted
+
+    def with_proxy(draws: PyTree, weighted: Any) -> Float[Array, " s"]:
+        flat = jax.vmap(lambda one: proxy.flat(likelihood.unconstrain(one)))(draws)
+        return jax.vmap(proxy.log_likelihood)(flat, weighted)
+
+    # The quadratic is of differences from the center, which float32 does not resolve.
+    exact = runs_in_float64(likelihood)
+    found = in_float64(with_proxy, at, weighted) if exact else with_proxy(at, weighted)
+    return np.asarray(found, np.float64) + float(proxy.value)
 
 
 def starting_point(coreset: Coreset, likelihood: ModelLikelihood) -> dict[str, np.ndarray] | None:
@@ -125,6 +147,8 @@ def _check_contains(coreset: Coreset, likelihood: ModelLikelihood) -> None:
             "likelihood=model_likelihood(model, args, kwargs, data_axes=…, plate=…) with the "
             "settings of the builder."
         )
+    if not len(coreset):
+        return
     rows = likelihood.arguments.with_data(likelihood.take(coreset.indices))
     if not all(map(is_same, rows.leaves, coreset.arguments.leaves)):
         raise ValueError(

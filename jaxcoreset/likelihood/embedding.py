@@ -118,10 +118,11 @@ def log_likelihood_sum(
     *,
     batch_size: int | None = None,
     on_rows: Callable[[int], Any] = lambda rows: None,
-) -> Float[Array, " s"]:
-    """The sum over all rows of the log-likelihood at each draw, up to a constant, in one pass.
+) -> Float[np.ndarray, " s"]:
+    """The sum over all rows of the log-likelihood at each draw, up to a constant, in float64.
 
-    Nothing of size n × S is stored. Each row's mean over the first few draws is subtracted before
+    It takes one pass, and nothing of size n × S is stored. Each row's mean over the first few draws
+    is subtracted before
     the row is added, and the blocks' sums are added in float64 on the host. Arguments and errors
     as in `embed`; `on_rows` is called with the number of rows done since the last call.
     """

@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.blocks import evaluate_blocks
@@ -75,8 +75,8 @@ def feature_sum(
     data: "PyTree | Rows",
     batch_size: int | None = None,
     on_rows: Callable[[int], Any] = lambda rows: None,
-) -> Array:
-    """The sum of the features over all rows, in one pass; see `feature_matrix`.
+) -> Float[np.ndarray, " width"]:
+    """The sum of the features over all rows, in one pass and in float64; see `feature_matrix`.
 
     `Rows` may be read from files or other processes, and have a `batch_size` of their own;
     `on_rows` is called with the number of rows done since the last call.
@@ -93,7 +93,7 @@ def feature_sum(
     total = np.sum([state["total"] for state in states], axis=0)
     if not np.isfinite(total).all():
         _name_rows_not_finite(args, rows)
-    return jnp.asarray(total, float)
+    return total
 
 
 def _block(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array]:

@@ -6,12 +6,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 from jax.core import Tracer
+from jaxtyping import Array
+from numpyro.distributions.transforms import biject_to
 from numpyro.primitives import Messenger
 
 from jaxcoreset.data.dtypes import check_held, default_float, is_number, widened
 from jaxcoreset.likelihood.arguments import ModelError
+from jaxcoreset.likelihood.expansion import Proxy
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.trace import log_prob
+
+# The name of the site that stands for the rows that are not in the coreset.
+PROXY_SITE = "proxy"
 
 
 class WeightedModel:
@@ -21,14 +29,24 @@ class WeightedModel:
     data axis must not be observed, as in `Predictive` on new rows, where weights do not matter. Two
     weighted models with the same model and weights are equal, so that compiled functions are found
     again. A weighted model can be pickled if the model can.
+
+    With a proxy the site ``proxy``, a `numpyro.factor`, stands for what the weighted rows do not
+    say of all rows. A single row of weight 0 then stands for no rows.
     """
 
-    def __init__(self, model: Callable, weights: Any, data_dims: Mapping[str, int]):
+    def __init__(
+        self,
+        model: Callable,
+        weights: Any,
+        data_dims: Mapping[str, int],
+        proxy: Proxy | None = None,
+    ):
         if not isinstance(weights, Tracer):
             weights = np.array(weights)
             _check_weights(weights)
             weights.flags.writeable = False
         self.model, self.weights, self.data_dims = model, weights, dict(data_dims)
+        self.proxy = proxy
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model under the weights, with the model's own arguments.
@@ -39,8 +57,12 @@ class WeightedModel:
             check_held(leaf, "an argument of the model")
         if default_float() == np.float64:
             args, kwargs = jax.tree.map(_exact, (args, kwargs))
-        with _Weigh(self.weights, self.data_dims):
-            return self.model(*args, **kwargs)
+        weighed = _Weigh(self.weights, self.data_dims, self.proxy)
+        with weighed:
+            found = self.model(*args, **kwargs)
+        if self.proxy is not None and weighed.observed:
+            numpyro.factor(PROXY_SITE, weighed.rest(self.proxy))
+        return found
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, WeightedModel) and self._identity() == other._identity()
@@ -55,11 +77,23 @@ class WeightedModel:
     def _identity(self) -> tuple:
         traced = isinstance(self.weights, Tracer)
         weights = id(self.weights) if traced else (self.weights.dtype.str, self.weights.tobytes())
-        return self.model, weights, tuple(self.data_dims.items())
+        return self.model, weights, tuple(self.data_dims.items()), self._proxy_identity()
+
+    def _proxy_identity(self) -> Any:
+        if self.proxy is None:
+            return None
+        leaves = jax.tree.leaves(self.proxy)
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
+            return id(self.proxy)
+        return tuple(np.asarray(leaf).tobytes() for leaf in leaves)
 
 
 def weighted_model(
-    model: ModelLikelihood | Callable, weights: Any, data_dims: Mapping[str, int] | None = None
+    model: ModelLikelihood | Callable,
+    weights: Any,
+    data_dims: Mapping[str, int] | None = None,
+    *,
+    proxy: Proxy | None = None,
 ) -> WeightedModel:
     """The model with the log-probability of datum i multiplied by weight i.
 
@@ -67,6 +101,7 @@ def weighted_model(
         model: a `ModelLikelihood`, or a NumPyro model together with `data_dims`.
         weights: shape (m,), finite and not negative; traced values are taken as they are.
         data_dims: `ModelLikelihood.data_dims`, needed for a bare model.
+        proxy: what stands for all rows beside the weighted ones, if anything.
 
     Returns:
         A NumPyro model, to be called with m rows.
@@ -76,13 +111,13 @@ def weighted_model(
             given without `data_dims`.
     """
     if isinstance(model, ModelLikelihood):
-        return WeightedModel(model.model, weights, model.data_dims)
+        return WeightedModel(model.model, weights, model.data_dims, proxy)
     if data_dims is None:
         raise ValueError(
             "a model was given without data_dims; the dimension of the data axis of each observed "
             "site is expected: pass ModelLikelihood.data_dims, or the likelihood itself."
         )
-    return WeightedModel(model, weights, data_dims)
+    return WeightedModel(model, weights, data_dims, proxy)
 
 
 def _exact(leaf: Any) -> Any:
@@ -108,11 +143,33 @@ def _check_weights(weights: np.ndarray) -> None:
 class _Weigh(Messenger):
     """Multiply the scale of sites in the data axis by the weights, along that axis."""
 
-    def __init__(self, weights: Any, data_dims: Mapping[str, int]):
+    def __init__(self, weights: Any, data_dims: Mapping[str, int], proxy: Proxy | None = None):
         super().__init__()
         self.weights, self.data_dims = weights, data_dims
+        # What `rest` needs, where there is a proxy: the latent values and the weighted sites.
+        names = () if proxy is None else (name for name, _ in proxy.unravel.shapes)
+        self._latent = frozenset(names)
+        self._has_rows = isinstance(weights, Tracer) or bool(np.any(weights))
+        self.values: dict[str, Any] = {}
+        self.observed: list[Any] = []
+
+    def rest(self, proxy: Proxy) -> Array:
+        """What the proxy adds to the weighted rows."""
+        missing = self._latent - set(self.values)
+        if missing:
+            raise ModelError(
+                f"the model has no latent sites {sorted(missing)}, of which the coreset's proxy is "
+                "a function; expected the model that the coreset was built for."
+            )
+        weighted = None
+        if self._has_rows:
+            weighted = sum(jnp.sum(log_prob(site)) for site in self.observed)
+        return proxy.rest(proxy.flat(self.values), weighted)
 
     def process_message(self, msg: Any) -> None:
+        if self._concerns(msg) and not self._has_rows:
+            msg["fn"] = msg["fn"].mask(False)
+            return
         # Weigh sites that are not observed too: a condition handler outside this one acts later,
         # and the scale of a sampled site has no effect. For the same reason one row may become
         # more: a scalar distribution whose value is not set yet.
@@ -128,6 +185,10 @@ class _Weigh(Messenger):
                 "its args and kwargs, None for the observations to predict new rows, or use the "
                 "original model."
             )
+        if msg["type"] == "sample" and msg["name"] in self._latent:
+            self.values[msg["name"]] = biject_to(msg["fn"].support).inv(msg["value"])
+        elif self._latent and self._concerns(msg) and msg["is_observed"]:
+            self.observed.append(dict(msg))
 
     def _concerns(self, msg: Any) -> bool:
         return msg["type"] == "sample" and msg["name"] in self.data_dims

@@ -11,9 +11,9 @@ from jaxtyping import Int, PRNGKeyArray
 from jaxcoreset.data.distinct import DistinctRows
 from jaxcoreset.data.utils import Clock, host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
-from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.draws import Approach, DrawPool
 from jaxcoreset.selection.exact import exact_rows, representatives
-from jaxcoreset.selection.solving import select_size, solve_path
+from jaxcoreset.selection.solving import select_none, select_size, solve_path
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
@@ -44,6 +44,8 @@ _BARELY_REDUCED, _NEGLIGIBLE_ERROR, _MIN_DECREASE = 0.5, 1e-3, 0.1
 # of it and the error on other draws is not, for this number of consecutive sizes: few of the draws
 # then make up the error.
 _FITTED, _MAX_STALLED = 0.01, 2
+# Below it, in nats, an expansion alone is exact but for rounding.
+_EXACT = 1e-9
 # With a tolerance, the first size is between these.
 _FIRST_SIZE, _LARGEST_FIRST_SIZE = 32, 256
 
@@ -68,6 +70,8 @@ class Construction:
         searches: what those passes found, in order; see `Report.candidate_searches`.
         joined: the rows that became candidates by them.
         distinct: the distinct rows; None if they are not known.
+        allows_rows_alone: whether rows may stand for all rows without the pool's expansion, where
+            the pool has one.
     """
 
     likelihood: ModelLikelihood
@@ -84,6 +88,7 @@ class Construction:
     searches: list[dict[str, float]] = field(default_factory=list)
     joined: list[np.ndarray] = field(default_factory=list)
     distinct: DistinctRows | None = None
+    allows_rows_alone: bool = True
 
     def embed(self, pool: DrawPool, size: int | None = None) -> None:
         """Add the candidates and draws that a build of a size needs to the pool.
@@ -121,11 +126,34 @@ class Construction:
         Returns:
             The selection, or None if only all the rows keep to the tolerance.
         """
-        if self.size is not None:
-            self.embed(pool)
-            path, sizes = self._solve(pool, self.size, key)
-            return select_size(pool, path, sizes, self.clock)
-        return self._within_tolerance(pool, key, is_final)
+        if self.size is None:
+            return self._within_tolerance(pool, key, is_final)
+        self.embed(pool)
+        found = [select_none(pool, self.clock)] if pool.expansion is not None else []
+        if not found or found[0].estimate.kl > _EXACT:
+            found += [self._select(pool, self.size, key, one) for one in self._approaches(pool)]
+        return min(found, key=lambda one: one.estimate.kl)
+
+    def _approaches(self, pool: DrawPool) -> tuple[Approach, ...]:
+        """What may stand for all rows, but for an expansion alone."""
+        if pool.expansion is None:
+            return ("rows",)
+        return ("proxy and rows", "rows") if self.allows_rows_alone else ("proxy and rows",)
+
+    def _select(
+        self, pool: DrawPool, size: int, key: PRNGKeyArray, approach: Approach
+    ) -> Selection:
+        """The selection of one size, or with a tolerance the smallest of at most that size."""
+        path, sizes = self._solve(pool, size, key, approach)
+        return select_size(
+            pool,
+            path,
+            sizes,
+            self.clock,
+            tol=self.tol,
+            num_held_out=self.num_held_out,
+            approach=approach,
+        )
 
     def _within_tolerance(
         self, pool: DrawPool, key: PRNGKeyArray, is_final: bool
@@ -133,30 +161,50 @@ class Construction:
         """The smallest size that keeps to `tol`, on paths whose largest size is doubled."""
         assert self.tol is not None
         n = self._num_choices
-        size = self.first_size
-        num_stalled = 0
+        size, num_stalled = self.first_size, 0
+        found: list[Selection] = []
+        if pool.expansion is not None:
+            size = min(size, _FIRST_SIZE)
+            self.embed(pool, size)
+            alone = select_none(pool, self.clock, tol=self.tol, num_held_out=self.num_held_out)
+            if alone.is_within:
+                return alone
+            found.append(alone)
         while True:
             self.embed(pool, size)
             enough = max(1, pool.count("solver") // DRAWS_PER_ROW)
             if enough < size and pool.is_exhausted:
                 size = enough
-            path, sizes = self._solve(pool, size, key)
-            selection = select_size(
-                pool, path, sizes, self.clock, tol=self.tol, num_held_out=self.num_held_out
-            )
-            if selection.is_within:
-                return selection
-            if size == n:
+            tried = self._tried(pool, size, key)
+            within = [one for one in tried if one.is_within]
+            if within:
+                return min(within, key=lambda one: one.num_rows)
+            found += tried
+            best = min(found, key=lambda one: one.estimate.upper)
+            if size == n and "rows" in self._approaches(pool):
                 return None
             no_draws_for_more = pool.is_exhausted and size == enough
-            if size == self.max_size or no_draws_for_more:
-                return selection
-            num_stalled = num_stalled + 1 if float(path.objective[-1]) < _FITTED * self.tol else 0
+            if size == min(self.max_size, n) or no_draws_for_more:
+                return best
+            is_fitted = min(float(one.path.objective[-1]) for one in tried) < _FITTED * self.tol
+            num_stalled = num_stalled + 1 if is_fitted else 0
             if num_stalled == _MAX_STALLED:
-                return selection
+                return best
             if not is_final and 2 * size > _LARGEST_FIRST_SIZE:
-                return selection
+                return best
             size = min(2 * size, self.max_size, n)
+
+    def _tried(self, pool: DrawPool, size: int, key: PRNGKeyArray) -> list[Selection]:
+        """Selections of at most so many rows, the one that is likely to have fewest first."""
+        tried = []
+        for approach in self._approaches(pool):
+            if approach == "rows" and pool.expansion is not None:
+                # Rows alone only matter if they are fewer; fewer than parameters never do.
+                size = min([size, *(one.num_rows - 1 for one in tried if one.is_within)])
+                if size < self._num_params:
+                    continue
+            tried.append(self._select(pool, size, key, approach))
+        return tried
 
     @property
     def first_size(self) -> int:
@@ -191,23 +239,25 @@ class Construction:
     def _num_params(self) -> int:
         return sum(np.size(value) for value in self.likelihood.init_params.values())
 
-    def _solve(self, pool: DrawPool, size: int, key: PRNGKeyArray) -> tuple[Solution, np.ndarray]:
+    def _solve(
+        self, pool: DrawPool, size: int, key: PRNGKeyArray, approach: Approach
+    ) -> tuple[Solution, np.ndarray]:
         """The solutions of all sizes up to one, under the solver's draws.
 
         With `extra_passes`, rows that would still lower the last solution's objective join the
         candidates, until none would lower it by more than a hundredth of it.
         """
-        path, sizes = self._solve_once(pool, size, key)
+        path, sizes = self._solve_once(pool, size, key, approach)
         is_auto = self.extra_passes == "auto"
         for _ in range(MOST_SEARCHES if is_auto else int(self.extra_passes)):
             before, objective = pool.indices, float(path.objective[-1])
             if before is None or pool.num_candidates >= self._num_choices:
                 break
-            if is_auto and not self._is_candidate_limited(path, sizes):
+            if is_auto and not self._is_candidate_limited(path, sizes, approach):
                 break
             with self.clock.stage("candidate search"):
                 num = min(max(_MIN_FOUND, _FOUND_PER_ROW * size), self.likelihood.num_data)
-                found = pool.search_candidates(path.indices[-1], path.weights[-1], num)
+                found = pool.search_candidates(path.indices[-1], path.weights[-1], num, approach)
                 found = found.among(self.choices)
             largest = float(found.decreases[0]) if found.decreases.size else 0.0
             search = {"largest_decrease": largest, "num_added": 0, "objective": objective}
@@ -218,7 +268,7 @@ class Construction:
             self.joined.append(useful)
             with self.clock.stage("embedding"):
                 pool.add_candidates(useful)
-            after, _ = self._solve_once(pool, size, key)
+            after, _ = self._solve_once(pool, size, key, approach)
             if float(after.objective[-1]) < objective:
                 path = after
             else:  # The search of a solver may end in a worse solution; the one before still holds.
@@ -230,7 +280,9 @@ class Construction:
                 break
         return path, sizes
 
-    def _is_candidate_limited(self, path: Solution, sizes: Int[np.ndarray, " m"]) -> bool:
+    def _is_candidate_limited(
+        self, path: Solution, sizes: Int[np.ndarray, " m"], approach: Approach
+    ) -> bool:
         """True if doubling the size barely reduces the error.
 
         Candidates outside the current set are then likely needed, for instance if a category has
@@ -239,19 +291,26 @@ class Construction:
         """
         objectives = np.asarray(path.objective, np.float64)
         half = int(np.searchsorted(sizes, sizes[-1] / 2))
-        if half == len(sizes) - 1 or sizes[-1] < self._num_params:
+        if half == len(sizes) - 1 or (approach == "rows" and sizes[-1] < self._num_params):
             return False
         least = _NEGLIGIBLE_ERROR if self.tol is None else self.tol / 2
         return bool(objectives[-1] > max(least, _BARELY_REDUCED * objectives[half]))
 
     def _solve_once(
-        self, pool: DrawPool, size: int, key: PRNGKeyArray
+        self, pool: DrawPool, size: int, key: PRNGKeyArray, approach: Approach
     ) -> tuple[Solution, np.ndarray]:
         solver = self.solver
         if solver is not None and (rows := pool.indices) is not None:
             solver = replace_constraints(solver, lambda constraint: constraint.take(rows))
-        has_tol = self.tol is not None
-        return solve_path(pool, size, self.clock, solver=solver, key=key, has_tol=has_tol)
+        return solve_path(
+            pool,
+            size,
+            self.clock,
+            solver=solver,
+            key=key,
+            has_tol=self.tol is not None,
+            approach=approach,
+        )
 
     def candidates(self, size: int | None = None) -> Int[np.ndarray, " m"] | None:
         """The candidate rows of a build of a size in increasing order; None means all rows.

@@ -15,8 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.utils import progress_bar
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
+from jaxcoreset.likelihood.expansion import (
+    Expansion,
+    FadedRemainder,
+    Proxy,
+    around,
+    flat_draws,
+    remainders,
+    terms_of_rows,
+)
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.passes import centred
 from jaxcoreset.likelihood.precision import Noise, check_float32, matrix_of_weighted
@@ -27,6 +37,8 @@ from jaxcoreset.weighting import DrawSource
 from jaxcoreset.weighting.base import FEWEST, shares
 
 Use = Literal["solver", "selection", "confirmation"]
+# What stands for all rows: weighted rows, an expansion, or both.
+Approach = Literal["rows", "proxy", "proxy and rows"]
 
 
 @dataclass
@@ -35,16 +47,23 @@ class Part:
 
     Attributes:
         draws: unconstrained parameters, with a leading axis of s draws.
-        total: shape (s,), the log-likelihood of all rows, up to a constant of the block.
+        total: shape (s,), the log-likelihood of all rows, up to a constant of the block, in float64
+            where it was summed in a pass.
         values: shape (m, s), the log-likelihoods of the candidates, each row up to a constant.
         total_then: shape (s,), the total over the rows that there were when the draws were made;
             None if that is `total` itself.
+        remainders: shape (m, s), the candidates' remainders of the pool's expansion, faded out;
+            None until they are needed.
+        total_remainder: shape (s,), the log-likelihood of all rows less the expansion, up to a
+            constant; None likewise.
     """
 
     draws: Params
-    total: Float[Array, " s"]
+    total: Float[Array | np.ndarray, " s"]
     values: Float[Array, "m s"]
     total_then: Float[np.ndarray, " s"] | None = None
+    remainders: Float[Array, "m s"] | None = None
+    total_remainder: Float[np.ndarray, " s"] | None = None
 
     @property
     def size(self) -> int:
@@ -79,14 +98,26 @@ class DrawPool:
         self._candidates: tuple | None = None
         self._are_inside = True
         self._noise: Noise | None = None
+        self._expansion: Expansion | None = None
         self._parts: dict[Use, list[Part]] = {use: [] for use in get_args(Use)}
 
     def on(self, source: DrawSource, key: PRNGKeyArray) -> "DrawPool":
         """An empty pool of the same candidates, for the draws of another source."""
         other = DrawPool(self.likelihood, source, key, self._batch_size, self._show_progress)
         other.indices, other._candidates = self.indices, self._candidates
-        other._noise = self._noise
+        other._noise, other._expansion = self._noise, self._expansion
         return other
+
+    @property
+    def expansion(self) -> Expansion | None:
+        """The expansion of all rows, for a proxy."""
+        return self._expansion
+
+    @expansion.setter
+    def expansion(self, expansion: Expansion | None) -> None:
+        self._expansion = expansion
+        for part in self._all_parts():
+            part.remainders = part.total_remainder = None
 
     @property
     def num_candidates(self) -> int:
@@ -137,6 +168,7 @@ class DrawPool:
         self.indices, self._candidates = indices, None
         for part in self._all_parts():
             part.values = self._evaluate(part.draws)
+            part.remainders = part.total_remainder = None
 
     def add_candidates(self, indices: Int[np.ndarray, " m"]) -> None:
         """Choose from these rows too, all of them new; only their values are evaluated."""
@@ -148,6 +180,9 @@ class DrawPool:
         for part in self._all_parts():
             new = self._matrix(part.draws, data)
             part.values = jnp.concatenate([part.values, new])[order]
+            if part.remainders is not None:
+                new = jnp.asarray(self._remainders(part.draws, data)[0], new.dtype)
+                part.remainders = jnp.concatenate([part.remainders, new])[order]
 
     def set_outside_candidates(self, indices: Int[np.ndarray, " m"], data: tuple) -> None:
         """Choose from rows that need not be among those of the likelihood.
@@ -159,7 +194,11 @@ class DrawPool:
         self.indices, self._candidates, self._are_inside = indices, data, False
 
     def search_candidates(
-        self, positions: Int[Array, " k"], weights: Float[Array, " k"], num: int
+        self,
+        positions: Int[Array, " k"],
+        weights: Float[Array, " k"],
+        num: int,
+        approach: Approach = "rows",
     ) -> FoundRows:
         """The rows outside the candidates that would improve most a solution on the solver's draws.
 
@@ -169,15 +208,22 @@ class DrawPool:
             positions: the positions of the solution's rows among the candidates.
             weights: their weights.
             num: the maximum number of rows.
+            approach: what stands for all rows.
         """
         assert self.indices is not None
-        problem = self.problem("solver")
+        problem = self.problem("solver", approach)
         parts = [part for part in self._parts["solver"] if part.size > 1]
         rows = self.likelihood.rows
+        draws = jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in parts))
+        evaluate = self.likelihood.program.log_likelihood
+        if approach == "proxy and rows":
+            assert self._expansion is not None
+            draws = around(self._expansion, draws)
+            evaluate = FadedRemainder(evaluate, self.likelihood.unravel)
         found = search_rows(
             rows,
-            self.likelihood.program.log_likelihood,
-            jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in parts)),
+            evaluate,
+            draws,
             residual=problem.target - problem.combine(positions, weights),
             chosen=jnp.where(weights[:, None] > 0, problem.gather(positions), 0),
             parts=tuple(part.size for part in parts),
@@ -241,6 +287,8 @@ class DrawPool:
         Raises:
             ModelError: if they differ, see `verification.check_alone`.
         """
+        if not positions.size:
+            return
         part = self._parts["solver"][0]
         indices = self.indices_of(positions) if self._are_inside else None
         data = self.data_of(positions)
@@ -251,15 +299,63 @@ class DrawPool:
         self._parts[to] += self._parts[use]
         self._parts[use] = []
 
-    def problem(self, use: Use) -> CoresetProblem:
-        """The candidates' atoms, and the target, under the draws of one use."""
+    def problem(self, use: Use, approach: Approach = "rows") -> CoresetProblem:
+        """The candidates' atoms, and the target, under the draws of one use.
+
+        Args:
+            use: the use.
+            approach: with a proxy the target is what the pool's expansion leaves, and with "proxy
+                and rows" the atoms are of the rows' remainders.
+        """
         parts = [part for part in self._parts[use] if part.size > 1]
         scale = 1 / np.sqrt(sum(part.size for part in parts))
-        atoms = [scale * centred(part.values) for part in parts]
-        target = [scale * centred(part.total) for part in parts]
+        values, totals = zip(*(self.values(part, approach) for part in parts), strict=True)
+        atoms = [scale * centred(one) for one in values]
+        target = [scale * centred(one) for one in totals]
         if len(parts) == 1:
             return CoresetProblem(atoms[0], target[0])
         return CoresetProblem(jnp.concatenate(atoms, axis=1), jnp.concatenate(target))
+
+    def values(self, part: Part, approach: Approach) -> tuple[Array, Array]:
+        """What is added for each candidate at a part's draws, (m, s), and what to reach, (s,)."""
+        if approach == "rows":
+            return part.values, _less_mean(part.total)
+        assert self._expansion is not None
+        dtype = part.values.dtype
+        if approach == "proxy and rows" and part.remainders is None:
+            found, total = self._remainders(part.draws, self.candidate_data)
+            part.remainders = jnp.asarray(found, dtype)
+            if self.indices is None:  # all rows
+                part.total_remainder = total
+        if part.total_remainder is None:
+            total = np.asarray(part.total, np.float64)
+            part.total_remainder = total - self._expansion.at(flat_draws(part.draws))
+        assert part.total_remainder is not None
+        rest = _less_mean(part.total_remainder)
+        if approach == "proxy":
+            return part.values, rest
+        assert part.remainders is not None
+        return part.remainders, rest
+
+    def _remainders(self, draws: Params, data: tuple) -> tuple[np.ndarray, np.ndarray]:
+        """Remainders of rows at draws, faded out, and their sum before that."""
+        assert self._expansion is not None
+        found = remainders(self.likelihood, draws, data, self._expansion.center, self._batch_size)
+        return found * self._expansion.fade(flat_draws(draws)), found.sum(axis=0)
+
+    def proxy_of(
+        self,
+        positions: Int[np.ndarray, " k"],
+        weights: Float[np.ndarray, " k"],
+        approach: Approach,
+    ) -> Proxy | None:
+        """The proxy that goes with weighted candidates; None for rows alone."""
+        if approach == "rows":
+            return None
+        assert self._expansion is not None
+        center = self._expansion.center
+        terms = terms_of_rows(self.likelihood, self.data_of(positions), weights, center)
+        return Proxy.of(self._expansion, terms, self.likelihood.unravel)
 
     def _all_parts(self) -> Iterator[Part]:
         for parts in self._parts.values():
@@ -274,10 +370,16 @@ class DrawPool:
         n = likelihood.num_data
         return matrix_of_weighted(likelihood, draws, data, n, self._batch_size, self._noise)
 
-    def _sum(self, draws: Params) -> Float[Array, " s"]:
+    def _sum(self, draws: Params) -> Float[np.ndarray, " s"]:
         likelihood = self.likelihood
         num_rows = likelihood.rows.num_local
         with progress_bar(num_rows, "Target", show=self._show_progress) as bar:
             return log_likelihood_sum(
                 likelihood.program.log_likelihood, draws, likelihood.rows, on_rows=bar.update
             )
+
+
+def _less_mean(total: Array | np.ndarray) -> Array:
+    """A total less its mean, which float32 then holds, in JAX's precision."""
+    total = np.asarray(total, np.float64)
+    return jnp.asarray(total - total.mean(), default_float())

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxcoreset.selection.draws import DrawPool, Use
+from jaxcoreset.selection.draws import Approach, DrawPool, Use
 from jaxcoreset.solvers.numerics import HIGHEST
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution
@@ -64,10 +64,12 @@ def kl_of_residuals(residuals: Any, inefficiency: Any = 1.0, mass: Any = None) -
     return kl, (inefficiency * (squares - kl[..., None]) ** 2 @ mass**2) ** 0.5
 
 
-def estimate_at(pool: DrawPool, path: Solution, at: int, use: Use) -> KLEstimate:
+def estimate_at(
+    pool: DrawPool, path: Solution, at: int, use: Use, approach: Approach = "rows"
+) -> KLEstimate:
     """The estimate for one entry of a path, on the draws of one use."""
     one = jax.tree.map(lambda x: x[at : at + 1], path)
-    return estimate_on(errors(one, pool.problem(use), pool.source.inefficiency), 0)
+    return estimate_on(errors(one, pool.problem(use, approach), pool.source.inefficiency), 0)
 
 
 def estimate_on(curve: dict[str, np.ndarray], at: int) -> KLEstimate:

@@ -15,21 +15,18 @@ is wider by v^¼.
 """
 
 import dataclasses
-import functools
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.selection.baseline import flat_and_prior, relative_ess_of
 from jaxcoreset.selection.draws import DrawPool, Use
 from jaxcoreset.selection.estimate import KLEstimate, estimate_at
 from jaxcoreset.selection.tolerance import Selection
-from jaxcoreset.weighting.laplace import LaplaceApproximation
 from jaxcoreset.weighting.nuts import ChainDraws, CoresetSampler
 
 # The maximum number of builds with rounds="auto"; a start from the prior can take five.
@@ -165,7 +162,7 @@ class Checker:
             return None, outcome
         own_pool = pool.on(source, keys[1])
         own_pool.ensure_draws(selection=self.num_draws)
-        own = estimate_at(own_pool, selection.path, selection.at, "selection")
+        own = estimate_at(own_pool, selection.path, selection.at, "selection", selection.approach)
         self.is_settled, self._were_alike = agree(
             selection.estimate, own, self._were_alike, self.tol
         )
@@ -228,28 +225,6 @@ def agree(
     return alike and (before or own.kl <= _TRUSTED), alike
 
 
-def relative_ess_of(pool: DrawPool) -> float:
-    """The effective sample size of the draws of π̂ for the full posterior, as a fraction of them.
-
-    This is Kish's size of the importance weights π(θ)/q(θ). log π(θ) = L(θ) + log p(θ) is known up
-    to a constant from the pass over the data. q is the Laplace approximation, or for other draws
-    the Gaussian of their mean and covariance, which can only make a good π̂ look worse. The result
-    is 0 if there are fewer than five draws per parameter.
-    """
-    parts = [
-        *pool.parts("solver")[:1],
-        *pool.parts("selection")[:1],
-        *pool.parts("confirmation")[:1],
-    ]
-    flat, prior = _flat_and_prior(pool.likelihood, parts)
-    total = np.concatenate([np.asarray(part.total, np.float64) for part in parts])
-    log_weights = total + prior - _log_density(flat, pool.source.approximation)
-    if not np.isfinite(log_weights).all():
-        return 0.0
-    weights = np.exp(log_weights - log_weights.max())
-    return float(weights.sum() ** 2 / (weights**2).sum() / weights.size)
-
-
 def sample_coreset_posterior(
     sampler: CoresetSampler,
     pool: DrawPool,
@@ -272,29 +247,20 @@ def sample_coreset_posterior(
     # All slots, unused ones with weight 0 too, so that coresets of one size have one shape.
     positions = np.asarray(selection.path.indices[selection.at], np.int64)
     weights = np.asarray(selection.path.weights[selection.at]) / temperature
+    proxy = pool.proxy_of(selection.positions, selection.weights, selection.approach)
+    proxy = None if proxy is None else proxy.scaled(1 / temperature)
     part = pool.parts(use)[0]
-    flat, prior = _flat_and_prior(pool.likelihood, [part])
-    density = weights @ np.asarray(part.values[positions]) + prior
+    flat, prior = flat_and_prior(pool, [part])
+    values = (
+        weights @ np.asarray(part.values[positions]) if proxy is None else part.total / temperature
+    )
+    density = np.asarray(values, np.float64) + prior
     density[~np.isfinite(density)] = -np.inf
     best = np.argsort(-density)[: sampler.num_chains]
     starts = flat[np.resize(best, sampler.num_chains)]
     indices = pool.indices_of(positions)
-    return sampler.run(key, indices, weights, starts, temperature * _covariance(flat))
-
-
-def _flat_and_prior(likelihood: ModelLikelihood, parts: list) -> tuple[np.ndarray, np.ndarray]:
-    """The parts' draws, flat, of shape (s, D), and the log prior at each."""
-    draws = jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in parts))
-    flat, prior = _evaluate_prior(likelihood.program, draws)
-    return np.asarray(flat, np.float64), np.asarray(prior, np.float64)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _evaluate_prior(program: ModelLikelihood, draws: Any) -> tuple[Array, Array]:
-    return (
-        jax.vmap(lambda one: ravel_pytree(one)[0])(draws),
-        jax.vmap(program.log_prior)(draws),
-    )
+    covariance = temperature * _covariance(flat)
+    return sampler.run(key, indices, weights, starts, covariance, proxy)
 
 
 def _covariance(flat: np.ndarray) -> np.ndarray:
@@ -305,18 +271,3 @@ def _covariance(flat: np.ndarray) -> np.ndarray:
     # Float32 needs a little extra diagonal if parameters are strongly correlated.
     kept = 0.99 if num >= 5 * width else 0.0
     return kept * covariance + np.diag((1 - kept) * variances)
-
-
-def _log_density(flat: np.ndarray, approximation: LaplaceApproximation | None) -> np.ndarray:
-    num, width = flat.shape
-    if approximation is not None:
-        mean, covariance = approximation.mode, approximation.covariance
-    elif num >= 5 * width:
-        mean, covariance = flat.mean(0), np.atleast_2d(np.cov(flat, rowvar=False))
-    else:
-        return np.full(num, np.inf)
-    try:
-        factor = np.linalg.cholesky(covariance)
-    except np.linalg.LinAlgError:
-        return np.full(num, np.inf)
-    return -0.5 * np.sum(np.linalg.solve(factor, (flat - mean).T) ** 2, axis=0)

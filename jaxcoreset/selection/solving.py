@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
+from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.utils import Clock
-from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.draws import Approach, DrawPool
 from jaxcoreset.selection.tolerance import Selection, largest_size, smallest_within
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.solution import Solution
@@ -26,6 +27,7 @@ def solve_path(
     solver: Solver | None = None,
     key: PRNGKeyArray | None = None,
     has_tol: bool = False,
+    approach: Approach = "rows",
 ) -> tuple[Solution, Int[np.ndarray, " m"]]:
     """The solutions of sizes up to one, on the solver's draws.
 
@@ -36,6 +38,7 @@ def solve_path(
         solver: the solver; the default one if left out.
         key: a JAX random key, for solvers that need one.
         has_tol: whether a size will be chosen by a tolerance, so that every size is of interest.
+        approach: what stands for all rows.
 
     Returns:
         The solutions, with a leading axis, and their sizes in increasing order.
@@ -48,7 +51,8 @@ def solve_path(
     else:
         sizes = np.array([size])
     with clock.stage("solve"):
-        path = sweep(pool.problem("solver"), sizes, solver, key if solver.needs_key else None)
+        problem = pool.problem("solver", approach)
+        path = sweep(problem, sizes, solver, key if solver.needs_key else None)
         jax.block_until_ready(path)
     # Processes may round differently, so the first one's path is taken by all of them.
     leaves, tree = jax.tree.flatten(path)
@@ -67,6 +71,7 @@ def select_size(
     *,
     tol: float | None = None,
     num_held_out: int = 0,
+    approach: Approach = "rows",
 ) -> Selection:
     """One size of a path: the largest, or with a tolerance the smallest that keeps to it.
 
@@ -77,8 +82,66 @@ def select_size(
         clock: where the time of the stage "held-out error" is noted.
         tol: the tolerance, in nats.
         num_held_out: with a tolerance, the number of draws that confirm a choice at first.
+        approach: what stands for all rows.
     """
     with clock.stage("held-out error"):
         if tol is None:
-            return largest_size(pool, path, sizes)
-        return smallest_within(pool, path, sizes, tol, num_held_out)
+            return largest_size(pool, path, sizes, approach)
+        return smallest_within(pool, path, sizes, tol, num_held_out, approach)
+
+
+def solve_and_select(
+    pool: DrawPool,
+    size: int,
+    clock: Clock,
+    *,
+    solver: Solver | None = None,
+    key: PRNGKeyArray | None = None,
+    tol: float | None = None,
+    allows_rows_alone: bool = True,
+) -> Selection:
+    """The best selection of at most so many rows, with the pool's expansion or without.
+
+    Arguments as above. With a tolerance it is the one of fewest rows that keeps to it, if any does.
+    """
+    approaches: list[Approach] = ["rows"] if allows_rows_alone or pool.expansion is None else []
+    found = []
+    if pool.expansion is not None:
+        approaches.append("proxy and rows")
+        found.append(select_none(pool, clock, tol=tol))
+    for approach in approaches:
+        path, sizes = solve_path(
+            pool, size, clock, solver=solver, key=key, has_tol=tol is not None, approach=approach
+        )
+        found.append(select_size(pool, path, sizes, clock, tol=tol, approach=approach))
+    within = [one for one in found if one.is_within and tol is not None]
+    if within:
+        return min(within, key=lambda one: one.num_rows)
+    return min(found, key=lambda one: one.estimate.kl)
+
+
+def select_none(
+    pool: DrawPool, clock: Clock, *, tol: float | None = None, num_held_out: int = 0
+) -> Selection:
+    """No rows at all: the pool's expansion stands for all of them. Arguments as above."""
+    dtype = default_float()
+    norm = float(jnp.linalg.norm(pool.problem("solver", "proxy").target))
+    whole = float(jnp.linalg.norm(pool.problem("solver").target))
+    path = Solution(
+        indices=jnp.zeros((1, 1), jnp.int32),
+        weights=jnp.zeros((1, 1), dtype),
+        objective=jnp.full(1, norm**2, dtype),
+        relative_error=jnp.full(1, norm / whole if whole > 0 else norm, dtype),
+        num_iters=jnp.zeros(1, jnp.int32),
+        converged=jnp.ones(1, bool),
+        solver="none",
+    )
+    return select_size(
+        pool,
+        path,
+        np.zeros(1, np.int64),
+        clock,
+        tol=tol,
+        num_held_out=num_held_out,
+        approach="proxy",
+    )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxcoreset.selection.draws import DrawPool, Use
+from jaxcoreset.selection.draws import Approach, DrawPool, Use
 from jaxcoreset.selection.estimate import KLEstimate, errors, estimate_at, estimate_on
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.weighting.base import FEWEST
@@ -36,6 +36,7 @@ class Selection:
         estimate: its error, on draws that had no part in the selection.
         curve: the errors along the path, on the draws that had.
         is_within: whether the tolerance is kept to; True where there is none.
+        approach: what stands for all rows.
     """
 
     path: Solution
@@ -44,6 +45,12 @@ class Selection:
     estimate: KLEstimate
     curve: dict[str, np.ndarray]
     is_within: bool = True
+    approach: Approach = "rows"
+
+    @property
+    def num_rows(self) -> int:
+        """The number of selected rows."""
+        return int(np.count_nonzero(np.asarray(self.path.weights[self.at]) > 0))
 
     @property
     def positions(self) -> Int[np.ndarray, " k"]:
@@ -58,14 +65,22 @@ class Selection:
         return weights[weights > 0]
 
 
-def largest_size(pool: DrawPool, path: Solution, sizes: np.ndarray) -> Selection:
+def largest_size(
+    pool: DrawPool, path: Solution, sizes: np.ndarray, approach: Approach = "rows"
+) -> Selection:
     """The largest size of a path, which is not selected by its error."""
-    curve = _curve(pool, path, sizes)
-    return Selection(path, sizes, len(sizes) - 1, estimate_on(curve, -1), curve)
+    curve = _curve(pool, path, sizes, approach)
+    at = len(sizes) - 1
+    return Selection(path, sizes, at, estimate_on(curve, -1), curve, approach=approach)
 
 
 def smallest_within(
-    pool: DrawPool, path: Solution, sizes: np.ndarray, tol: float, num_held_out: int
+    pool: DrawPool,
+    path: Solution,
+    sizes: np.ndarray,
+    tol: float,
+    num_held_out: int,
+    approach: Approach = "rows",
 ) -> Selection:
     """The smallest size whose error plus two standard errors is at most `tol`.
 
@@ -78,48 +93,52 @@ def smallest_within(
         sizes: the sizes, in increasing order.
         tol: the tolerance, in nats.
         num_held_out: the number of draws that confirm a selection at first.
+        approach: what stands for all rows.
 
     Returns:
         The selection; if no size keeps to `tol`, the best one, with `is_within` false.
     """
     most = _MOST_HELD_OUT * num_held_out
     first = 0
-    curve = _curve(pool, path, sizes)
+    curve = _curve(pool, path, sizes, approach)
     for _ in range(_MOST_CONFIRMATIONS):
         at = _first_within(curve, tol, first)
         while at is None and curve["kl"][first:].min(initial=np.inf) <= tol:
             if not _double(pool, "selection", most):
                 break
-            curve = _curve(pool, path, sizes)
+            curve = _curve(pool, path, sizes, approach)
             at = _first_within(curve, tol, first)
         if at is None:
             break
         pool.ensure_draws(confirmation=num_held_out)
-        estimate = estimate_at(pool, path, at, "confirmation")
+        estimate = estimate_at(pool, path, at, "confirmation", approach)
         while (
             estimate.standard_error > PRECISION * tol
             and estimate.lower <= tol
             and _double(pool, "confirmation", most)
         ):
-            estimate = estimate_at(pool, path, at, "confirmation")
+            estimate = estimate_at(pool, path, at, "confirmation", approach)
         if estimate.upper <= tol:
-            return Selection(path, sizes, at, estimate, curve)
+            return Selection(path, sizes, at, estimate, curve, approach=approach)
         if pool.remaining is not None and pool.remaining < max(FEWEST, num_held_out // 4):
             # No draws are left, so the same ones confirm again, and only another size can pass.
             first = at + 1
         else:
             pool.move("confirmation", "selection")
-            curve = _curve(pool, path, sizes)
+            curve = _curve(pool, path, sizes, approach)
     at = int(np.argmin(curve["kl"] + 2 * curve["kl_standard_error"]))
     pool.ensure_draws(confirmation=num_held_out)
     # Rare draws with large errors may be in either set; the set that has them tells more.
-    found = estimate_on(curve, at), estimate_at(pool, path, at, "confirmation")
+    found = estimate_on(curve, at), estimate_at(pool, path, at, "confirmation", approach)
     estimate = max(found, key=lambda one: one.upper)
-    return Selection(path, sizes, at, estimate, curve, is_within=False)
+    return Selection(path, sizes, at, estimate, curve, is_within=False, approach=approach)
 
 
-def _curve(pool: DrawPool, path: Solution, sizes: np.ndarray) -> dict[str, np.ndarray]:
-    return {"size": sizes, **errors(path, pool.problem("selection"), pool.source.inefficiency)}
+def _curve(
+    pool: DrawPool, path: Solution, sizes: np.ndarray, approach: Approach
+) -> dict[str, np.ndarray]:
+    problem = pool.problem("selection", approach)
+    return {"size": sizes, **errors(path, problem, pool.source.inefficiency)}
 
 
 def _first_within(curve: dict[str, np.ndarray], tol: float, first: int) -> int | None:

@@ -23,6 +23,7 @@ from jaxcoreset.data.blocks import partial_sums
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import BadRows, Rows, State
 from jaxcoreset.data.utils import host_generator
+from jaxcoreset.likelihood.expansion import Expansion, Terms
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.program import with_program
 from jaxcoreset.likelihood.trace import one_at_a_time
@@ -59,6 +60,8 @@ class LaplaceApproximation:
         covariance: float64 array of shape (D, D), the inverse Hessian at the mode.
         names: the D parameters' names, such as "beta[3]".
         num_passes: the number of passes over all the rows that the search took.
+        expansion: the second-order expansion of the log-likelihood there; None for a Gaussian that
+            was not found by `laplace_approximation`.
     """
 
     def __init__(
@@ -68,9 +71,11 @@ class LaplaceApproximation:
         names: list[str],
         unravel: Callable[[Array], Params],
         num_passes: int = 0,
+        expansion: Expansion | None = None,
     ):
         self.mode, self.covariance, self.names = mode, covariance, names
         self.num_passes, self._unravel = num_passes, unravel
+        self.expansion = expansion
 
     @property
     def sd(self) -> Float[np.ndarray, " d"]:
@@ -101,6 +106,28 @@ class LaplaceFitter:
         """The negative log-posterior of some rows, by one pass, which computes derivatives too."""
         flat, _ = ravel_pytree(params)
         return _LogPosterior(self._terms, rows)(np.asarray(flat, np.float64))[0]
+
+    def expand(
+        self, position: Float[np.ndarray, " d"], on_pass: Callable[[], Any] = lambda: None
+    ) -> Expansion | None:
+        """The expansion of all rows at a point; None if its posterior would not be proper."""
+        objective = _LogPosterior(self._terms, self.likelihood.rows, on_pass=on_pass)
+        found = self._expansion(objective, position)
+        is_proper = np.isfinite(found.precision).all() and np.isfinite(found.gradient).all()
+        return found if is_proper and _is_definite(found.precision) else None
+
+    def terms_at(self, position: Float[np.ndarray, " d"]) -> Terms:
+        """The log-likelihood of all rows at a point, and its derivatives, by one pass."""
+        found = self._expansion(_LogPosterior(self._terms, self.likelihood.rows), position)
+        return Terms(found.value, found.gradient, found.hessian)
+
+    def _expansion(self, objective: "_LogPosterior", position: np.ndarray) -> Expansion:
+        prior = self._terms.prior(jnp.asarray(position, default_float()))
+        energy, gradient, precision = objective(position)
+        value, slope, bend = (np.asarray(part, np.float64) for part in prior)
+        return Expansion(
+            position, -energy - float(value), -gradient - slope, -precision - bend, precision
+        )
 
     def __call__(
         self,
@@ -142,7 +169,8 @@ class LaplaceFitter:
             )
         # The last Newton step costs no pass, and squares the mode's error.
         mode = position - covariance @ gradient
-        return LaplaceApproximation(mode, covariance, names, self._unravel, full.num_passes)
+        passes, expansion = full.num_passes, self._expansion(full, position)
+        return LaplaceApproximation(mode, covariance, names, self._unravel, passes, expansion)
 
 
 def max_steps(num_data: int) -> int:
@@ -339,6 +367,15 @@ def _first_finite(objective: _LogPosterior, start: np.ndarray) -> np.ndarray:
         "weighting=Draws(samples)." + (f"{where}first of them {shown}." if count else ""),
         "the log-posterior or its derivatives are not finite at any of the starting points",
     )
+
+
+def _is_definite(matrix: np.ndarray) -> bool:
+    """True if a scaled matrix is positive definite, and not flat to float32's precision."""
+    diagonal = np.diag(matrix)
+    if not (diagonal > 0).all():
+        return False
+    values = np.linalg.eigvalsh(matrix / np.sqrt(np.outer(diagonal, diagonal)))
+    return bool(values[0] * _LARGEST_CONDITION > values[-1])
 
 
 def _decrement(gradient: np.ndarray, hessian: np.ndarray) -> float:

@@ -17,6 +17,7 @@ from numpyro.infer.hmc import HMCState, hmc
 
 from jaxcoreset.data.dtypes import default_float, widened
 from jaxcoreset.data.utils import check_int, host_generator
+from jaxcoreset.likelihood.expansion import Proxy
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import MAX_ENERGY_ERROR, energy_error
 from jaxcoreset.solvers.numerics import HIGHEST
@@ -93,11 +94,16 @@ def _kernel(
 ) -> tuple[Callable, Callable]:
     """The start of a batch of chains, and some steps of it, compiled."""
 
-    def potential(data: tuple, weights: Array, centre: Array, scale: Array) -> Callable:
+    def potential(
+        data: tuple, weights: Array, centre: Array, scale: Array, proxy: Proxy | None
+    ) -> Callable:
         def energy(z: Array) -> Float[Array, ""]:
-            params = program.unravel(centre + jnp.matmul(scale, z, precision=HIGHEST))
+            flat = centre + jnp.matmul(scale, z, precision=HIGHEST)
+            params = program.unravel(flat)
             values = program.log_likelihood(params, data)
+            values = jnp.where(weights > 0, values, 0)  # of slots that are not used
             total = jnp.vdot(weights, values, precision=HIGHEST)
+            total = total if proxy is None else proxy.log_likelihood(flat, total)
             return -total - program.log_prior(params)
 
         return energy
@@ -160,6 +166,7 @@ class CoresetSampler:
         weights: ArrayLike,
         starts: ArrayLike,
         covariance: ArrayLike | None = None,
+        proxy: Proxy | None = None,
     ) -> "ChainDraws":
         """Adapt the chains and make the first draws.
 
@@ -169,6 +176,7 @@ class CoresetSampler:
             weights: the rows' weights, shape (m,).
             starts: a starting point for each chain, flat and unconstrained, shape (chains, D).
             covariance: an estimate of the posterior's covariance, shape (D, D), positive definite.
+            proxy: what stands for all rows beside these, if anything.
         """
         data = self.likelihood.take(indices)
         points = np.asarray(starts, np.float64)
@@ -182,7 +190,8 @@ class CoresetSampler:
             known = np.eye(width) if covariance is None else np.asarray(covariance, np.float64)
             scale = jnp.asarray(np.linalg.cholesky(known), starts.dtype)
             data = tuple(widened(jnp.asarray(leaf)) for leaf in data)
-            args = (data, jnp.asarray(weights, starts.dtype), starts[0], scale)
+            weights = jnp.asarray(weights, starts.dtype)
+            args = (data, weights, starts[0], scale, jax.tree.map(jnp.asarray, proxy))
             z = solve_triangular(scale, (starts - starts[0]).T, lower=True).T
             state = self._start(jax.random.split(key, self.num_chains), z, args)
             for _ in range(self.num_warmup // _STEPS_PER_CALL):
@@ -201,7 +210,7 @@ class CoresetSampler:
     ) -> tuple[HMCState, Float[np.ndarray, "s c d"], Transitions]:
         """Continue the chains: the state, at least `num` draws in all, and how they moved."""
         parts: list[Any] = []
-        _, _, centre, scale = args
+        _, _, centre, scale, _ = args
         while len(parts) * _STEPS_PER_CALL * self.num_chains < num:
             with _precision(centre.dtype == np.float64):
                 state, steps = self._advance(state, args)

@@ -7,7 +7,7 @@ The shape k-hat of the tail of importance ratios says whether averages by the ra
 import numpy as np
 from jaxtyping import Float
 
-from jaxcoreset.diagnostics.arviz import psislw
+from jaxcoreset.data.arviz import psislw
 
 # Vehtari et al. (2024), section 3.2.4, equation 13: above 0.7 no practical number of draws is
 # enough; below it, S draws are enough if k-hat < 1 − 1/log10(S).

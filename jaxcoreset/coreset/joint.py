@@ -1,0 +1,111 @@
+"""The joint posterior of several coresets, some of which have a proxy."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxcoreset.data.dtypes import default_float, in_float64
+from jaxcoreset.likelihood.expansion import Expansion, Proxy, flat_draws
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.likelihood.precision import runs_in_float64
+from jaxcoreset.weighting.laplace import LaplaceApproximation, parameter_names
+
+# The largest Newton decrement, in nats, at which a point counts as the mode.
+_DECREMENT = 1e-4
+_MAX_STEPS = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class JointLikelihood:
+    """The sum of the log-likelihoods of coresets, less those of their proxies at their centers.
+
+    Attributes:
+        likelihood: the model's, with the rows of all the coresets.
+        weights: for each coreset the weights of its rows, in the order of the rows.
+        proxies: for each coreset its proxy, or None.
+    """
+
+    likelihood: ModelLikelihood
+    weights: Sequence[Float[np.ndarray, " k"]]
+    proxies: Sequence[Proxy | None]
+
+    def at(self, flat: Float[Array, " d"], data: tuple) -> Float[Array, ""]:
+        """The log-likelihood at flat unconstrained parameters; `data` are the rows."""
+        values = self.likelihood.log_likelihood(self.likelihood.unravel(flat), data)
+        total, first = jnp.zeros((), flat.dtype), 0
+        for weights, proxy in zip(self.weights, self.proxies, strict=True):
+            own = values[first : first + len(weights)]
+            first += len(weights)
+            weighted = jnp.vdot(jnp.asarray(weights, flat.dtype), own)
+            if proxy is not None:
+                weighted = proxy.log_likelihood(flat, weighted if len(weights) else None)
+            total = total + weighted
+        return total
+
+    def totals(self, draws: Params) -> Float[np.ndarray, " s"]:
+        """The log-likelihood at draws, in float64 if the model runs in it."""
+
+        def evaluate(flat: Array, data: tuple) -> Array:
+            return jax.lax.map(lambda one: self.at(one, data), flat, batch_size=64)
+
+        return self._exactly(jax.jit(evaluate), flat_draws(draws))
+
+    def laplace(self, start: Float[np.ndarray, " d"]) -> LaplaceApproximation:
+        """The Laplace approximation of the joint posterior, with the expansion at its mode.
+
+        Raises:
+            ValueError: if the mode is not reached.
+        """
+        from scipy.optimize import minimize
+
+        likelihood = self.likelihood
+
+        @jax.jit
+        def evaluate(flat: Array, data: tuple) -> tuple:
+            def total(flat: Array) -> Array:
+                return self.at(flat, data)
+
+            def prior(flat: Array) -> Array:
+                return likelihood.log_prior(likelihood.unravel(flat))
+
+            return tuple((f(flat), jax.grad(f)(flat), jax.hessian(f)(flat)) for f in (total, prior))
+
+        def energy(flat: np.ndarray) -> tuple:
+            return jax.tree.map(lambda x, y: -(x + y), *self._exactly(evaluate, flat))
+
+        found = minimize(
+            lambda flat: energy(flat)[:2],
+            start,
+            jac=True,
+            hess=lambda flat: energy(flat)[2],
+            method="trust-exact",
+            options={"maxiter": _MAX_STEPS, "gtol": 1e-6},
+        )
+        mode = np.asarray(found.x, np.float64)
+        _, gradient, precision = energy(mode)
+        covariance = np.linalg.inv(precision)
+        is_mode = gradient @ covariance @ gradient <= _DECREMENT
+        if not (is_mode and (np.linalg.eigvalsh(precision) > 0).all()):
+            raise ValueError(
+                "the joint posterior of the coresets has no mode that was reached, so they cannot "
+                "be merged; expected coresets of a model whose posterior has one."
+            )
+        (value, slope, bend), _ = self._exactly(evaluate, mode)
+        expansion = Expansion(mode, float(value), slope, bend, precision)
+        names = parameter_names(likelihood.init_params)
+        return LaplaceApproximation(
+            mode, covariance, names, likelihood.unravel, expansion=expansion
+        )
+
+    def _exactly(self, evaluate: Callable, flat: np.ndarray) -> Any:
+        data = self.likelihood.data
+        if default_float() == np.float64 or not runs_in_float64(self.likelihood):
+            found = evaluate(jnp.asarray(flat, default_float()), data)
+        else:
+            found = in_float64(evaluate, flat, data)
+        return jax.tree.map(lambda x: np.asarray(x, np.float64), found)

@@ -1,0 +1,354 @@
+"""The second-order expansion of the log-likelihood of all rows, and the rows' remainders.
+
+With T_i the expansion of row i's log-likelihood ℓ_i at a point θ*, in unconstrained parameters,
+log L(θ) = Σ_n T_n(θ) + Σ_n (ℓ_n − T_n)(θ). The first sum is a number, a vector and a matrix. It is
+a *proxy* of all rows, as in the difference estimator of subsampling MCMC (Quiroz et al. 2019). The
+second sum is small where the posterior is nearly Gaussian, and weighted rows approximate it:
+
+    log L(θ) ≈ Σ_n T_n(θ) + χ(r) Σ_i w_i (ℓ_i − T_i)(θ).
+
+Without χ, Σ w_i T_i may be more curved than Σ T_n, and the density then grows without bound. So the
+remainders fade out with the distance from θ*: χ(r) = sigmoid((√D + 4 − r) / 0.5), where r is the
+Mahalanobis radius under the Laplace approximation's covariance. Farther out the log-likelihood is
+the quadratic, and the density is proper.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from jaxcoreset.data.arrays import leading, require_type
+from jaxcoreset.data.dtypes import default_float, in_float64
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params, Unravel
+from jaxcoreset.likelihood.passes import Features, LogLikelihood, check_shape, feature_matrix
+from jaxcoreset.likelihood.precision import runs_in_float64
+from jaxcoreset.solvers.numerics import HIGHEST
+
+# The remainders fade out at this radius beyond √D, over this width.
+_RADIUS_BEYOND, _FADE_WIDTH = 4.0, 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Expansion:
+    """A quadratic in the flat unconstrained parameters, in float64.
+
+    Attributes:
+        center: shape (D,), the point θ* of the expansion.
+        value: the log-likelihood of all rows there, in nats.
+        gradient: shape (D,), its gradient.
+        hessian: shape (D, D), its Hessian.
+        precision: shape (D, D), minus the Hessian of the log-posterior, positive definite.
+    """
+
+    center: Float[np.ndarray, " d"]
+    value: float
+    gradient: Float[np.ndarray, " d"]
+    hessian: Float[np.ndarray, "d d"]
+    precision: Float[np.ndarray, "d d"]
+
+    def at(self, flat: Float[np.ndarray, "s d"]) -> Float[np.ndarray, " s"]:
+        """The quadratic at flat parameters, less its value at the center."""
+        delta = np.asarray(flat, np.float64) - self.center
+        return delta @ self.gradient + 0.5 * np.sum((delta @ self.hessian) * delta, axis=1)
+
+    def fade(self, flat: Float[np.ndarray, "s d"]) -> Float[np.ndarray, " s"]:
+        """The factor χ of the remainders at flat parameters, between 0 and 1."""
+        delta = np.asarray(flat, np.float64) - self.center
+        radius = np.sqrt(np.sum((delta @ self.precision) * delta, axis=1))
+        return 1 / (1 + np.exp(-(_radius(self.center.size) - radius) / _FADE_WIDTH))
+
+    def plus(self, other: "Terms") -> "Expansion":
+        """The expansion, at the same center, of these rows and of others together."""
+        return Expansion(
+            self.center,
+            self.value + other.value,
+            self.gradient + other.gradient,
+            self.hessian + other.hessian,
+            self.precision - other.hessian,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """The log-likelihood of some weighted rows at a point, and its derivatives.
+
+    Attributes:
+        value: a number, in nats.
+        gradient: shape (D,).
+        hessian: shape (D, D).
+    """
+
+    value: float
+    gradient: Float[np.ndarray, " d"]
+    hessian: Float[np.ndarray, "d d"]
+
+
+class Proxy(eqx.Module):
+    """The log-likelihood of a coreset with a proxy, but for its constant, as a pytree of arrays.
+
+    Attributes:
+        center: shape (D,), the flat unconstrained parameters of the expansion.
+        value: the log-likelihood of all rows there, in nats.
+        gradient: shape (D,), that of Σ T_n.
+        hessian: shape (D, D), that of Σ T_n.
+        precision: shape (D, D), by which the radius of the fade is measured.
+        row_value: Σ w_i ℓ_i at the center, over the rows of the coreset.
+        row_gradient: shape (D,), its gradient.
+        row_hessian: shape (D, D), its Hessian.
+        unravel: the names and shapes of the parameters.
+    """
+
+    center: Float[np.ndarray, " d"]
+    value: Float[np.ndarray, ""]
+    gradient: Float[np.ndarray, " d"]
+    hessian: Float[np.ndarray, "d d"]
+    precision: Float[np.ndarray, "d d"]
+    row_value: Float[np.ndarray, ""]
+    row_gradient: Float[np.ndarray, " d"]
+    row_hessian: Float[np.ndarray, "d d"]
+    unravel: Unravel = eqx.field(static=True, kw_only=True)
+
+    @classmethod
+    def of(cls, expansion: Expansion, rows: Terms, unravel: Unravel) -> "Proxy":
+        """The proxy of an expansion and the weighted rows of a coreset."""
+        parts = (
+            expansion.center,
+            expansion.value,
+            expansion.gradient,
+            expansion.hessian,
+            expansion.precision,
+            rows.value,
+            rows.gradient,
+            rows.hessian,
+        )
+        return cls(*(np.asarray(part, np.float64) for part in parts), unravel=unravel)
+
+    @property
+    def expansion(self) -> Expansion:
+        """The expansion of all rows."""
+        return Expansion(
+            self.center, float(self.value), self.gradient, self.hessian, self.precision
+        )
+
+    def log_likelihood(self, flat: Float[Array, " d"], weighted: Any) -> Float[Array, ""]:
+        """The log-likelihood less that of all rows at the center.
+
+        Args:
+            flat: the flat unconstrained parameters.
+            weighted: Σ w_i ℓ_i there; None if there are no rows.
+        """
+        quadratic, rows, fade = self._parts(flat)
+        return quadratic if weighted is None else quadratic + fade * (weighted - rows)
+
+    def rest(self, flat: Float[Array, " d"], weighted: Any) -> Float[Array, ""]:
+        """What a model adds whose weighted rows are in it already; arguments as above."""
+        quadratic, rows, fade = self._parts(flat)
+        if weighted is None:
+            return quadratic
+        # Where a row has no probability, neither has the whole.
+        kept = jnp.where(jnp.isfinite(weighted), weighted, 0)
+        return quadratic - fade * rows - (1 - fade) * kept
+
+    def scaled(self, factor: float) -> "Proxy":
+        """The proxy of a log-likelihood that is multiplied by a factor, as are the weights."""
+        names = ("value", "gradient", "hessian", "row_value", "row_gradient", "row_hessian")
+        scaled = tuple(factor * getattr(self, name) for name in names)
+        return eqx.tree_at(lambda one: tuple(getattr(one, name) for name in names), self, scaled)
+
+    def _parts(self, flat: Float[Array, " d"]) -> tuple[Array, Array, Array]:
+        """Σ T_n less its constant, Σ w_i T_i, and the factor χ."""
+        one = jax.tree.map(lambda x: jnp.asarray(x, flat.dtype), self)
+        delta = flat - one.center
+
+        def form(matrix: Array) -> Array:
+            return jnp.vdot(delta, jnp.matmul(matrix, delta, precision=HIGHEST), precision=HIGHEST)
+
+        quadratic = jnp.vdot(one.gradient, delta, precision=HIGHEST) + 0.5 * form(one.hessian)
+        rows = jnp.vdot(one.row_gradient, delta, precision=HIGHEST) + 0.5 * form(one.row_hessian)
+        # The square root has no derivative at zero.
+        radius = jnp.sqrt(jnp.maximum(form(one.precision), 1e-12))
+        fade = jax.nn.sigmoid((_radius(flat.size) - radius) / _FADE_WIDTH)
+        return quadratic, one.row_value + rows, fade
+
+    def flat(self, params: Mapping[str, Array]) -> Float[Array, " d"]:
+        """Unconstrained parameters as a flat vector."""
+        return jnp.concatenate([jnp.ravel(params[name]) for name, _ in self.unravel.shapes])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The arrays by name, and the names and shapes of the parameters."""
+        arrays = {name: np.asarray(getattr(self, name)) for name in _ARRAYS}
+        shapes = [[name, list(shape)] for name, shape in self.unravel.shapes]
+        return {**arrays, "shapes": shapes}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> "Proxy":
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: if an array is missing, has another shape, or is not finite.
+        """
+        require_type(plain["shapes"], list[Any], "shapes of the proxy")
+        shapes = tuple((str(name), tuple(map(int, shape))) for name, shape in plain["shapes"])
+        size = (sum(math.prod(shape) for _, shape in shapes),)
+        arrays = {name: np.asarray(plain[name]) for name in _ARRAYS}
+        for name, value in arrays.items():
+            shape = () if name.endswith("value") else size
+            shape = size * 2 if name.endswith(("hessian", "precision")) else shape
+            if value.shape != shape or value.dtype.kind != "f" or not np.isfinite(value).all():
+                raise ValueError(f"{name} of the proxy is not finite, or not of shape {shape}")
+        return cls(**arrays, unravel=Unravel(shapes))
+
+
+_ARRAYS = tuple(field.name for field in fields(Proxy) if field.name != "unravel")
+
+
+def _radius(num_params: int) -> float:
+    return float(np.sqrt(num_params)) + _RADIUS_BEYOND
+
+
+def terms_of_rows(
+    likelihood: ModelLikelihood,
+    data: tuple,
+    weights: Float[np.ndarray, " k"],
+    center: Float[np.ndarray, " d"],
+) -> Terms:
+    """The weighted log-likelihood of a few rows at a point and its derivatives, in float64."""
+    size = center.size
+    if not len(weights):
+        return Terms(0.0, np.zeros(size), np.zeros((size, size)))
+    evaluate = functools.partial(_weighted_terms, likelihood.program)
+    value, gradient, hessian = _exactly(likelihood, evaluate, center, data, weights)
+    return Terms(float(value), gradient, hessian)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _weighted_terms(
+    program: ModelLikelihood, center: Array, data: tuple, weights: Array
+) -> tuple[Array, Array, Array]:
+    def total(flat: Array) -> Float[Array, ""]:
+        return jnp.vdot(weights, program.log_likelihood(program.unravel(flat), data))
+
+    return total(center), jax.grad(total)(center), jax.hessian(total)(center)
+
+
+def remainders(
+    likelihood: ModelLikelihood,
+    draws: Params,
+    data: tuple,
+    center: Float[np.ndarray, " d"],
+    batch_size: int | None = None,
+) -> Float[np.ndarray, "m s"]:
+    """The remainders ℓ_i − T_i of rows at draws, in float64 if the model runs in it.
+
+    They are small differences of large numbers, which float32 cannot resolve.
+
+    Args:
+        likelihood: the likelihood.
+        draws: unconstrained draws, with a leading axis of s.
+        data: m rows.
+        center: the flat parameters of the expansion.
+        batch_size: the number of rows that are evaluated at a time.
+    """
+    deltas = flat_draws(draws) - center
+
+    def evaluate(deltas: Array, center: Array, data: tuple) -> Array:
+        features = _Remainders(deltas, center, likelihood.unravel)
+        return feature_matrix(likelihood.program.log_likelihood, features, data, batch_size)
+
+    return _exactly(likelihood, evaluate, deltas, center, data)
+
+
+def flat_draws(draws: Params) -> Float[np.ndarray, "s d"]:
+    """Draws as flat unconstrained parameters, in float64."""
+    num = leading(draws)
+    parts = [np.asarray(draws[name], np.float64).reshape(num, -1) for name in sorted(draws)]
+    return np.concatenate(parts, axis=1)
+
+
+@dataclass(frozen=True)
+class FadedRemainder:
+    """A row's remainder at a draw, in JAX's precision, to compare rows in a pass over all of them.
+
+    Attributes:
+        log_likelihood: ``log_likelihood(draw, data) -> (n,)``.
+        unravel: from flat parameters to a draw.
+    """
+
+    log_likelihood: LogLikelihood
+    unravel: Callable
+
+    def __call__(self, draw: Mapping[str, Array], data: PyTree) -> Float[Array, " n"]:
+        """The remainders of rows, faded out, at one of the draws that `around` returns."""
+        found = _remainder(self.log_likelihood, self.unravel, draw["center"], draw["delta"], data)
+        return draw["fade"] * found
+
+
+def around(expansion: Expansion, draws: Params) -> dict[str, Array]:
+    """Draws as what `FadedRemainder` takes, with their leading axis."""
+    flat = flat_draws(draws)
+    given = {
+        "center": np.broadcast_to(expansion.center, flat.shape),
+        "delta": flat - expansion.center,
+        "fade": expansion.fade(flat),
+    }
+    return {name: jnp.asarray(value, default_float()) for name, value in given.items()}
+
+
+def _remainder(
+    log_likelihood: LogLikelihood, unravel: Callable, center: Array, delta: Array, data: PyTree
+) -> Float[Array, " n"]:
+    """Rows' log-likelihoods beside a point, less their second-order expansions there."""
+
+    def values(flat: Array) -> Array:
+        return log_likelihood(unravel(flat), data)
+
+    def slope(flat: Array) -> Array:
+        return jax.jvp(values, (flat,), (delta,))[1]
+
+    first, second = jax.jvp(slope, (center,), (delta,))
+    return values(center + delta) - values(center) - first - second / 2
+
+
+class _Remainders(Features):
+    """Log-likelihoods at draws less their expansions at one point."""
+
+    quantity = "the log-likelihood"
+
+    deltas: Float[Array, "s d"]
+    center: Float[Array, " d"]
+    unravel: Callable = eqx.field(static=True)
+
+    @property
+    def width(self) -> int:
+        return leading(self.deltas)
+
+    def block(self, log_likelihood: LogLikelihood, chunk: PyTree) -> tuple[Array, Array]:
+        # The center is the same for all draws, so that only linear terms depend on the draw.
+        def remainder(delta: Array) -> Array:
+            return _remainder(log_likelihood, self.unravel, self.center, delta, chunk)
+
+        found = jax.vmap(remainder, out_axes=-1)(self.deltas)
+        check_shape(found.shape[:-1], leading(chunk))
+        return found, ~jnp.isfinite(jnp.mean(found, axis=-1))
+
+    def sum(self, log_likelihood: LogLikelihood, chunk: PyTree, counted: Array) -> Array:
+        """The sum of `block` over the rows counted."""
+        values, _ = self.block(log_likelihood, chunk)
+        return jnp.sum(jnp.where(counted[:, None], values, 0), axis=0)
+
+
+def _exactly(likelihood: ModelLikelihood, evaluate: Callable, *given: Any) -> Any:
+    """Call a function in float64 if the model runs in it; its arrays come back as NumPy's."""
+    if default_float() == np.float64 or not runs_in_float64(likelihood):
+        found = evaluate(*jax.tree.map(jnp.asarray, given))
+    else:
+        found = in_float64(evaluate, *given)
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), found)

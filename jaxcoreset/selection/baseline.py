@@ -1,0 +1,137 @@
+"""What a Gaussian alone reaches, which needs no rows: the baseline of every coreset.
+
+The Gaussian is the Laplace approximation, or for other draws that of their mean and covariance. At
+its own draws θ, log π(θ) = L(θ) + log p(θ) is known up to a constant from the pass over the data,
+so that the variance of log π − log q costs nothing more.
+"""
+
+import functools
+import importlib.util
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
+
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.selection.draws import DrawPool, Part
+from jaxcoreset.weighting.laplace import LaplaceApproximation
+
+# Fewer draws than this for each parameter do not give a covariance.
+_DRAWS_PER_PARAMETER = 5
+
+
+@dataclass(frozen=True)
+class GaussianBaseline:
+    """How close a Gaussian is to the posterior of all rows.
+
+    Attributes:
+        kl: the estimate of the symmetrised KL divergence, in nats, on held-out draws.
+        kl_standard_error: its standard error.
+        relative_ess: the effective sample size of its draws for the posterior, as a fraction of
+            them: Kish's size of the importance weights.
+        k_hat: the shape of the weights' tail; None without ArviZ.
+    """
+
+    kl: float
+    kl_standard_error: float
+    relative_ess: float
+    k_hat: float | None
+
+    @classmethod
+    def of(cls, pool: DrawPool) -> "GaussianBaseline | None":
+        """The baseline by the draws of a pool; None if these are too few for a covariance.
+
+        If the draws are not of a Laplace approximation, the Gaussian is fitted to those of the
+        solver.
+        """
+        held_out = [*pool.parts("selection"), *pool.parts("confirmation")]
+        log_weights = _log_weights(pool, [part for part in held_out if part.size > 1])
+        if log_weights is None or not all(np.isfinite(one).all() for one in log_weights):
+            return None
+        # The constants of blocks differ, so each is centred by itself.
+        residuals = np.concatenate([one - one.mean() for one in log_weights])
+        squares, num = residuals**2, residuals.size
+        error = squares.std() * (pool.source.inefficiency / num) ** 0.5
+        k_hat = None
+        if importlib.util.find_spec("arviz") is not None:
+            from jaxcoreset.weighting.psis import pareto_smooth
+
+            k_hat = pareto_smooth(residuals, 1 / pool.source.inefficiency)[1]
+        return cls(float(squares.mean()), float(error), kish(residuals) / num, k_hat)
+
+    def facts(self) -> dict[str, Any]:
+        """The attributes of a `Report`."""
+        return {f"gaussian_{name}": value for name, value in vars(self).items()}
+
+
+def relative_ess_of(pool: DrawPool) -> float:
+    """The effective sample size of the draws of π̂ for the full posterior, as a fraction of them.
+
+    This is Kish's size of the importance weights π(θ)/q(θ), with the Gaussian of `GaussianBaseline`
+    as q, which can only make a good π̂ look worse. The result is 0 if there are too few draws.
+    """
+    parts = [
+        *pool.parts("solver")[:1],
+        *pool.parts("selection")[:1],
+        *pool.parts("confirmation")[:1],
+    ]
+    log_weights = _log_weights(pool, parts)
+    if log_weights is None:
+        return 0.0
+    joined = np.concatenate(log_weights)
+    return kish(joined) / joined.size if np.isfinite(joined).all() else 0.0
+
+
+def kish(log_weights: Float[np.ndarray, " s"]) -> float:
+    """Kish's effective sample size of weights."""
+    weights = np.exp(log_weights - log_weights.max())
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def flat_and_prior(
+    pool: DrawPool, parts: list[Part]
+) -> tuple[Float[np.ndarray, "s d"], Float[np.ndarray, " s"]]:
+    """The parts' draws, flat, and the log prior at each."""
+    draws = jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in parts))
+    flat, prior = _evaluate(pool.likelihood.program, draws)
+    return np.asarray(flat, np.float64), np.asarray(prior, np.float64)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _evaluate(program: ModelLikelihood, draws: Any) -> tuple[Array, Array]:
+    return (
+        jax.vmap(lambda one: ravel_pytree(one)[0])(draws),
+        jax.vmap(program.log_prior)(draws),
+    )
+
+
+def _log_weights(pool: DrawPool, parts: list[Part]) -> list[Float[np.ndarray, " s"]] | None:
+    """Log π − log q at the draws of some parts, up to a constant; None if there is no Gaussian."""
+    flat, prior = flat_and_prior(pool, parts)
+    density = _log_density(flat, pool, pool.source.approximation)
+    if density is None:
+        return None
+    total = np.concatenate([np.asarray(part.total, np.float64) for part in parts])
+    ends = np.cumsum([part.size for part in parts])[:-1]
+    return np.split(total + prior - density, ends)
+
+
+def _log_density(
+    flat: np.ndarray, pool: DrawPool, approximation: LaplaceApproximation | None
+) -> Float[np.ndarray, " s"] | None:
+    if approximation is not None:
+        mean, covariance = approximation.mode, approximation.covariance
+    else:
+        fitted, _ = flat_and_prior(pool, pool.parts("solver")[:1])
+        if len(fitted) < _DRAWS_PER_PARAMETER * fitted.shape[1]:
+            return None
+        mean, covariance = fitted.mean(0), np.atleast_2d(np.cov(fitted, rowvar=False))
+    try:
+        factor = np.linalg.cholesky(covariance)
+    except np.linalg.LinAlgError:
+        return None
+    return -0.5 * np.sum(np.linalg.solve(factor, (flat - mean).T) ** 2, axis=0)

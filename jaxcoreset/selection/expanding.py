@@ -1,0 +1,41 @@
+"""Where the log-likelihood of all rows is expanded, for the draws of a pool."""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from jaxcoreset.likelihood.expansion import Expansion, flat_draws
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.weighting.laplace import LaplaceFitter
+
+# The center is far from the draws if their mean is off by more standard deviations of a parameter.
+_FAR = 1.0
+
+
+def expansion_of(
+    likelihood: ModelLikelihood,
+    pool: DrawPool,
+    center: Float[np.ndarray, " d"] | None = None,
+) -> Expansion | None:
+    """The expansion at a point, or at the mean of the pool's draws; None if it is not proper."""
+    position = _solver_draws(pool).mean(axis=0) if center is None else center
+    return LaplaceFitter(likelihood).expand(position)
+
+
+def is_far(pool: DrawPool) -> bool:
+    """True if the mean of the pool's draws is not near the center of its expansion."""
+    assert pool.expansion is not None
+    flat = _solver_draws(pool)
+    shift = np.abs(flat.mean(axis=0) - pool.expansion.center)
+    return bool((shift > _FAR * flat.std(axis=0)).any())
+
+
+def flat_center(params: Params) -> Float[np.ndarray, " d"]:
+    """One point as flat parameters, in float64."""
+    return flat_draws({name: jnp.asarray(value)[None] for name, value in params.items()})[0]
+
+
+def _solver_draws(pool: DrawPool) -> Float[np.ndarray, "s d"]:
+    uses = ("solver", "selection")
+    return np.concatenate([flat_draws(part.draws) for use in uses for part in pool.parts(use)])
