@@ -46,6 +46,10 @@ class Linear:
     rows = Rows(data)
     reference = None
 
+    @property
+    def program(self):
+        return self
+
     def log_likelihood(self, params, data):
         return jnp.asarray(data[0]) @ params["theta"]
 
