@@ -150,6 +150,8 @@ def _run(
     run = solver.run if ks.ndim == 0 else solver.run_path
     allowed = jnp.clip(ks, 1, longest)
     solution = run(problem, allowed, max_k, key)
+    if solver.may_return_none:
+        solution = solution.or_none(problem)
     return dataclasses.replace(
         solution,
         converged=solution.converged & (ks == allowed),
