@@ -54,7 +54,6 @@ class Solution(eqx.Module):
         )
         return dense(self.indices, self.weights)
 
-
     def or_none(self, problem: CoresetProblem) -> "Solution":
         """The same where the objective is at most ‖y‖²; elsewhere no rows, not converged."""
         at_zero = jnp.vdot(problem.target, problem.target)

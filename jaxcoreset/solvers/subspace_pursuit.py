@@ -122,9 +122,9 @@ class SubspacePursuit(Solver):
         max_k: int,
         key: PRNGKeyArray | None = None,
     ) -> Solution:
-        """Solve for each of `ks`, and for each keep the best solution of those with as few rows."""
+        """Solve for each of `ks`, and keep for each the best solution so far; see the class."""
         path = super().run_path(problem, ks, max_k, key)
-        # A larger support may lose what a smaller one had; of equal ones the smallest k comes first.
+        # Of equal ones, that of the smallest k.
         allowed = ks[None, :] <= ks[:, None]
         objectives = jnp.where(allowed, path.objective[None, :], jnp.inf)
         is_best = objectives <= jnp.min(objectives, axis=1, keepdims=True)

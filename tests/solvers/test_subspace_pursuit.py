@@ -77,7 +77,7 @@ def test_a_lone_row_is_taken_and_the_limit_on_iterations_holds() -> None:
 
 
 def _hard_problems() -> tuple[np.ndarray, np.ndarray]:
-    """Few rows, so that supports double beyond them: of unequal scales, with duplicates, positive."""
+    """Few rows, so that supports double beyond them; some unequal, some doubled, some positive."""
     rng = np.random.default_rng(0)
     atoms = rng.normal(size=(200, 8, 6))
     atoms[1::5] = np.abs(atoms[1::5]) + 0.2
