@@ -182,8 +182,8 @@ class FrankWolfe(IncrementalSolver):
 
     The constraint keeps Σ σ_i w_i at σ ≥ ‖y‖, so that small coresets have too much weight; `GIGA`
     has no such constraint. Where the weights are worse than none, for the smallest k of many
-    problems, `jaxcoreset.solve` returns no rows, `converged` is false, and Σ σ_i w_i is zero. If the target is not the sum of the
-    atoms, σ is still the sum over the atoms given.
+    problems, `jaxcoreset.solve` returns no rows, `converged` is false, and Σ σ_i w_i is zero. If
+    the target is not the sum of the atoms, σ is still the sum over the atoms given.
     """
 
     def objective_at_zero(self, problem: CoresetProblem) -> Float[Array, ""]:
