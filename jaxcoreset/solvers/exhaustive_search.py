@@ -66,11 +66,14 @@ class ExhaustiveSearch(PathSolver):
         usable = jnp.linalg.norm(rows, axis=1) > 0
         usable = usable.at[problem.num_data].set(True)
         supports = jnp.asarray(supports)
+        # Full batches only: a smaller last batch would be compiled separately.
+        size = min(len(sizes), max(1, min(_MAX_BATCH, _BATCH_ENTRIES // (max_k * rows.shape[1]))))
+        padding = ((0, -len(sizes) % size), (0, 0))
+        batches = jnp.pad(supports, padding, constant_values=problem.num_data)
         objectives = jax.lax.map(
-            lambda support: _objective(rows[support], target),
-            supports,
-            batch_size=_batch_size(rows, max_k),
-        )
+            jax.vmap(lambda support: _objective(rows[support], target)),
+            batches.reshape(-1, size, max_k),
+        ).ravel()[: len(sizes)]
         objectives = jnp.where(jnp.all(usable[supports], axis=1), objectives, jnp.inf)
         return jax.lax.map(lambda k: self._best(problem, supports, objectives, sizes <= k), ks)
 
@@ -98,11 +101,6 @@ class ExhaustiveSearch(PathSolver):
             jnp.asarray(supports.shape[0]),
             fit.converged,
         )
-
-
-def _batch_size(rows: Float[Array, "m r"], max_k: int) -> int:
-    """The number of supports whose atoms are gathered at a time."""
-    return max(1, min(_MAX_BATCH, _BATCH_ENTRIES // (max_k * rows.shape[1])))
 
 
 def _all_supports(n: int, max_k: int) -> Int[np.ndarray, "m k"]:
