@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 
+from jaxcoreset.solvers.constraints.base import constraints_of
 from jaxcoreset.solvers.numerics import product
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution, make_solution
@@ -28,6 +29,15 @@ class Solver(eqx.Module):
     def needs_key(self) -> bool:
         """True if the solver draws random numbers."""
         return False
+
+    @property
+    def may_return_none(self) -> bool:
+        """True if no rows are returned in place of rows that are worse than none.
+
+        By default this holds if zero is in the solver's constraint sets. `jaxcoreset.solve` and
+        `jaxcoreset.sweep` replace such rows after the run.
+        """
+        return all(constraint.holds_zero for constraint in constraints_of(self))
 
     @property
     def has_path(self) -> bool:

@@ -3,7 +3,7 @@
 The best non-negative weights on a support are positive on a part of it, and there they solve the
 least-squares problem without bounds. So the optimum over at most k rows is the best among all
 supports of at most k rows whose unbounded least-squares weights are positive. These are small
-symmetric systems, and all of them are solved in one batch.
+least-squares problems, which are solved in batches.
 """
 
 import itertools
@@ -12,18 +12,20 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.base import PathSolver
 from jaxcoreset.solvers.nnls import nnls
-from jaxcoreset.solvers.numerics import HIGHEST, divide, product
+from jaxcoreset.solvers.numerics import divide, product
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution, make_solution
 
 # The number of supports with at most five of 25 rows.
 MAX_SUPPORTS = 68_405
-# The number of supports that are compared by their residuals, and the size of a batch of them.
-_MOST_COMPARED, _AT_A_TIME = 1024, 128
+# The maximum number of supports that are compared at a time, and of the entries of their atoms.
+_MAX_BATCH, _BATCH_ENTRIES = 4096, 1_000_000
+# An atom is in the span of others if its distance from it is at most this many units of rounding.
+_INDEPENDENT = 8
 
 
 def few_supports(n: int, max_k: int) -> bool:
@@ -40,10 +42,10 @@ class ExhaustiveSearch(PathSolver):
     """Exhaustive search: try every support of at most k rows. It is exact, for small problems.
 
     It is the default solver where it can be used, and the reference for other solvers. Supports are
-    compared by the normal equations in the problem's precision, which distinguishes objectives that
-    differ by a few units of rounding of ‖y‖². The best thousand are then compared by their
-    residuals. The weights on the best support come from `jaxcoreset.solvers.nnls`. One run holds
-    the solutions for every k.
+    compared by their residuals, in the problem's precision, after their atoms have been
+    orthogonalised. Residuals that differ by a few units of rounding of ‖y‖, or of the weighted
+    atoms if these are longer, are not told apart. The weights on the best support come from
+    `jaxcoreset.solvers.nnls`. One run holds the solutions for every k.
 
     Raises:
         ValueError: if there are more than 68,405 supports, the number of those with up to five of
@@ -59,32 +61,38 @@ class ExhaustiveSearch(PathSolver):
     ) -> Solution:
         """The best solution for each of `ks` from one search; see `Solver.run_path`."""
         supports = _all_supports(problem.num_data, max_k)
-        sizes = np.sum(supports < problem.num_data, axis=1)
-        objectives = _objectives(problem, supports)
-        return jax.lax.map(
-            lambda k: self._best(
-                problem, jnp.asarray(supports), jnp.where(sizes <= k, objectives, jnp.inf)
-            ),
-            ks,
-        )
+        sizes = jnp.asarray(np.sum(supports < problem.num_data, axis=1))
+        rows, target = _short_rows(problem)
+        usable = jnp.linalg.norm(rows, axis=1) > 0
+        usable = usable.at[problem.num_data].set(True)
+        supports = jnp.asarray(supports)
+        # Full batches only: a smaller last batch would be compiled separately.
+        size = min(len(sizes), max(1, min(_MAX_BATCH, _BATCH_ENTRIES // (max_k * rows.shape[1]))))
+        padding = ((0, -len(sizes) % size), (0, 0))
+        batches = jnp.pad(supports, padding, constant_values=problem.num_data)
+        objectives = jax.lax.map(
+            jax.vmap(lambda support: _objective(rows[support], target)),
+            batches.reshape(-1, size, max_k),
+        ).ravel()[: len(sizes)]
+        objectives = jnp.where(jnp.all(usable[supports], axis=1), objectives, jnp.inf)
+        return jax.lax.map(lambda k: self._best(problem, supports, objectives, sizes <= k), ks)
 
     def _best(
-        self, problem: CoresetProblem, supports: Int[Array, "m k"], objectives: Float[Array, " m"]
+        self,
+        problem: CoresetProblem,
+        supports: Int[Array, "m k"],
+        objectives: Float[Array, " m"],
+        allowed: Bool[Array, " m"],
     ) -> Solution:
-        n = problem.num_data
-        # Full batches only: a smaller last batch would be compiled separately.
-        num = min(_MOST_COMPARED, supports.shape[0])
-        num -= num % _AT_A_TIME if num > _AT_A_TIME else 0
-        best = jax.lax.top_k(-objectives, num)[1]
-        compared = jax.lax.map(
-            lambda at: _residual_objective(problem, supports[at]), best, batch_size=_AT_A_TIME
-        )
-        # Exclude supports that are too large or not feasible; a tie goes to the one ranked first.
-        compared = jnp.where(jnp.isfinite(objectives[best]), compared, jnp.inf)
-        support = supports[best[jnp.argmin(compared)]]
-        used = support < n
+        # Of supports that rounding does not tell apart the first one, which is among the smallest.
+        objectives = jnp.where(allowed, objectives, jnp.inf)
+        eps = jnp.finfo(objectives.dtype).eps
+        best = jnp.min(objectives)
+        support = supports[jnp.argmax(objectives <= best + eps * (best + eps))]
+        used = support < problem.num_data
         rows = jnp.where(used, support, 0)
-        fit = nnls(problem.gather(rows), problem.target, mask=used)
+        # The usual `tol` is coarser than what the supports were compared by.
+        fit = nnls(problem.gather(rows), problem.target, mask=used, tol=4 * float(eps))
         return make_solution(
             problem,
             rows,
@@ -112,46 +120,41 @@ def _all_supports(n: int, max_k: int) -> Int[np.ndarray, "m k"]:
     )
 
 
-def _objectives(problem: CoresetProblem, supports: Int[np.ndarray, "m k"]) -> Float[Array, " m"]:
-    """The smallest objective on each support over ‖y‖², infinite if not feasible."""
-    n, max_k = problem.num_data, supports.shape[1]
-    scale = problem.scales()
-    target_norm = jnp.linalg.norm(problem.target)
-    atoms = problem.gather(jnp.arange(n)) * scale[:, None]
-    target = divide(problem.target, target_norm)
-    # One more row and column, for unused slots.
-    gram = jnp.pad(product(atoms, atoms.T), (0, 1))
-    correlations = jnp.pad(product(atoms, target), (0, 1))
-    unused = supports == n
-    eps = jnp.finfo(gram.dtype).eps
-    grams = gram[supports[:, :, None], supports[:, None, :]]
-    grams = grams + jnp.eye(max_k) * jnp.where(unused, 1, 8 * eps)[:, :, None]
-    sums = correlations[supports]
-    weights = jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(grams), True), sums[:, :, None])[
-        :, :, 0
-    ]
-    feasible = jnp.all((weights > 0) | unused, axis=1)
-    objectives = 1 - jnp.einsum("mk,mk->m", weights, sums, precision=HIGHEST)
-    usable = jnp.pad(scale > 0, (0, 1), constant_values=True)[supports].all(axis=1)
-    return jnp.where(feasible & usable, objectives, jnp.inf)
+def _short_rows(problem: CoresetProblem) -> tuple[Float[Array, "m r"], Float[Array, " r"]]:
+    """Atoms of norm one, with a row of zeros for unused slots, and the target of norm one.
 
-
-def _residual_objective(problem: CoresetProblem, support: Int[Array, " k"]) -> Float[Array, ""]:
-    """The smallest objective on a support over ‖y‖², of the residual itself.
-
-    The weights of the normal equations are refined twice from the residual, and clipped at zero.
+    A rotation shortens them if they are longer than their number: no inner product changes.
     """
-    used = support < problem.num_data
-    rows = jnp.where(used, support, 0)
-    target = divide(problem.target, jnp.linalg.norm(problem.target))
-    atoms = jnp.where(used[:, None], problem.gather(rows), 0)
-    atoms = divide(atoms, jnp.linalg.norm(atoms, axis=1, keepdims=True))
-    gram = product(atoms, atoms.T)
-    gram = gram + jnp.diag(jnp.where(used, 8 * jnp.finfo(gram.dtype).eps, 1))
-    factor = jnp.linalg.cholesky(gram), True
-    weights, residual = jnp.zeros(support.shape[0], target.dtype), target
-    for _ in range(3):
-        step = jax.scipy.linalg.cho_solve(factor, product(atoms, residual))
-        weights = jnp.maximum(weights + step, 0)
+    n, num_draws = problem.num_data, problem.num_draws
+    rows = jnp.concatenate([problem.gather(jnp.arange(n)), problem.target[None]])
+    if num_draws > n + 1:
+        with jax.default_matmul_precision("highest"):
+            rows = jnp.linalg.qr(rows.T, mode="r").T
+    rows = divide(rows, jnp.linalg.norm(rows, axis=1, keepdims=True))
+    return rows.at[n].set(0), rows[n]
+
+
+def _objective(atoms: Float[Array, "k r"], target: Float[Array, " r"]) -> Float[Array, ""]:
+    """The objective of weights for a support: the smallest one if these are all positive.
+
+    The atoms are orthogonalised, since normal equations lose half of the digits. Weights that
+    would be negative are zero, and so are those of atoms in the span of the previous ones.
+    """
+    num = atoms.shape[0]
+    eps = jnp.finfo(atoms.dtype).eps
+    # The rows of `basis` @ atoms are orthonormal, as in `jaxcoreset.solvers.nnls`.
+    basis, directions = jnp.zeros((num, num), atoms.dtype), jnp.zeros_like(atoms)
+    for i in range(num):
+        row, combination = atoms[i], jnp.zeros(num, atoms.dtype).at[i].set(1)
+        for _ in range(2):
+            along = product(directions, row)
+            row, combination = row - product(along, directions), combination - product(along, basis)
+        norm = jnp.linalg.norm(row)
+        inverse = jnp.where(norm > _INDEPENDENT * eps, divide(1, norm), 0)
+        directions = directions.at[i].set(inverse * row)
+        basis = basis.at[i].set(inverse * combination)
+    weights, residual = jnp.zeros(num, atoms.dtype), target
+    for _ in range(2):
+        weights = jnp.maximum(weights + product(product(directions, residual), basis), 0)
         residual = target - product(weights, atoms)
     return jnp.vdot(residual, residual)

@@ -180,9 +180,10 @@ class FrankWolfe(IncrementalSolver):
     the target. Each iteration moves towards the vertex whose atom is most aligned with the
     residual, by an exact line search. k iterations, counting the start, give at most k atoms.
 
-    The constraint keeps Σ σ_i w_i at σ ≥ ‖y‖, so that small coresets have too much weight, and the
-    relative error may exceed 1; `GIGA` has no such constraint. If the target is not the sum of the
-    atoms, σ is still the sum over the atoms given.
+    The constraint keeps Σ σ_i w_i at σ ≥ ‖y‖, so that small coresets have too much weight; `GIGA`
+    has no such constraint. Where the weights are worse than none, for the smallest k of many
+    problems, `jaxcoreset.solve` returns no rows, `converged` is false, and Σ σ_i w_i is zero. If
+    the target is not the sum of the atoms, σ is still the sum over the atoms given.
     """
 
     def objective_at_zero(self, problem: CoresetProblem) -> Float[Array, ""]:

@@ -259,6 +259,7 @@ def nnls(
         target: shape (S,).
         warm_start: shape (m,), weights near the solution. Atoms with a positive entry enter at
             once, before any correlation is computed; the solution is the same up to rounding.
+            Weights whose objective is above that of zero weights are ignored.
         mask: shape (m,), the atoms that may be used; all by default.
         count: the number of atoms that may be used, from the first on; all by default.
         max_pivots: the maximum number of atoms tried; 3 m + 10 by default.
@@ -293,6 +294,8 @@ def nnls(
         warm = _of_shape("warm_start", warm_start, (num_atoms,)).astype(dtype)
         warm = divide(warm * norms, target_norm)
         active = _warm(atoms, target, jnp.where(eligible & (warm > 0), warm, 0))
+        # Large weights that nearly cancel leave their rounding in the solution.
+        active, _, _ = refine_weights(atoms, active, target)
     refined, residual, objective = refine_weights(atoms, active, target)
     state = _PivotState(
         active=refined,
@@ -350,7 +353,10 @@ def nnls(
 def _warm(
     atoms: Float[Array, "m s"], target: Float[Array, " s"], weights: Float[Array, " m"]
 ) -> ActiveSet:
-    """The least-squares solution on the atoms with a weight, without those that turn negative."""
+    """The least-squares solution on the atoms with a weight, without those that turn negative.
+
+    The point zero if the weights are worse than none: their rounding would stay in the solution.
+    """
 
     def add(carry: tuple[ActiveSet, Array]) -> tuple[ActiveSet, Array]:
         active, pending = carry
@@ -365,8 +371,12 @@ def _warm(
         (empty_set(weights.shape[0], weights.dtype), weights > 0),
     )
     weights = jnp.where(active.passive, weights, 0)
-    ahead = product(active.basis, product(atoms, target - product(weights, atoms)))
-    return _descend(ActiveSet(weights, active.passive, active.basis), ahead)
+    residual = target - product(weights, atoms)
+    # False also where the weights or their squares are not finite.
+    is_near = jnp.vdot(residual, residual) <= jnp.vdot(target, target)
+    start = ActiveSet(weights, active.passive, active.basis)
+    start = jax.tree.map(lambda x: jnp.where(is_near, x, 0).astype(x.dtype), start)
+    return _descend(start, product(start.basis, product(atoms, jnp.where(is_near, residual, 0))))
 
 
 def _norms(rows: Float[Array, "m s"]) -> Float[Array, " m"]:

@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.compression import principal_directions
+from jaxcoreset.solvers.matching_pursuit import MatchingPursuit
 from jaxcoreset.solvers.nnls import nnls
 from jaxcoreset.solvers.numerics import any_in_batch, divide, product
 from jaxcoreset.solvers.problem import CoresetProblem
@@ -58,7 +59,9 @@ class Recombination(Solver):
     of the atoms. It then solves the non-negative least-squares problem on these atoms with all
     draws. If the target is the sum of the atoms, the starting weights are all one. Otherwise they
     are the non-negative weights with the target's coordinates that are nearest to one common
-    weight; if no weights have these coordinates, nearly those with the nearest coordinates.
+    weight. If these are not found, since no weights have the coordinates or few weights do, the
+    atoms are those of the non-negative weights with the nearest coordinates, found by matching
+    pursuit in the leading directions; there are no more of them than directions.
 
     A group may be eliminated along several null vectors. The solver takes the one that most lowers
     Σ w_i ‖part of φ_i outside the leading directions‖, which bounds the part of Φw there.
@@ -86,6 +89,8 @@ class Recombination(Solver):
         weights, num_rounds = recombine(equations, leading.left_out, start, k)
         indices = jnp.argsort(weights <= 0)[:max_k].astype(jnp.int32)
         kept = weights[indices]
+        if max_k > 1:
+            indices, kept = _nearest(problem, leading, indices, kept, k)
         result = nnls(problem.gather(indices), problem.target, warm_start=kept, mask=kept > 0)
         return make_solution(
             problem,
@@ -136,6 +141,42 @@ def _range(atoms: Float[Array, "n s"], count: int) -> Float[Array, "s m"]:
     return basis
 
 
+def _nearest(
+    problem: CoresetProblem,
+    leading: Leading,
+    indices: Int[Array, " k"],
+    weights: Float[Array, " k"],
+    k: Int[Array, ""],
+) -> tuple[Int[Array, " k"], Float[Array, " k"]]:
+    """The weights given, or those with the nearest leading coordinates if they are nearer.
+
+    Args:
+        problem: the problem.
+        leading: its leading directions.
+        indices: the rows that were recombined.
+        weights: their weights.
+        k: the maximum number of rows.
+    """
+    small = jnp.sqrt(jnp.finfo(weights.dtype).eps)
+    coordinates = product(problem.target, leading.directions)
+
+    def miss(indices: Array, weights: Array) -> Array:
+        rest = coordinates - product(weights, leading.coordinates[indices])
+        return jnp.linalg.norm(rest)
+
+    ours = miss(indices, weights)
+    found = ours <= small * jnp.linalg.norm(coordinates)
+    # A pursuit of nothing ends at once.
+    wanted = jnp.where(found, 0, coordinates)
+    usable = jnp.where((problem.squared_norms() > 0)[:, None], leading.coordinates, 0)
+    pursuit = MatchingPursuit().run(CoresetProblem(usable, wanted), k, indices.shape[0])
+    nearer = ~found & (miss(pursuit.indices, pursuit.weights) < ours)
+    return (
+        jnp.where(nearer, pursuit.indices, indices),
+        jnp.where(nearer, pursuit.weights, weights),
+    )
+
+
 class _Dual(eqx.Module):
     multipliers: Float[Array, " m"]
     fraction: Float[Array, ""]
@@ -151,12 +192,15 @@ def starting_weights(
     Minimises ½‖w − c‖² + ‖Uᵀw − b‖²/(2ρ) over w ≥ 0, where Uᵀw = b are the coordinates, c is the
     best common weight and ρ is of the order of rounding, by Newton's method on the dual: with
     w(λ) = max(c + Uλ, 0) it solves Uᵀw(λ) + ρλ = b. If the target is the sum of the atoms, the
-    solution is w = 1.
+    solution is w = 1. The common weight is at least ‖y‖ / Σ ‖φ_i‖: with fewer, no common weight
+    could reach ‖y‖, and Newton's method needs weights to start from.
     """
     dtype = problem.target.dtype
     small = 64 * float(jnp.finfo(dtype).eps)
     total = jnp.sum(problem.atoms, axis=0)
     common = jnp.maximum(divide(jnp.vdot(total, problem.target), jnp.vdot(total, total)), 0)
+    norms = jnp.sum(jnp.sqrt(problem.squared_norms()))
+    common = jnp.maximum(common, divide(jnp.linalg.norm(problem.target), norms))
     # Without this, small directions would amplify the rounding of the sum.
     summed = jnp.linalg.norm(problem.target - total) <= small * jnp.linalg.norm(problem.target)
     common = jnp.where(summed, 1, common)

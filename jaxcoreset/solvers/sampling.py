@@ -29,6 +29,11 @@ class _Sampling(PathSolver):
         """True: the rows are drawn at random."""
         return True
 
+    @property
+    def may_return_none(self) -> bool:
+        """False: the weights are unbiased only if every sample is returned."""
+        return False
+
     @abc.abstractmethod
     def proportions(self, problem: CoresetProblem) -> Float[Array, " n"]:
         """Numbers proportional to each row's probability; 0 for atoms of norm zero."""

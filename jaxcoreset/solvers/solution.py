@@ -1,5 +1,6 @@
 """The result of a solver: a weighted subset, padded to a static length, and its error."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -22,6 +23,7 @@ class Solution(eqx.Module):
         relative_error: shape (*b,), ‖y − Φw‖ / ‖y‖.
         num_iters: shape (*b,), the solver's iterations.
         converged: shape (*b,), whether the solver stopped by its own rule rather than by a limit.
+            It is false where the solver's rows were worse than none, so that none are returned.
         history: shape (*b, max_iters), the objective after each iteration, its last value repeated
             after the stop; ``None`` if it was not requested.
         solver: the name of the solver that found it.
@@ -51,6 +53,21 @@ class Solution(eqx.Module):
             lambda i, w: jnp.zeros(n, w.dtype).at[i].add(w), signature="(k),(k)->(n)"
         )
         return dense(self.indices, self.weights)
+
+    def or_none(self, problem: CoresetProblem) -> "Solution":
+        """The same where the objective is at most ‖y‖²; elsewhere no rows, not converged."""
+        at_zero = jnp.vdot(problem.target, problem.target)
+        # False also where the objective is not a number.
+        better = self.objective <= at_zero
+        kept = better[..., None]
+        return dataclasses.replace(
+            self,
+            indices=jnp.where(kept, self.indices, 0),
+            weights=jnp.where(kept, self.weights, 0),
+            objective=jnp.where(better, self.objective, at_zero),
+            relative_error=jnp.where(better, self.relative_error, at_zero > 0),
+            converged=self.converged & better,
+        )
 
 
 def make_solution(

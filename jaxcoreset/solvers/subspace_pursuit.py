@@ -50,6 +50,9 @@ class SubspacePursuit(Solver):
     lower index. The solver starts without atoms, stops when the objective no longer decreases
     beyond rounding, and returns the best point that it found.
 
+    A run for more rows may end at a worse point. In a sweep, the solution for each k is the best of
+    the runs for up to k rows.
+
     An iteration makes one pass over all atoms. Most of the time goes into the least-squares
     problems on up to 2 k and k atoms, each of which starts from the previous solution. The module's
     docstring names the papers; their least-squares problems allow negative weights.
@@ -112,6 +115,22 @@ class SubspacePursuit(Solver):
             history=state.history.filled(state.num_iters, point.objective),
         )
 
+    def run_path(
+        self,
+        problem: CoresetProblem,
+        ks: Int[Array, " m"],
+        max_k: int,
+        key: PRNGKeyArray | None = None,
+    ) -> Solution:
+        """Solve for each of `ks`, and keep for each the best solution so far; see the class."""
+        path = super().run_path(problem, ks, max_k, key)
+        # Of equal ones, that of the smallest k.
+        allowed = ks[None, :] <= ks[:, None]
+        objectives = jnp.where(allowed, path.objective[None, :], jnp.inf)
+        is_best = objectives <= jnp.min(objectives, axis=1, keepdims=True)
+        best = jnp.argmin(jnp.where(is_best, ks[None, :], jnp.iinfo(ks.dtype).max), axis=1)
+        return jax.tree.map(lambda x: x[best], path)
+
     def _iterate(
         self,
         problem: CoresetProblem,
@@ -145,7 +164,9 @@ def _exchange(
     )
     scores = problem.correlate(point.residual) * scale
     floor, slack = rounding(jnp.linalg.norm(point.residual), problem.num_draws)
-    found, joins = _largest(jnp.where(support | (scale == 0), -jnp.inf, scores), k, max_k, slack)
+    # Rounding may correlate an atom of the support with the residual; it does not join again.
+    scores = jnp.where(support | (scale == 0), -jnp.inf, scores)
+    found, joins = _largest(scores, k, max_k, slack)
     joins = joins & (scores[found] > floor)
 
     # In the order of their indices, so that among equals the slot that is first is the right one.

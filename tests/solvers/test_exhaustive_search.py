@@ -62,3 +62,19 @@ def test_rows_that_are_nearly_the_same_are_told_apart(k: int) -> None:
     atoms = atoms.astype(np.float32).astype(np.float64)
     residual = atoms.sum(axis=0) - np.asarray(solution.dense(60), np.float64) @ atoms
     assert residual @ residual < 1.02 * _best(atoms, k)
+
+
+@pytest.mark.parametrize("spread", ["of columns", "of rows"])
+def test_the_best_support_is_found_where_normal_equations_tie(spread: str) -> None:
+    rng = np.random.default_rng(5)
+    atoms = rng.normal(size=(30, N, NUM_DRAWS))
+    ends = (30, 1, NUM_DRAWS) if spread == "of columns" else (30, N, 1)
+    atoms = (atoms * 10.0 ** rng.uniform(-6, 6, size=ends)).astype(np.float32)
+    problems = jax.vmap(CoresetProblem)(jnp.asarray(atoms))
+    path = jax.vmap(lambda p: sweep(p, np.arange(1, MAX_K + 1), ExhaustiveSearch()))(problems)
+    atoms = atoms.astype(np.float64)
+    for i, own in enumerate(atoms):
+        dense = np.asarray(path.dense(N)[i], np.float64)
+        errors = np.linalg.norm(own.sum(axis=0) - dense @ own, axis=1)
+        best = np.sqrt([_best(own, k) for k in range(1, MAX_K + 1)])
+        np.testing.assert_array_less(errors, 1.001 * best + 2e-6 * np.linalg.norm(own.sum(axis=0)))

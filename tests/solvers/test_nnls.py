@@ -226,3 +226,27 @@ def test_wrong_shapes_are_refused_by_name() -> None:
         nnls(atoms, target, mask=np.ones(11, bool))
     with pytest.raises(ValueError, match=r"warm_start has shape \(20,\)"):
         nnls(atoms, target, warm_start=target)
+
+
+@pytest.mark.parametrize("scale", [1e2, 1e4, 1e8, 1e20, np.inf])
+@pytest.mark.parametrize("kind", ["random", "near duplicates", "cancelling", "nearly cancelling"])
+def test_a_warm_start_far_from_the_solution_does_no_harm(scale: float, kind: str) -> None:
+    rng = np.random.default_rng(3)
+    atoms = rng.normal(size=(6, 10)).astype(np.float32)
+    guess = np.float32(scale) * np.abs(rng.normal(size=6)).astype(np.float32)
+    if kind == "near duplicates":
+        atoms[3:] = atoms[:3] + np.float32(1e-3) * atoms[3:]
+    elif "cancelling" in kind:
+        # Large weights that add up to little: the start is no worse than zero weights.
+        atoms[3:] = -atoms[:3]
+        guess[3:] = guess[:3]
+        if kind == "nearly cancelling":
+            atoms[3:] += (0.1 / np.float32(scale)) * rng.normal(size=(3, 10)).astype(np.float32)
+    target = atoms[:2].sum(axis=0)
+    found = _warm_solve(jnp.asarray(atoms), jnp.asarray(target), jnp.asarray(guess))
+    best = scipy.optimize.nnls(np.float64(atoms).T, np.float64(target))[1]
+    residual = np.float64(target) - np.float64(found.weights) @ np.float64(atoms)
+    norm = np.linalg.norm(target)
+    assert found.converged
+    assert np.linalg.norm(residual) <= best + 1e-5 * norm
+    assert abs(float(found.objective) ** 0.5 - np.linalg.norm(residual)) <= 1e-5 * norm

@@ -119,3 +119,21 @@ def test_float32_objective_is_that_of_scipy_on_the_same_atoms() -> None:
 def test_a_lone_row_is_taken() -> None:
     solution = solve(CoresetProblem(jnp.full((1, 3), 2.0)), 1, SOLVER)
     np.testing.assert_allclose(solution.weights, [1], rtol=1e-6)
+
+
+def test_two_of_three_atoms_that_oppose_their_sum_are_matched() -> None:
+    atoms = np.array([[0.9, -0.5, -1.3], [0.7, 1, 0.5], [-2.5, -1.5, 0.6]])
+    solution = solve(in_float32(atoms, atoms[:2].sum(axis=0)), 3, SOLVER)
+    np.testing.assert_array_equal(used(solution)[0], [0, 1])
+    np.testing.assert_allclose(used(solution)[1], 1, rtol=1e-5)
+
+
+def test_any_target_in_the_cone_of_atoms_of_low_rank_is_matched() -> None:
+    rng = np.random.default_rng(1)
+    atoms = rng.normal(size=(40, N, MAX_K - 1)) @ rng.normal(size=(40, MAX_K - 1, NUM_DRAWS))
+    of_few = np.zeros((20, N))
+    of_few[:, :2] = 1
+    weights = np.concatenate([rng.exponential(size=(20, N)), of_few])
+    for own, w in zip(atoms, weights, strict=True):
+        # The rank is the number of leading directions, so that as many atoms are enough.
+        assert solve(in_float32(own, w @ own), MAX_K, SOLVER).relative_error < 1e-5

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxcoreset as jc
+from jaxcoreset.solvers.constraints import SimplexTopK
 from jaxcoreset.solvers.solution import _ascending
 from jaxcoreset.solvers.solve import _run
 from tests.problems import correlated_atoms
@@ -175,3 +176,35 @@ def test_bad_problem_is_refused(atoms, target, message):
 def test_bad_arguments_are_refused(problem, call, error, message):
     with pytest.raises(error, match=message):
         call(problem)
+
+
+@pytest.mark.parametrize("solver", [jc.AIHT(max_iters=4), jc.AIHT2(max_iters=2), jc.FrankWolfe()])
+def test_no_rows_are_returned_in_place_of_rows_that_are_worse(solver):
+    # Few draws of very different sizes, where a step and the threshold can raise the objective.
+    rng = np.random.default_rng(0)
+    atoms = rng.normal(size=(400, 6, 4)) * 10.0 ** rng.uniform(-3, 3, size=(400, 1, 4))
+    targets = np.einsum("bn,bns->bs", rng.exponential(size=(400, 6)), atoms)
+    with jax.enable_x64(True):
+        problems = jax.vmap(jc.CoresetProblem)(jnp.asarray(atoms), jnp.asarray(targets))
+        k = jnp.asarray(2)
+        raw = jax.jit(jax.vmap(lambda p: solver.run(p, k, 2, None)))(problems)
+        found = jax.vmap(lambda p: jc.solve(p, k, solver, max_k=2))(problems)
+        raw, found = jax.tree.map(np.asarray, (raw, found))
+    worse = raw.objective > np.sum(targets**2, axis=1)
+    assert 0 < worse.sum() < len(worse)
+    assert not found.weights[worse].any()
+    np.testing.assert_array_equal(found.relative_error[worse], 1)
+    assert not found.converged[worse].any()
+    np.testing.assert_array_equal(found.indices[~worse], raw.indices[~worse])
+    np.testing.assert_array_equal(found.converged[~worse], raw.converged[~worse])
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [jc.AIHT2(constraint=SimplexTopK(50.0)), jc.UniformSampling(), jc.ImportanceSampling()],
+)
+def test_sums_and_samples_are_kept_where_no_rows_would_be_nearer(solver):
+    atoms = correlated_atoms(30, 20)
+    found = jc.solve(jc.CoresetProblem(atoms, -atoms.sum(axis=0)), 4, solver, jax.random.key(0))
+    assert found.relative_error > 1
+    assert found.size > 0

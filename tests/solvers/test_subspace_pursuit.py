@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.optimize
 
 import jaxcoreset as jc
 from jaxcoreset.solvers.problem import CoresetProblem
-from jaxcoreset.solvers.solve import solve
+from jaxcoreset.solvers.solve import solve, sweep
 from tests.datasets import NAMES, atoms_of
 from tests.problems import correlated_atoms, independent_atoms
 from tests.reference.subspace_pursuit import subspace_pursuit
@@ -73,3 +74,33 @@ def test_a_lone_row_is_taken_and_the_limit_on_iterations_holds() -> None:
     assert not solution.converged
     with pytest.raises(ValueError, match="max_iters is 0"):
         jc.SubspacePursuit(max_iters=0)
+
+
+def _hard_problems() -> tuple[np.ndarray, np.ndarray]:
+    """Few rows, so that supports double beyond them; some unequal, some doubled, some positive."""
+    rng = np.random.default_rng(0)
+    atoms = rng.normal(size=(200, 8, 6))
+    atoms[1::5] = np.abs(atoms[1::5]) + 0.2
+    atoms[2::5, 4:] = atoms[2::5, :4]
+    atoms[3::5] *= 10.0 ** rng.uniform(-3, 3, size=(40, 8, 1))
+    weights = np.where(np.arange(200)[:, None] % 2, 1, rng.exponential(size=(200, 8)))
+    targets = np.einsum("bn,bns->bs", weights, atoms)
+    targets[::7] = rng.normal(size=targets[::7].shape)
+    return atoms, targets
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_a_path_lists_no_row_twice_is_monotone_and_ends_at_the_optimum(x64: bool) -> None:
+    atoms, targets = _hard_problems()
+    with jax.enable_x64(x64):
+        problems = jax.vmap(CoresetProblem)(jnp.asarray(atoms), jnp.asarray(targets))
+        paths = jax.vmap(lambda p: sweep(p, np.arange(8, 0, -1), SOLVER))(problems)
+        paths = jax.tree.map(np.asarray, paths)
+    assert (np.diff(paths.objective, axis=1) >= 0).all()
+    for own, target, indices, weights, errors in zip(
+        atoms, targets, paths.indices, paths.weights, paths.relative_error, strict=True
+    ):
+        for rows, w in zip(indices, weights, strict=True):
+            assert len(set(rows[w > 0])) == np.sum(w > 0)
+        best = scipy.optimize.nnls(own.T, target)[1] / np.linalg.norm(target)
+        assert errors[0] <= 1.001 * best + 2e-5

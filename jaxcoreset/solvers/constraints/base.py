@@ -25,6 +25,11 @@ class Sparse(eqx.Module):
 class Constraint(eqx.Module):
     """A set of sparse non-negative vectors of length n."""
 
+    @property
+    def holds_zero(self) -> bool:
+        """True if the vector zero is in the set, so that a solver may return no rows."""
+        return True
+
     @abc.abstractmethod
     def project(self, vector: Float[Array, " n"], k: Int[Array, ""], max_k: int) -> Sparse:
         """The point of the set that is nearest to `vector` in Euclidean distance.

@@ -43,6 +43,11 @@ class SimplexTopK(Constraint):
                 "instance the number of rows of data."
             )
 
+    @property
+    def holds_zero(self) -> bool:
+        """False: zero does not have the total."""
+        return False
+
     def project(self, vector: Float[Array, " n"], k: Int[Array, ""], max_k: int) -> Sparse:
         """See `Constraint.project`."""
         values, indices = jax.lax.top_k(vector, max_k)

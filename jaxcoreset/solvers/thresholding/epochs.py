@@ -81,7 +81,7 @@ class Stochastic(Solver):
     @property
     @abc.abstractmethod
     def limits(self) -> Any:
-        """The solver whose `max_iters` (of batches), `tol` and `record_history` hold."""
+        """The solver whose `constraint`, `max_iters` (of batches), `tol` and so on hold."""
 
     def check(self, problem: CoresetProblem) -> None:
         """Raise a ValueError if a batch is larger than n; see `Solver.check`."""
@@ -203,6 +203,10 @@ class Stochastic(Solver):
             batch = self.draw(batch_key, order, position)
             method = self._advance(problem, k, max_k, progress.method, batch, method_key)
             objective = method.current.objective(problem)
+            if not self.limits.constraint.holds_zero:
+                # A batch of atoms of norm zero leaves no weights, which are not in the set.
+                some = jnp.any(method.current.weights.values > 0)
+                objective = jnp.where(some, objective, jnp.inf)
             better = objective < progress.objective
             best, objective = jax.tree.map(
                 lambda new, old: jnp.where(better, new, old),

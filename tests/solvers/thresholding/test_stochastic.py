@@ -327,3 +327,14 @@ def test_labels_of_the_wrong_length_are_refused():
     solver = StochasticAIHT(AIHT2(GroupTopK(GROUPS, max_groups=3)))
     with pytest.raises(ValueError, match="groups has length 60"):
         jc.solve(jc.CoresetProblem(independent_atoms(50, 30)), 5, solver, KEY)
+
+
+def test_a_total_is_kept_where_a_batch_has_only_atoms_of_norm_zero():
+    # No rows are nearer to the target than any with the total, but do not have it.
+    atoms = np.random.default_rng(0).normal(size=(12, 6))
+    atoms[3:] = 0
+    problem = jc.CoresetProblem(atoms, -atoms.sum(axis=0))
+    base = jc.AIHT2(constraint=SimplexTopK(40.0), max_iters=30)
+    solver = StochasticAIHT(base, batch_size=2)
+    found = jax.vmap(lambda key: jc.solve(problem, 3, solver, key))(jax.random.split(KEY, 30))
+    np.testing.assert_allclose(found.weights.sum(axis=1), 40, rtol=1e-5)
