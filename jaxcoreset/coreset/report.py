@@ -297,7 +297,7 @@ class Report:
             ("candidates", f"{self.num_candidates:,}"),
             ("draws", f"{self.num_draws:,} for the solver, {self.num_held_out:,} held out"),
             ("weighting", self.weighting),
-            ("solver", self.solver + ("" if self.converged else " (stopped at its limit)")),
+            ("solver", self.solver + ("" if self.converged else " (did not converge)")),
             ("relative error", f"{self.relative_error:.2e}"),
             ("held-out error", f"{self.held_out_error:.2e}"),
             ("estimated KL", self._kl_row()),
