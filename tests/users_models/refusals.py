@@ -324,7 +324,9 @@ def labels_of_text() -> Case:
 
 def labels_of_minus_one() -> Case:
     _, x, _ = linear_data()
-    return Case(logistic, (x, np.sign(x[:, 1]).astype(int)), refusal="expected")
+    return Case(
+        logistic, (x, np.sign(x[:, 1]).astype(int)), refusal="site .y. is -1 in row .* support"
+    )
 
 
 def missing_values() -> Case:
