@@ -262,7 +262,7 @@ def item_response_integrated() -> Case:
     ability = rng.normal(size=(NUM_ROWS, 1))
     answers = (rng.random((NUM_ROWS, 4)) < sigmoid(slope * ability - difficulty)).astype(int)
     nodes, weights = np.polynomial.hermite_e.hermegauss(15)
-    log_weights = np.log(weights / weights.sum())
+    nodes, log_weights = in_float32(nodes, np.log(weights / weights.sum()))
 
     def model(answers):
         slope = numpyro.sample("slope", dist.LogNormal(0, 0.5).expand([4]).to_event(1))

@@ -39,7 +39,7 @@ def all_arguments_of_a_plate() -> Case:
         with numpyro.plate("N", x.shape[0], subsample_size=None, dim=-1) as rows:
             numpyro.sample("y", dist.Normal(x[rows] @ beta, sigma), obs=y[rows])
 
-    return Case(model, (x, y))
+    return Case(model, (jnp.asarray(x), jnp.asarray(y)))
 
 
 def size_as_an_argument() -> Case:
@@ -173,20 +173,15 @@ def frequency_table() -> Case:
     rng = np.random.default_rng(411)
     x = np.stack([np.ones(1000), rng.integers(5, size=1000), rng.integers(8, size=1000)], 1)
     x = (x / [1, 2, 4]).astype(np.float32)
-    count = rng.poisson(6, size=1000)
-    yes = rng.binomial(count, sigmoid(x @ [-1, 0.4, 0.5]))
+    count = 1 + rng.poisson(6, size=1000)
+    voted = (rng.random(1000) < sigmoid(x @ [-1, 0.4, 0.5])).astype(int)
 
-    def model(x, count, yes):
+    def model(x, count, voted=None):
         logits = x @ coefficients(x)
-        with numpyro.plate("cells", x.shape[0]):
-            positive = numpyro.handlers.scale(scale=yes)
-            negative = numpyro.handlers.scale(scale=count - yes)
-            with positive:
-                numpyro.sample("yes", dist.Bernoulli(logits=logits), obs=jnp.ones(x.shape[0]))
-            with negative:
-                numpyro.sample("no", dist.Bernoulli(logits=logits), obs=jnp.zeros(x.shape[0]))
+        with numpyro.plate("cells", x.shape[0]), numpyro.handlers.scale(scale=count):
+            numpyro.sample("voted", dist.Bernoulli(logits=logits), obs=voted)
 
-    return Case(model, (x, count, yes))
+    return Case(model, (x, count, voted))
 
 
 def calibration() -> Case:

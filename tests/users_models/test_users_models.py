@@ -1,7 +1,12 @@
 """Models as users write them: the reported divergence is the true one, and the means are right."""
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
+from numpyro.infer.util import potential_energy
 
 import jaxcoreset as jc
 from tests.users_models.models import POSTERIORS, REFUSALS
@@ -45,6 +50,28 @@ def test_refusal_says_what_is_wrong(name):
     builder = jc.CoresetBuilder(case.model, **(SETTINGS | case.settings))
     with pytest.raises(ValueError, match=case.refusal):
         builder.run(jax.random.key(0), *case.args, **case.kwargs)
+
+
+@pytest.mark.xfail(
+    reason="JAX remembers a float64 array of a closure as float32, until jax.clear_caches()",
+    raises=ValueError,
+    strict=True,
+)
+def test_constants_of_a_closure_are_no_hindrance_in_float64():
+    knots = np.linspace(-1, 1, 3)
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("rows", x.shape[0]):
+            mean = jnp.sum(w * jnp.maximum(x[:, None] + jnp.zeros(3) - knots, 0), axis=1)
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 500)).astype(np.float32)
+    coreset = jc.CoresetBuilder(model, size=20, progress_bar=False).run(jax.random.key(0), x, y)
+    with coreset.in_float64():
+        params = coreset.init_params()
+        jax.jit(lambda z: potential_energy(coreset.model, coreset.args, coreset.kwargs, z))(params)
 
 
 def test_every_truth_is_of_a_model():
