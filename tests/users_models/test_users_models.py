@@ -1,5 +1,7 @@
 """Models as users write them: the reported divergence is the true one, and the means are right."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,13 +25,22 @@ FLOOR = 1e-5
 MEAN_ERROR = 0.05
 
 
+# Models that take a minute, since NUTS runs on a part of the rows and on the coreset of each round.
+SLOW = {"laplace", "quantile_regression"}
+
+
 def is_calibrated(coreset: jc.Coreset, found: Distance) -> bool:
     """True if the reported divergence is near the true one, and the means are right."""
     ratio = max(coreset.report.kl, FLOOR) / max(found.kl, FLOOR)
     return RATIOS[0] <= ratio <= RATIOS[1] and found.mean_error <= MEAN_ERROR
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+def _marked(name: str) -> Any:
+    marks = [pytest.mark.slow, pytest.mark.unoptimised] if name in SLOW else []
+    return pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("name", [_marked(name) for name in POSTERIORS])
 @pytest.mark.filterwarnings("ignore:the density of the weighted rows has a mode")
 @pytest.mark.filterwarnings("ignore:the coreset's log-density")
 def test_reported_divergence_is_the_true_one_and_means_are_right(name):

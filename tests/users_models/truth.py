@@ -2,8 +2,9 @@
 
 Both posteriors are known up to a constant in float64, at draws of a Student-t distribution that has
 the location and covariance of the true posterior. Importance weights make draws of either posterior
-of them. All differences between the two are averages over the same draws, so that most of the Monte
-Carlo error cancels.
+of them. Where such weights have too long a tail, draws of NUTS take their place. All differences
+between the two posteriors are averages over the same draws, so that most of the Monte Carlo error
+cancels.
 """
 
 import dataclasses
@@ -44,14 +45,17 @@ class Truth:
         ess: how many independent draws these weights are worth.
         nuts: the largest difference, in standard deviations, between `mean` and the mean of NUTS on
             all rows; None where NUTS did not run.
+        draws: draws of NUTS on all rows, shape (S, D), where no importance weights can be trusted;
+            None elsewhere.
     """
 
     shapes: dict[str, tuple[int, ...]]
     mean: np.ndarray
     covariance: np.ndarray
-    khat: float = np.nan
+    khat: float | None = np.nan
     ess: float = np.nan
     nuts: float | None = None
+    draws: np.ndarray | None = None
 
     def unravel(self, flat: Any) -> dict[str, Any]:
         """The unconstrained value of each site."""
@@ -61,6 +65,7 @@ class Truth:
 
     def proposals(self, num: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Draws of the proposal, and their log-densities up to a constant."""
+        assert self.draws is None
         rng = np.random.default_rng(seed)
         size = self.mean.size
         normal = rng.normal(size=(num, size))
@@ -99,7 +104,9 @@ def truths() -> dict[str, Truth]:
     for name, one in json.loads(FILE.read_text()).items():
         shapes = {site: tuple(shape) for site, shape in one.pop("shapes").items()}
         mean, covariance = (np.asarray(one.pop(key)) for key in ("mean", "covariance"))
-        found[name] = Truth(shapes, mean, covariance + covariance.T - np.diag(np.diag(covariance)))
+        covariance = covariance + covariance.T - np.diag(np.diag(covariance))
+        draws = np.asarray(one.pop("draws")) if "draws" in one else None
+        found[name] = Truth(shapes, mean, covariance, draws=draws, **one)
     return found
 
 
@@ -135,7 +142,9 @@ def over_draws(evaluate: Any) -> Any:
 
 def distance(case: Case, coreset: Any, truth: Truth, num_draws: int = 2000) -> Distance:
     """Compare the posterior of a coreset with that of all rows."""
-    draws, log_proposal = truth.proposals(num_draws)
+    draws, log_proposal = truth.draws, None
+    if draws is None:
+        draws, log_proposal = truth.proposals(num_draws)
     with jax.enable_x64(True):
         full = log_posterior(case.model, case.args, case.kwargs, truth)
         small = log_posterior(coreset.model, coreset.args, coreset.kwargs, truth)
@@ -151,8 +160,10 @@ def distance(case: Case, coreset: Any, truth: Truth, num_draws: int = 2000) -> D
             return full(flat), small(flat), values
 
         of_all, of_rows, values = (np.asarray(x) for x in over_draws(evaluate)(draws))
-    log_weights, khat = pareto_smooth(of_all - log_proposal)
-    weights = np.exp(log_weights)
+    weights, khat = np.full(len(draws), 1 / len(draws)), 0.0
+    if log_proposal is not None:
+        log_weights, khat = pareto_smooth(of_all - log_proposal)
+        weights = np.exp(log_weights)
     delta = of_all - of_rows
     delta -= weights @ delta
     of_coreset = weights * np.exp(-delta)
