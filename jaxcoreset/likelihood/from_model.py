@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
+from numpyro.distributions.transforms import biject_to
 
 from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.data.utils import host_generator
@@ -15,7 +16,7 @@ from jaxcoreset.likelihood.checks import check_log_likelihood, check_log_prior
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, draw_uniform
 from jaxcoreset.likelihood.program import with_program
 from jaxcoreset.likelihood.structure import find_data, find_structure
-from jaxcoreset.likelihood.trace import one_at_a_time
+from jaxcoreset.likelihood.trace import is_latent, one_at_a_time, run
 from jaxcoreset.likelihood.verification import check_subsets, chunk_rows
 
 # Widths of the uniform draws tried for a starting point. An optimiser starts well near zero, but
@@ -131,7 +132,7 @@ def _find_start(
                 data = dict(zip(likelihood.arguments.data_names, rows, strict=True))
                 check_log_likelihood(total, first + np.arange(len(total)), data)
         except ModelError as found:
-            error = found
+            error = ModelError(f"{found}{_outside_support(likelihood, params)}")
         # All processes take the same start.
         states = processes.gather({"failed": np.asarray(error is not None)})
         if not any(state["failed"] for state in states):
@@ -141,6 +142,35 @@ def _find_start(
         "another process found no starting point at which its rows' log-likelihood is finite; see "
         "its error."
     )
+
+
+def _outside_support(likelihood: ModelLikelihood, params: Mapping[str, Array]) -> str:
+    """A sentence about the first observation that its distribution cannot have, if there is one."""
+    kinds: dict[str, str] = {}
+
+    def fill(site: Mapping) -> Any:
+        return biject_to(site["fn"].support)(params[site["name"]]) if is_latent(site) else None
+
+    @jax.jit
+    def observed(rows: tuple) -> dict[str, tuple]:
+        sites, found = run(likelihood.model, likelihood.assemble(rows), fill), {}
+        for name in likelihood.data_dims:
+            distribution, value = sites[name]["fn"], sites[name]["value"]
+            with contextlib.suppress(NotImplementedError, TypeError):
+                found[name] = distribution.support(value), value
+                kinds[name] = type(distribution).__name__
+        return found
+
+    rows, first = next(_checked_rows(likelihood))
+    for name, (is_inside, value) in observed(rows).items():
+        if np.ndim(is_inside) and not np.all(is_inside):
+            at = np.unravel_index(np.argmin(is_inside), np.shape(is_inside))
+            row = first + int(at[likelihood.data_dims[name]])
+            return (
+                f" The observed site {name!r} is {np.asarray(value)[at]} in row {row}, which is "
+                f"outside the support of {kinds[name]}."
+            )
+    return ""
 
 
 def _checked_rows(likelihood: ModelLikelihood) -> Iterator[tuple[tuple, int]]:

@@ -158,13 +158,18 @@ class LaplaceFitter:
         decrement = gradient @ covariance @ gradient
         if not decrement <= _ACCEPTED_DECREMENT:
             worst = np.argsort(-np.abs(covariance @ gradient) / np.sqrt(np.diag(covariance)))[:3]
+            advice = (
+                f"Raise Laplace(max_iters={2 * most}), rescale these parameters, give a tighter "
+                "prior"
+                if full.num_passes >= most
+                else "The search ended there by itself, as where the log-likelihood has corners "
+                "(a Laplace distribution, an absolute value): rescale these parameters"
+            )
             raise UnusableWeightingError(
                 f"the posterior's mode was not reached in {full.num_passes} passes, of at most "
                 f"{most}: a Newton step would still gain {decrement / 2:.3g} nats, mostly along "
-                f"{', '.join(names[i] for i in worst)}. Raise Laplace(max_iters={2 * most}), "
-                "rescale these parameters, give a tighter "
-                "prior, use a weighting that needs no mode, SubsampleNUTS(), or pass draws of your "
-                "own: weighting=Draws(samples).",
+                f"{', '.join(names[i] for i in worst)}. {advice}, use a weighting that needs no "
+                "mode, SubsampleNUTS(), or pass draws of your own: weighting=Draws(samples).",
                 f"the posterior's mode was not reached in {full.num_passes} passes",
             )
         # The last Newton step costs no pass, and squares the mode's error.
