@@ -356,6 +356,8 @@ class CoresetBuilder:
         while True:
             number = len(history) + 1
             construction.embed(pool)
+            if history:
+                expand_again(likelihood, pool)
             looks = most > 1 and not checker.is_settled
             relative_ess = None
             if looks and self.rounds == "auto" and number == 1:
@@ -382,8 +384,6 @@ class CoresetBuilder:
             if own_pool is None or number == most or (checker.is_final and selection.is_within):
                 break
             pool, name = own_pool, "coreset posterior"
-            with clock.stage("weighting"):
-                expand_again(likelihood, pool)
         found = up_to_best(found)
         with clock.stage("agreement"):
             look_for_spike(found[-1])

@@ -31,7 +31,7 @@ class JointLikelihood:
     """
 
     likelihood: ModelLikelihood
-    weights: Sequence[Float[np.ndarray, " k"]]
+    weights: Sequence[Float[np.ndarray, " _"]]
     proxies: Sequence[Proxy | None]
 
     def at(self, flat: Float[Array, " d"], data: tuple) -> Float[Array, ""]:

@@ -37,6 +37,9 @@ from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.weighting import DrawSource
 from jaxcoreset.weighting.laplace import LaplaceFitter
 
+# The rows that an update may give a coreset with a proxy that had fewer.
+_LEAST_SIZE = 32
+
 
 @one_at_a_time
 def updated(
@@ -92,7 +95,9 @@ def updated(
         if proxy is not None:
             new = LaplaceFitter(likelihood).terms_at(proxy.center)
             pool.expansion = proxy.expansion.plus(new)
-    selection = solve_and_select(pool, before.size, clock, tol=before.tol)
+    # A coreset may have no rows; with the new ones some may be needed.
+    size = before.size if proxy is None else max(before.size, _LEAST_SIZE)
+    selection = solve_and_select(pool, size, clock, tol=before.tol)
     pool.check_alone(selection.positions)
     # Find what the old draws are worth, and the error under importance weights.
     relative_ess, weighted = _reweighted(pool, selection)

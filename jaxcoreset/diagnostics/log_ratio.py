@@ -57,7 +57,7 @@ def _weighted(
     coreset: Coreset, likelihood: ModelLikelihood, at: dict[str, Any]
 ) -> Float[np.ndarray, " s"]:
     """The coreset's log-likelihood at constrained draws, constant included."""
-    evaluate, proxy = likelihood.log_likelihood_constrained, coreset.proxy
+    evaluate, proxy = likelihood.program.log_likelihood_constrained, coreset.proxy
     kept = likelihood.take(coreset.indices)
 
     def weigh(draws: PyTree, kept: tuple) -> Float[np.ndarray, " s"]:

@@ -180,7 +180,9 @@ class Construction:
             if within:
                 return min(within, key=lambda one: one.num_rows)
             found += tried
-            best = min(found, key=lambda one: one.estimate.upper)
+            best = tried[-1]
+            if pool.expansion is not None:
+                best = min(found, key=lambda one: one.estimate.upper)
             if size == n and "rows" in self._approaches(pool):
                 return None
             no_draws_for_more = pool.is_exhausted and size == enough

@@ -1,12 +1,14 @@
 """Where the log-likelihood of all rows is expanded, for the draws of a pool."""
 
+from typing import get_args
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from jaxcoreset.likelihood.expansion import Expansion, flat_draws
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
-from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.draws import DrawPool, Use
 from jaxcoreset.weighting.laplace import LaplaceFitter
 
 # The center is far from the draws if their mean is off by more standard deviations of a parameter.
@@ -19,14 +21,14 @@ def expansion_of(
     center: Float[np.ndarray, " d"] | None = None,
 ) -> Expansion | None:
     """The expansion at a point, or at the mean of the pool's draws; None if it is not proper."""
-    position = _solver_draws(pool).mean(axis=0) if center is None else center
+    position = _draws(pool).mean(axis=0) if center is None else center
     return LaplaceFitter(likelihood).expand(position)
 
 
 def is_far(pool: DrawPool) -> bool:
     """True if the mean of the pool's draws is not near the center of its expansion."""
     assert pool.expansion is not None
-    flat = _solver_draws(pool)
+    flat = _draws(pool)
     shift = np.abs(flat.mean(axis=0) - pool.expansion.center)
     return bool((shift > _FAR * flat.std(axis=0)).any())
 
@@ -36,6 +38,6 @@ def flat_center(params: Params) -> Float[np.ndarray, " d"]:
     return flat_draws({name: jnp.asarray(value)[None] for name, value in params.items()})[0]
 
 
-def _solver_draws(pool: DrawPool) -> Float[np.ndarray, "s d"]:
-    uses = ("solver", "selection")
-    return np.concatenate([flat_draws(part.draws) for use in uses for part in pool.parts(use)])
+def _draws(pool: DrawPool) -> Float[np.ndarray, "s d"]:
+    parts = [part for use in get_args(Use) for part in pool.parts(use)]
+    return np.concatenate([flat_draws(part.draws) for part in parts])

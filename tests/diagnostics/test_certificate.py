@@ -16,8 +16,8 @@ from numpyro.infer import MCMC, NUTS
 import jaxcoreset as jc
 from jaxcoreset.diagnostics.certificate import certificate_of
 from jaxcoreset.diagnostics.gaussian import gaussian_kl
-from jaxcoreset.weighting.psis import khat_limit, pareto_smooth
 from jaxcoreset.likelihood.totals import log_likelihood_totals
+from jaxcoreset.weighting.psis import khat_limit, pareto_smooth
 from tests.gaussian_coreset import case, coreset_of, kl, regression
 
 

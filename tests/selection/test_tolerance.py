@@ -53,6 +53,9 @@ class Linear:
     def log_likelihood(self, params, data):
         return jnp.asarray(data[0]) @ params["theta"]
 
+    def log_prior(self, params):
+        return jnp.zeros(())
+
     def take(self, indices):
         return (self.data[0][indices],)
 
