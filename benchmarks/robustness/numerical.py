@@ -79,7 +79,7 @@ def _mean_of_vectors(y: Any, covariance: Any) -> None:
 
 
 def _poisson(y: Any, exposure: Any, rate: Any) -> None:
-    intensity = numpyro.sample("intensity", dist.Gamma(1.0, rate))
+    intensity: Any = numpyro.sample("intensity", dist.Gamma(1.0, rate))
     with numpyro.plate("rows", y.shape[0]):
         numpyro.sample("y", dist.Poisson(intensity * exposure), obs=y)
 
@@ -92,7 +92,7 @@ def _poisson_groups(group: Any, y: Any) -> None:
 
 
 def _exponential(y: Any, rate: Any) -> None:
-    intensity = numpyro.sample("intensity", dist.Gamma(1.0, rate))
+    intensity: Any = numpyro.sample("intensity", dist.Gamma(1.0, rate))
     with numpyro.plate("rows", y.shape[0]):
         numpyro.sample("y", dist.Exponential(intensity), obs=y)
 
