@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks import common
 from benchmarks.builds import tables as builds
 from benchmarks.paper import runner
+from benchmarks.robustness import tables as robustness
 from benchmarks.scale import tables as scale
 from benchmarks.solvers import tables as solvers
 
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 DOCS = ROOT / "docs"
 
-_TABLES = {**solvers.TABLES, **builds.TABLES, **scale.TABLES}
+_TABLES = {**solvers.TABLES, **builds.TABLES, **scale.TABLES, **robustness.TABLES}
 
 # What a table of `benchmarks.scale` needs to have been measured.
 _SCALE_PARTS = {

@@ -24,9 +24,9 @@ import jaxcoreset as jc
 from benchmarks import common
 from jaxcoreset.diagnostics.certificate import certificate_of
 from jaxcoreset.diagnostics.gaussian import laplace_divergence
-from jaxcoreset.weighting.psis import MAX_KHAT
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.weighting.laplace import LaplaceFitter
+from jaxcoreset.weighting.psis import MAX_KHAT
 
 # Above this many nats the estimate is reported as a lower bound.
 _BOUND = 0.3

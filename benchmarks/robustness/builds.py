@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run both parts, print their tables and write the JSON."""
     parser = argparse.ArgumentParser(description="Many builds in one process, and in threads.")
     parser.add_argument("--quick", action="store_true", help="few builds of few rows")
-    parser.add_argument("--output", type=Path, help="where the JSON goes")
+    parser.add_argument("--json", "--output", type=Path, dest="output", help="where the JSON goes")
     options = parser.parse_args(arguments)
     result: dict[str, Any] = {
         "benchmark": "robustness: builds",

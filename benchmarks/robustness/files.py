@@ -235,7 +235,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, help="where the JSON goes")
+    parser.add_argument("--json", "--output", type=Path, dest="output", help="where the JSON goes")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         rows = list(measure(Path(folder)))

@@ -164,7 +164,7 @@ def main(arguments: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", choices=list(FAULTS), help="one fault")
-    parser.add_argument("--output", type=Path, help="where the JSON goes")
+    parser.add_argument("--json", "--output", type=Path, dest="output", help="where the JSON goes")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child:
