@@ -69,7 +69,7 @@ def _group_means(group: Any, y: Any, noise: Any) -> None:
     with numpyro.plate("groups", 4):
         means: Any = numpyro.sample("means", dist.Normal(0.0, 10.0))
     with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("y", dist.Normal(means[group], noise), obs=y)
+        numpyro.sample("y", dist.Normal(jnp.asarray(means)[group], noise), obs=y)
 
 
 def _mean_of_vectors(y: Any, covariance: Any) -> None:
@@ -79,7 +79,7 @@ def _mean_of_vectors(y: Any, covariance: Any) -> None:
 
 
 def _poisson(y: Any, exposure: Any, rate: Any) -> None:
-    intensity: Any = numpyro.sample("intensity", dist.Gamma(1.0, rate))
+    intensity = numpyro.sample("intensity", dist.Gamma(1.0, rate))
     with numpyro.plate("rows", y.shape[0]):
         numpyro.sample("y", dist.Poisson(intensity * exposure), obs=y)
 
@@ -88,11 +88,11 @@ def _poisson_groups(group: Any, y: Any) -> None:
     with numpyro.plate("groups", 4):
         intensity: Any = numpyro.sample("intensity", dist.Gamma(1.0, 0.001))
     with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("y", dist.Poisson(intensity[group]), obs=y)
+        numpyro.sample("y", dist.Poisson(jnp.asarray(intensity)[group]), obs=y)
 
 
 def _exponential(y: Any, rate: Any) -> None:
-    intensity: Any = numpyro.sample("intensity", dist.Gamma(1.0, rate))
+    intensity = numpyro.sample("intensity", dist.Gamma(1.0, rate))
     with numpyro.plate("rows", y.shape[0]):
         numpyro.sample("y", dist.Exponential(intensity), obs=y)
 
