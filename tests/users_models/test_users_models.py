@@ -27,6 +27,11 @@ MEAN_ERROR = 0.05
 
 # Models that take a minute, since NUTS runs on a part of the rows and on the coreset of each round.
 SLOW = {"laplace", "quantile_regression"}
+# Models whose reported divergence is not within these limits.
+FAULTS = {
+    "with_a_reparam_handler": "4.1e-4 nats are reported and 6e-5 are true: draws of the Laplace "
+    "approximation lie outside a curved posterior, and the estimate does not weight them",
+}
 
 
 def is_calibrated(coreset: jc.Coreset, found: Distance) -> bool:
@@ -36,7 +41,9 @@ def is_calibrated(coreset: jc.Coreset, found: Distance) -> bool:
 
 
 def _marked(name: str) -> Any:
-    marks = [pytest.mark.slow, pytest.mark.unoptimised] if name in SLOW else []
+    marks = [pytest.mark.slow] if name in SLOW else []
+    if name in FAULTS:
+        marks.append(pytest.mark.xfail(reason=FAULTS[name], raises=AssertionError, strict=True))
     return pytest.param(name, marks=marks)
 
 
