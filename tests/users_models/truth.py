@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxcoreset.diagnostics.psis import pareto_smooth
 from numpyro.infer.util import constrain_fn, potential_energy
 
+from jaxcoreset.weighting.psis import pareto_smooth
 from tests.users_models.case import Case
 
 FILE = Path(__file__).with_name("truths.json")

@@ -19,11 +19,11 @@ import jax
 import numpy as np
 import scipy.optimize
 from jax.flatten_util import ravel_pytree
-from jaxcoreset.diagnostics.psis import pareto_smooth
 from numpyro.diagnostics import split_gelman_rubin
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import initialize_model
 
+from jaxcoreset.weighting.psis import pareto_smooth
 from tests.users_models.case import Case
 from tests.users_models.models import POSTERIORS
 from tests.users_models.truth import (
