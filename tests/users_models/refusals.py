@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pandas as pd
 from numpyro.contrib.control_flow import scan
 
+import jaxcoreset as jc
 from tests.users_models import regressions
 from tests.users_models.case import Case, covariates
 from tests.users_models.regressions import coefficients
@@ -378,13 +379,16 @@ def not_identified() -> Case:
         with numpyro.plate("rows", x.shape[0]):
             numpyro.sample("y", dist.Normal(a + b, 1.0), obs=y)
 
-    return Case(model, (x, y), refusal="flat or falling along.*not identified")
+    # By default the build would go on with NUTS.
+    settings = {"weighting": jc.Laplace()}
+    return Case(model, (x, y), settings=settings, refusal="flat or falling along.*not identified")
 
 
 def corners_in_the_likelihood() -> Case:
     """A Laplace distribution of the noise has no second derivatives for a Laplace approximation."""
     case = regressions.laplace()
-    return Case(case.model, case.args, refusal=r"mode was not reached.*corners.*SubsampleNUTS\(\)")
+    refusal = r"mode was not reached.*corners.*SubsampleNUTS\(\)"
+    return Case(case.model, case.args, settings={"weighting": jc.Laplace()}, refusal=refusal)
 
 
 REFUSALS = [

