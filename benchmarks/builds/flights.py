@@ -110,7 +110,7 @@ def coreset(
 ) -> dict[str, Any]:
     """A coreset built to a tolerance, NUTS on it, and its certificate."""
     start = time.perf_counter()
-    built = jc.CoresetBuilder(late_arrival, tol=tol, progress_bar=False).run(
+    built = jc.CoresetBuilder(late_arrival, tol=tol, progress_bar=False, proxy=None).run(
         jax.random.key(0), features, late
     )
     build = time.perf_counter() - start

@@ -77,7 +77,9 @@ def measure(
     full = fit()
     rows = []
     for k in ks:
-        coreset = jc.CoresetBuilder(model, k, progress_bar=False).run(jax.random.key(k), *args)
+        coreset = jc.CoresetBuilder(model, k, progress_bar=False, proxy=None).run(
+            jax.random.key(k), *args
+        )
         estimate, error = coreset.report.kl, coreset.report.kl_standard_error
         truth = certificate_of(
             -differences(likelihood, coreset, draws)[None],

@@ -47,7 +47,7 @@ def needed(z: np.ndarray, y: np.ndarray, tol: float) -> tuple[dict[str, Any], jc
     n, num_parameters = z.shape
     start = time.perf_counter()
     builder = jc.CoresetBuilder(
-        common.logistic, tol=jc.Tolerance(tol, throw=False), progress_bar=False
+        common.logistic, tol=jc.Tolerance(tol, throw=False), progress_bar=False, proxy=None
     )
     coreset = builder.run(jax.random.key(0), z, y)
     spent = time.perf_counter() - start
@@ -103,7 +103,11 @@ def wide(data_dir: Path | None, size: int) -> list[dict[str, Any]]:
     if found is None:
         return []
     model, z, y = found
-    report = jc.CoresetBuilder(model, size, progress_bar=False).run(jax.random.key(0), z, y).report
+    report = (
+        jc.CoresetBuilder(model, size, progress_bar=False, proxy=None)
+        .run(jax.random.key(0), z, y)
+        .report
+    )
     num_parameters = z.shape[1]
     head = {"data": _WIDE, "n": len(z), "parameters": num_parameters}
     head["D(D+3)/2"] = num_parameters * (num_parameters + 3) // 2

@@ -179,7 +179,7 @@ def run_one(
         begin = time.perf_counter()
         most = 1 if start == "posterior" else 2 if quick else ROUNDS
         builder = jc.CoresetBuilder(
-            model, size, weighting=weighting, rounds=most, progress_bar=False
+            model, size, weighting=weighting, rounds=most, progress_bar=False, proxy=None
         )
         try:
             coresets = builder.run_rounds(jax.random.key(13), *args)

@@ -50,7 +50,7 @@ def table(seed: int, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 def build(seed: int, x: np.ndarray, y: np.ndarray) -> jc.Coreset:
     """A coreset of 20 rows."""
-    builder = jc.CoresetBuilder(model, size=20, progress_bar=False)
+    builder = jc.CoresetBuilder(model, size=20, progress_bar=False, proxy=None)
     return builder.run(jax.random.key(seed), x, y)
 
 

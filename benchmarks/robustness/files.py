@@ -53,6 +53,7 @@ def build(checkpoint: Path) -> jc.Coreset:
         rounds=1,
         checkpoint=checkpoint,
         progress_bar=False,
+        proxy=None,
     )
     return builder.run(jax.random.key(0), x, y)
 

@@ -79,6 +79,7 @@ def child(source: str, checkpoint: str, out: str) -> None:
         execution=jc.Execution(batch_size=1),  # so that a pass has many groups
         checkpoint=jc.Checkpoint(checkpoint, every=0.0),
         progress_bar=False,
+        proxy=None,
     )
     data = _data(source, Path(checkpoint).parent)
     builder.run(jax.random.key(0), *data).save(out)

@@ -103,6 +103,7 @@ def child(name: str, port: str, index: str) -> None:
         rounds=1,
         execution=jc.Execution(processes=jc.Processes(fault.timeout)),
         progress_bar=False,
+        proxy=None,
     )
     builder.run(jax.random.key(1 if does == "has another key" else 0), x, y)
     if does == "fails after the build":

@@ -128,6 +128,7 @@ def pricing(quick: bool) -> list[dict[str, Any]]:
                         candidates=jc.Candidates(num_candidates, passes),
                         rounds=1,
                         progress_bar=False,
+                        proxy=None,
                     )
                     .run(jax.random.key(0), x, y)
                     .report
@@ -160,7 +161,7 @@ def merging(quick: bool) -> list[dict[str, Any]]:
     x = random.normal(size=(blocks * per_block, width)).astype(np.float32)
     y = (random.random(len(x)) < 1 / (1 + np.exp(-x.sum(1) / 2))).astype(np.float32)
     full = jc.laplace_approximation(jc.model_likelihood(logistic, (x, y)))
-    builder = jc.CoresetBuilder(logistic, size=size, progress_bar=False)
+    builder = jc.CoresetBuilder(logistic, size=size, progress_bar=False, proxy=None)
     parts = [
         builder.run(jax.random.key(i), x[at : at + per_block], y[at : at + per_block])
         for i, at in enumerate(range(0, len(x), per_block))

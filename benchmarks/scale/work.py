@@ -113,6 +113,7 @@ def build(job: Mapping[str, Any]) -> dict[str, Any]:
         candidates=jc.Candidates(extra_passes=job.get("pricing passes", 0)),
         execution=jc.Execution(mesh, processes=jc.Processes() if count > 1 else None),
         progress_bar=False,
+        proxy=None,
     )
     clock = _Clock()
     coreset = builder.run(jax.random.key(0), *table.source().arrays)

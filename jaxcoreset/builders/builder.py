@@ -115,7 +115,7 @@ class CoresetBuilder:
         execution: Execution = Execution(),  # noqa: B008 - frozen
         checkpoint: str | os.PathLike | Checkpoint | None = None,
         progress_bar: bool = True,
-        proxy: Literal["auto"] | Taylor | None = None,
+        proxy: Literal["auto"] | Taylor | None = "auto",
     ):
         if (size is None) == (tol is None):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The command ``jaxcoreset demo``: 325,000 flights, 250 weighted rows, the same posterior."""
+"""The command ``jaxcoreset demo``: 325,000 flights, 20 weighted rows, the same posterior."""
 
 import sys
 import time
@@ -15,6 +15,7 @@ from jaxcoreset.builders.builder import CoresetBuilder
 from jaxcoreset.command.flights import flights_table, late_arrival, load_flights
 from jaxcoreset.command.html import Comparison
 from jaxcoreset.coreset.coreset import Coreset
+from jaxcoreset.coreset.joint import laplace_of
 from jaxcoreset.data.utils import peak_memory, write_whole
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation
@@ -25,7 +26,7 @@ _NUM_WARMUP, _NUM_SAMPLES = 1000, 1000
 
 def run_demo(
     *,
-    size: int = 250,
+    size: int = 20,
     seed: int = 0,
     full_nuts: bool = False,
     out: Path = Path("jaxcoreset-demo"),
@@ -69,9 +70,7 @@ def run_demo(
     full = coreset.approximation
     if full is None:  # a coreset of all the rows needs no weighting
         full = laplace_approximation(model_likelihood(late_arrival, (features, late)))
-    small = laplace_approximation(
-        model_likelihood(late_arrival, coreset.args), weights=coreset.weights, start=full.params()
-    )
+    small = laplace_of(coreset, full)
     comparison = Comparison(full, small, names)
     table = _table(names, draws, {"coreset, Laplace": small, "all rows, Laplace": full})
     say(table)
@@ -175,9 +174,10 @@ def _figure(
         *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False
     )
     report = coreset.report
-    left.suptitle(
-        f"Posterior from {report.num_used} weighted rows over that of all {report.num_data:,}"
-    )
+    rows = f"{report.num_used} weighted rows"
+    if report.proxy is not None:
+        rows += " and a proxy"
+    left.suptitle(f"Posterior from {rows} over that of all {report.num_data:,}")
     ax = plot_error(report, right.subplots())
     ax.set_title("Error against coreset size")
     write_whole(path, lambda file: figure.savefig(file, dpi=130))

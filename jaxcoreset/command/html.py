@@ -15,12 +15,11 @@ import numpy as np
 
 from jaxcoreset.command.render import render
 from jaxcoreset.coreset.coreset import Coreset
+from jaxcoreset.coreset.joint import laplace_of
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.data.messages import require
-from jaxcoreset.likelihood.from_model import model_likelihood
-from jaxcoreset.likelihood.weighted import WeightedModel
 from jaxcoreset.plotting.style import literal
-from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation
+from jaxcoreset.weighting.laplace import LaplaceApproximation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,13 +82,8 @@ def compare_laplace(coreset: Coreset, name: Callable[[str], str] = str) -> Compa
     full = coreset.approximation
     if full is None:
         return None
-    weighted = coreset.model
-    assert isinstance(weighted, WeightedModel)
     try:
-        likelihood = model_likelihood(
-            weighted.model, coreset.args, coreset.kwargs, data_axes=coreset.arguments.axes
-        )
-        small = laplace_approximation(likelihood, weights=coreset.weights, start=full.params())
+        small = laplace_of(coreset, full)
     except ValueError:  # too few rows for a mode, which the report's numbers show
         return None
     return Comparison(full, small, [name(parameter) for parameter in full.names])
@@ -147,6 +141,11 @@ def html_report(
 def verdict(report: Report) -> str:
     """How good the coreset is, in a few sentences for people who do not know KL divergences."""
     rows = f"{report.num_used:,} weighted rows stand for {report.num_data:,}."
+    if report.proxy is not None:
+        used = (
+            f"{report.num_used:,} weighted rows correct" if report.num_used else "no row corrects"
+        )
+        rows = f"A second-order expansion stands for all {report.num_data:,} rows; {used} it."
     if report.num_used == report.num_data:
         return f"The coreset has all {report.num_data:,} rows with weight 1: there is no error."
     if report.num_used == report.num_distinct and report.kl == 0:
@@ -207,15 +206,16 @@ def _error_figure(coreset: Coreset, tol: float | None) -> dict[str, str]:
 
     from jaxcoreset.plotting import plot_kl, plot_weights
 
+    caption = "the estimated KL divergence in nats against the number of rows."
+    if not len(coreset):
+        figure = Figure(figsize=(5.2, 3.9), layout="constrained")
+        plot_kl(coreset.report, figure.subplots(), tol)
+        return _embedded(figure, caption[0].upper() + caption[1:])
     figure = Figure(figsize=(10.4, 3.9), layout="constrained")
     left, right = figure.subplots(1, 2)
     plot_kl(coreset.report, left, tol)
     plot_weights(coreset, right)
-    return _embedded(
-        figure,
-        "Left: the estimated KL divergence in nats against the number of rows. Right: the weights, "
-        "largest first.",
-    )
+    return _embedded(figure, f"Left: {caption} Right: the weights, largest first.")
 
 
 def _marginal_figure(comparison: Comparison) -> dict[str, str]:

@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=_run_demo)
     demo.add_argument(
-        "--size", type=positive_integer, default=250, help="maximum number of rows (250)"
+        "--size", type=positive_integer, default=20, help="maximum number of rows (20)"
     )
     demo.add_argument(
         "--out",

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpyro.infer import MCMC
 
-from jaxcoreset.coreset.frame import as_frame, check_stands_alone, without_formulas
+from jaxcoreset.coreset.frame import as_frame, without_formulas, write_proxy
 from jaxcoreset.coreset.model_name import import_model, name_of
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.summary import DataSummary
@@ -69,9 +69,8 @@ class Coreset:
         arguments: the model's arguments with only these rows, and which of them hold rows.
         data_dims: see above.
         report: how the coreset was made, and how good it is.
-        approximation: the Laplace approximation of the posterior of all rows, or of the rows that
-            were merged, if one was found on the way; None otherwise, and for a coreset that was
-            loaded.
+        approximation: the Laplace approximation of the posterior of all rows, or of those merged,
+            if one was found on the way; None otherwise, and for a coreset that was loaded.
         likelihood: the model's likelihood with all the data, for `certify` and `correct`; it is
             neither saved nor pickled, and None for a coreset that was loaded. Set it to None to
             free the data.
@@ -152,10 +151,8 @@ class Coreset:
         are of the posterior before. The report says what they are still worth, and the error under
         importance weights towards the new posterior. If they are worth less than a tenth of new
         draws, or fewer than 20 draws, the error is not known and may be of any size: the `kl` of
-        the report is infinite, `is_within_tol` is False if there is a tolerance, and you should
-        build a new coreset from all rows.
-
-        Warns if the error is not known.
+        the report is infinite, `is_within_tol` is False if there is a tolerance, a warning says
+        that the error is not known, and you should build a new coreset from all rows.
 
         Args:
             key: a JAX random key; the same key gives the same coreset.
@@ -299,7 +296,12 @@ class Coreset:
         return save_archive(path, header, arrays)
 
     def to_frame(
-        self, table: "pd.DataFrame | None" = None, *, weight: str = "weight", row: str = "row"
+        self,
+        table: "pd.DataFrame | None" = None,
+        *,
+        weight: str = "weight",
+        row: str = "row",
+        proxy: str | os.PathLike | None = None,
     ) -> "pd.DataFrame":
         """The coreset as a table, with one line for each of its rows.
 
@@ -308,6 +310,7 @@ class Coreset:
                 the columns are those arguments themselves.
             weight: the name of the column of weights.
             row: the name of the column of row numbers, which count from 0.
+            proxy: the JSON file to write the proxy to, if the coreset has one; see `Proxy`.
 
         Returns:
             A data frame of m rows: the row numbers, the weights, and either the columns of the
@@ -315,14 +318,15 @@ class Coreset:
             an array of one axis as ``y``, other arrays as ``X[0]``, ``X[1]``, ....
 
         Raises:
-            ValueError: if the coreset has a proxy, without which the rows mean nothing; if the
-                table does not have n rows, or has a column with the name of the weights or of the
-                row numbers.
+            ValueError: if the coreset has a proxy, without which the rows mean nothing, and there
+                is no file for it; if the table does not have n rows, or has a column with the name
+                of the weights or of the row numbers.
             TypeError: if `table` is not a data frame.
             ModuleNotFoundError: if pandas is not installed; the extra ``tables`` brings it.
         """
-        check_stands_alone(self.proxy)
-        data = dict(zip(self.data_names, self.arguments.data, strict=True))
+        write_proxy(self.proxy, proxy)
+        rows = [leaf[: len(self)] for leaf in self.arguments.data]  # without any, there is one
+        data = dict(zip(self.data_names, rows, strict=True))
         return as_frame(self.indices, self.weights, data, self.report.num_data, table, weight, row)
 
     def to_csv(
@@ -331,7 +335,7 @@ class Coreset:
         table: "pd.DataFrame | None" = None,
         *,
         escape_formulas: bool = True,
-        **names: str,
+        **names: Any,
     ) -> Path:
         """Write `to_frame` as CSV with a header and without the index, atomically.
 
@@ -340,7 +344,7 @@ class Coreset:
             table: see `to_frame`.
             escape_formulas: whether text and names that begin with ``=``, ``+``, ``-`` or ``@`` and
                 are no numbers get an apostrophe before them: a spreadsheet would run them.
-            **names: `weight` and `row`, see `to_frame`.
+            **names: `weight`, `row` and `proxy`, see `to_frame`.
 
         Returns:
             The path written.
@@ -350,21 +354,20 @@ class Coreset:
         return write_whole(path, lambda file: frame.to_csv(file, index=False, encoding="utf-8"))
 
     def to_parquet(
-        self, path: str | os.PathLike, table: "pd.DataFrame | None" = None, **names: str
+        self, path: str | os.PathLike, table: "pd.DataFrame | None" = None, **names: Any
     ) -> Path:
         """Write `to_frame` as Parquet without the index, atomically.
 
         Args:
             path: the file.
             table: see `to_frame`.
-            **names: `weight` and `row`, see `to_frame`.
+            **names: `weight`, `row` and `proxy`, see `to_frame`.
 
         Returns:
             The path written.
 
         Raises:
-            ModuleNotFoundError: if pandas or pyarrow is not installed; the extra ``tables`` brings
-                them.
+            ModuleNotFoundError: if pandas or pyarrow, of the extra ``tables``, is not installed.
         """
         frame = self.to_frame(table, **names)
         require("pyarrow")

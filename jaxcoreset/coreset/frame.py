@@ -1,11 +1,14 @@
-"""A coreset as a data frame."""
+"""A coreset as a data frame, and its proxy as JSON."""
 
+import json
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxcoreset.data.messages import require
+from jaxcoreset.data.utils import write_whole
 from jaxcoreset.likelihood.expansion import Proxy
 
 if TYPE_CHECKING:
@@ -47,13 +50,26 @@ def as_frame(
     return frame
 
 
-def check_stands_alone(proxy: Proxy | None) -> None:
-    """Raise a ValueError if weighted rows are of no use without a proxy."""
-    if proxy is not None:
+def write_proxy(proxy: Proxy | None, path: str | os.PathLike | None) -> None:
+    """Write a proxy as JSON, if there is one: the arrays of `Proxy.to_dict` as lists.
+
+    Raises:
+        ValueError: if there is a proxy and no path, since weighted rows are of no use without it.
+    """
+    if proxy is None:
+        return
+    if path is None:
         raise ValueError(
             "the coreset's rows only make up for what its proxy does not say, so a table of them "
-            "is not a coreset; expected one that was built with proxy=None."
+            'is not a coreset; expected proxy="proxy.json", a file for the proxy, or a coreset '
+            "that was built with proxy=None."
         )
+    plain = {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in proxy.to_dict().items()
+    }
+    text = json.dumps(plain)
+    write_whole(path, lambda file: file.write(text.encode()))
 
 
 def without_formulas(frame: "pd.DataFrame") -> "pd.DataFrame":

@@ -52,8 +52,9 @@ def plot_error(report: Report, ax: "Axes | None" = None) -> "Axes":
 def plot_kl(report: Report, ax: "Axes | None" = None, tol: float | None = None) -> "Axes":
     """Plot the estimated symmetrised KL divergence, in nats, by number of rows.
 
-    Above 0.3 nats, shaded grey, the estimate is only a lower bound. If the coreset's own error is
-    not known, it is not marked: the curve then uses draws from before the last update.
+    A horizontal line shows what a Gaussian alone reaches, without any rows. Above 0.3 nats, shaded
+    grey, the estimate is only a lower bound. If the coreset's own error is not known, it is not
+    marked: the curve then uses draws from before the last update.
 
     Args:
         report: the report of a coreset whose solver returns a whole path.
@@ -67,6 +68,9 @@ def plot_kl(report: Report, ax: "Axes | None" = None, tol: float | None = None) 
     curve = _positive(report, "kl")
     rows, kl = curve["num_used"], curve["kl"]
     _draw_curve(ax, rows, kl, 2 * curve["kl_standard_error"], "estimate, held-out draws")
+    if report.gaussian_kl is not None and report.gaussian_kl > 0:
+        label = f"a Gaussian alone, {report.gaussian_kl:.2g} nats"
+        ax.axhline(report.gaussian_kl, color=COLOURS[2], ls=DASHES[2], lw=1.3, label=label)
     if tol is not None:
         ax.axhline(tol, color=FULL, ls=DASHES[1], lw=1.3, label=f"tolerance, {tol:g} nats")
     if 0 < report.kl < np.inf:

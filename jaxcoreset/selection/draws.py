@@ -316,6 +316,13 @@ class DrawPool:
             return CoresetProblem(atoms[0], target[0])
         return CoresetProblem(jnp.concatenate(atoms, axis=1), jnp.concatenate(target))
 
+    def norm(self, use: Use) -> float:
+        """The norm of the target of all rows under the draws of one use, without a proxy."""
+        parts = [part for part in self._parts[use] if part.size > 1]
+        totals = [np.asarray(part.total, np.float64) for part in parts]
+        squares = sum(np.sum((one - one.mean()) ** 2) for one in totals)
+        return float(np.sqrt(squares / sum(part.size for part in parts)))
+
     def values(self, part: Part, approach: Approach) -> tuple[Array, Array]:
         """What is added for each candidate at a part's draws, (m, s), and what to reach, (s,)."""
         if approach == "rows":

@@ -26,7 +26,8 @@ class KLEstimate:
     Attributes:
         kl: the variance of L − L_w over the draws.
         standard_error: the Monte Carlo standard error of `kl`.
-        relative_error: ‖y − Φw‖/‖y‖ on the same draws.
+        relative_error: ‖y − Φw‖/‖y‖ on the same draws; y is of all rows' log-likelihoods, beside a
+            proxy too.
     """
 
     kl: float
@@ -69,7 +70,15 @@ def estimate_at(
 ) -> KLEstimate:
     """The estimate for one entry of a path, on the draws of one use."""
     one = jax.tree.map(lambda x: x[at : at + 1], path)
-    return estimate_on(errors(one, pool.problem(use, approach), pool.source.inefficiency), 0)
+    return estimate_on(errors_on(pool, one, use, approach), 0)
+
+
+def errors_on(
+    pool: DrawPool, path: Solution, use: Use, approach: Approach = "rows"
+) -> dict[str, np.ndarray]:
+    """The `errors` along a path on the draws of one use, relative to all rows' log-likelihood."""
+    problem = pool.problem(use, approach)
+    return errors(path, problem, pool.source.inefficiency, pool.norm(use))
 
 
 def estimate_on(curve: dict[str, np.ndarray], at: int) -> KLEstimate:
@@ -79,7 +88,7 @@ def estimate_on(curve: dict[str, np.ndarray], at: int) -> KLEstimate:
 
 
 def errors(
-    path: Solution, held_out: CoresetProblem, inefficiency: float = 1.0
+    path: Solution, held_out: CoresetProblem, inefficiency: float = 1.0, norm: float | None = None
 ) -> dict[str, np.ndarray]:
     """The errors along a path of solutions, on the solver's draws and on the held-out ones.
 
@@ -87,9 +96,12 @@ def errors(
         path: the solutions.
         held_out: the candidates' atoms, and the target, under draws that the solver did not see.
         inefficiency: how many of these draws are worth an independent one.
+        norm: what errors are relative to; the norm of the target if left out.
     """
     measured = _measure(held_out, path.indices, path.weights, inefficiency)
-    error, kl, standard_error = (np.asarray(value, np.float64) for value in measured)
+    kl, standard_error = (np.asarray(value, np.float64) for value in measured)
+    norm = float(jnp.linalg.norm(held_out.target)) if norm is None else norm
+    error = np.sqrt(kl) / norm if norm > 0 else np.zeros_like(kl)
     return {
         "num_used": np.asarray(path.size),
         "relative_error": np.asarray(path.relative_error, np.float64),
@@ -103,12 +115,11 @@ def errors(
 def _measure(
     held_out: CoresetProblem, indices: Array, weights: Array, inefficiency: Array
 ) -> tuple:
-    """The relative error, the KL divergence and its standard error of each solution."""
+    """The KL divergence and its standard error of each solution."""
 
-    def one(pair: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+    def one(pair: tuple[Array, Array]) -> tuple[Array, Array]:
         indices, weights = pair
         combined = jnp.matmul(weights, held_out.gather(indices), precision=HIGHEST)
-        kl, standard_error = kl_of_residuals(held_out.target - combined, inefficiency)
-        return jnp.sqrt(kl) / jnp.linalg.norm(held_out.target), kl, standard_error
+        return kl_of_residuals(held_out.target - combined, inefficiency)
 
     return jax.lax.map(one, (indices, weights))

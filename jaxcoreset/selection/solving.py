@@ -3,6 +3,8 @@
 The builder, `Coreset.update` and `merge` all end here, whatever their candidates and draws are.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +55,9 @@ def solve_path(
     with clock.stage("solve"):
         problem = pool.problem("solver", approach)
         path = sweep(problem, sizes, solver, key if solver.needs_key else None)
+        if approach != "rows":  # relative to all rows' log-likelihood, not to what the proxy leaves
+            ratio = _ratio(float(jnp.linalg.norm(problem.target)), pool.norm("solver"))
+            path = dataclasses.replace(path, relative_error=ratio * path.relative_error)
         jax.block_until_ready(path)
     # Processes may round differently, so the first one's path is taken by all of them.
     leaves, tree = jax.tree.flatten(path)
@@ -126,12 +131,11 @@ def select_none(
     """No rows at all: the pool's expansion stands for all of them. Arguments as above."""
     dtype = default_float()
     norm = float(jnp.linalg.norm(pool.problem("solver", "proxy").target))
-    whole = float(jnp.linalg.norm(pool.problem("solver").target))
     path = Solution(
         indices=jnp.zeros((1, 1), jnp.int32),
         weights=jnp.zeros((1, 1), dtype),
         objective=jnp.full(1, norm**2, dtype),
-        relative_error=jnp.full(1, norm / whole if whole > 0 else norm, dtype),
+        relative_error=jnp.full(1, _ratio(norm, pool.norm("solver")), dtype),
         num_iters=jnp.zeros(1, jnp.int32),
         converged=jnp.ones(1, bool),
         solver="none",
@@ -145,3 +149,7 @@ def select_none(
         num_held_out=num_held_out,
         approach="proxy",
     )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 1.0

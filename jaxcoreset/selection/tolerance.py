@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxcoreset.selection.draws import Approach, DrawPool, Use
-from jaxcoreset.selection.estimate import KLEstimate, errors, estimate_at, estimate_on
+from jaxcoreset.selection.estimate import KLEstimate, errors_on, estimate_at, estimate_on
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.weighting.base import FEWEST
 
@@ -137,8 +137,7 @@ def smallest_within(
 def _curve(
     pool: DrawPool, path: Solution, sizes: np.ndarray, approach: Approach
 ) -> dict[str, np.ndarray]:
-    problem = pool.problem("selection", approach)
-    return {"size": sizes, **errors(path, problem, pool.source.inefficiency)}
+    return {"size": sizes, **errors_on(pool, path, "selection", approach)}
 
 
 def _first_within(curve: dict[str, np.ndarray], tol: float, first: int) -> int | None:

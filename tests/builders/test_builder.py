@@ -36,7 +36,9 @@ def draws(full):
 
 @pytest.fixture(scope="module")
 def coreset(data):
-    return jc.CoresetBuilder(logistic, size=20, num_draws=300).run(jax.random.key(0), *data)
+    return jc.CoresetBuilder(logistic, size=20, num_draws=300, proxy=None).run(
+        jax.random.key(0), *data
+    )
 
 
 def laplace_of(coreset):
@@ -51,7 +53,7 @@ def test_coreset_posterior_is_the_full_posterior(coreset, full):
 
 
 def test_report_estimates_the_divergence_between_the_laplace_approximations(data, full, draws):
-    builder = jc.CoresetBuilder(logistic, size=5, num_draws=300, weighting=draws)
+    builder = jc.CoresetBuilder(logistic, size=5, num_draws=300, weighting=draws, proxy=None)
     coreset = builder.run(jax.random.key(3), *data)
     small = laplace_of(coreset)
     difference = small.mode - full.mode
@@ -98,7 +100,9 @@ def test_nuts_on_the_coreset_agrees_with_nuts_on_all_rows(data, coreset):
 
 
 def test_the_same_key_gives_the_same_coreset(data, coreset):
-    again = jc.CoresetBuilder(logistic, size=20, num_draws=300).run(jax.random.key(0), *data)
+    again = jc.CoresetBuilder(logistic, size=20, num_draws=300, proxy=None).run(
+        jax.random.key(0), *data
+    )
     np.testing.assert_array_equal(again.indices, coreset.indices)
     np.testing.assert_array_equal(again.weights, coreset.weights)
 
@@ -106,14 +110,14 @@ def test_the_same_key_gives_the_same_coreset(data, coreset):
 @pytest.mark.slow
 def test_candidates_and_chunks_change_little(data, draws):
     settings = {"candidates": 500, "execution": jc.Execution(batch_size=700), "weighting": draws}
-    builder = jc.CoresetBuilder(logistic, size=20, num_draws=300, **settings)
+    builder = jc.CoresetBuilder(logistic, size=20, num_draws=300, **settings, proxy=None)
     report = builder.run(jax.random.key(0), *data).report
     assert report.num_candidates == 500
     assert report.kl < 1e-2
 
 
 def test_tolerance_is_kept_with_as_few_rows_as_the_path_has(data):
-    coreset = jc.CoresetBuilder(logistic, tol=1e-2).run(jax.random.key(0), *data)
+    coreset = jc.CoresetBuilder(logistic, tol=1e-2, proxy=None).run(jax.random.key(0), *data)
     report = coreset.report
     assert report.kl + 2 * report.kl_standard_error <= 1e-2
     upper = report.curve["kl"] + 2 * report.curve["kl_standard_error"]
@@ -123,15 +127,17 @@ def test_tolerance_is_kept_with_as_few_rows_as_the_path_has(data):
 
 def test_tolerance_that_cannot_be_met_says_what_was_reached(data, draws):
     with pytest.raises(ValueError, match=r"max_size = 3 rows of 3000 .* still"):
-        jc.CoresetBuilder(logistic, tol=jc.Tolerance(1e-6, max_size=3), weighting=draws).run(
-            jax.random.key(0), *data
-        )
+        jc.CoresetBuilder(
+            logistic, tol=jc.Tolerance(1e-6, max_size=3), weighting=draws, proxy=None
+        ).run(jax.random.key(0), *data)
 
 
 @pytest.mark.parametrize("size", [50, 51])
 def test_as_many_rows_as_there_are_come_back_whole(data, size):
     x, y = data
-    coreset = jc.CoresetBuilder(logistic, size=size).run(jax.random.key(0), x[:50], y=y[:50])
+    coreset = jc.CoresetBuilder(logistic, size=size, proxy=None).run(
+        jax.random.key(0), x[:50], y=y[:50]
+    )
     assert coreset.indices.tolist() == list(range(50))
     assert np.all(coreset.weights == 1)
     assert coreset.report.kl == 0
@@ -141,7 +147,9 @@ def test_as_many_rows_as_there_are_come_back_whole(data, size):
 @pytest.mark.slow
 def test_draws_of_the_user_can_be_the_weighting(data, full):
     samples = full.draws(jax.random.key(5), 700)
-    builder = jc.CoresetBuilder(logistic, 15, weighting=jc.Draws(samples), num_draws=400)
+    builder = jc.CoresetBuilder(
+        logistic, 15, weighting=jc.Draws(samples), num_draws=400, proxy=None
+    )
     report = builder.run(jax.random.key(0), *data).report
     assert report.weighting == "Draws"
     assert (report.num_draws, report.num_held_out) == (200, 500)
@@ -151,7 +159,7 @@ def test_draws_of_the_user_can_be_the_weighting(data, full):
 @pytest.mark.parametrize("make", [models.hierarchical, models.mixture, models.two_sites])
 def test_models_beyond_regression_are_built(make):
     model, args, kwargs = make(num_data=200)
-    builder = jc.CoresetBuilder(model, size=40, num_draws=200, num_held_out=200)
+    builder = jc.CoresetBuilder(model, size=40, num_draws=200, num_held_out=200, proxy=None)
     coreset = builder.run(jax.random.key(0), *args, **kwargs)
     assert 0 < len(coreset) <= 40
     assert coreset.report.kl < 1.0
@@ -159,7 +167,9 @@ def test_models_beyond_regression_are_built(make):
 
 def test_any_solver_can_be_used(data, draws):
     solver = jc.AIHT2(max_iters=50)
-    builder = jc.CoresetBuilder(logistic, 10, solver=solver, num_draws=300, weighting=draws)
+    builder = jc.CoresetBuilder(
+        logistic, 10, solver=solver, num_draws=300, weighting=draws, proxy=None
+    )
     report = builder.run(jax.random.key(0), *data).report
     assert report.solver == "AIHT2"
     assert report.curve["size"].tolist() == [10]
@@ -187,11 +197,11 @@ def test_report_prints_what_matters(coreset):
 @pytest.mark.usefixtures("untyped")
 def test_bad_settings_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
-        jc.CoresetBuilder(logistic, **arguments)
+        jc.CoresetBuilder(logistic, **arguments, proxy=None)
 
 
 def test_fewer_candidates_than_rows_wanted_are_refused(data, draws):
-    builder = jc.CoresetBuilder(logistic, size=20, candidates=10, weighting=draws)
+    builder = jc.CoresetBuilder(logistic, size=20, candidates=10, weighting=draws, proxy=None)
     with pytest.raises(ValueError, match="candidates is 10"):
         builder.run(jax.random.key(0), *data)
 
@@ -211,7 +221,7 @@ def test_every_class_of_an_argument_gets_rows(data, draws, candidates):
     site = sites_of(data)
     solver = jc.AIHT2(constraint=jc.StratifiedTopK("site", reserved=4))
     settings = {"candidates": candidates, "num_draws": 300, "weighting": draws}
-    builder = jc.CoresetBuilder(logistic_with_site, size=20, solver=solver, **settings)
+    builder = jc.CoresetBuilder(logistic_with_site, size=20, solver=solver, **settings, proxy=None)
     coreset = builder.run(jax.random.key(0), x, site, y)
     assert len(coreset) <= 20
     assert np.sum(coreset.args[1] == 7) >= 3
@@ -221,7 +231,12 @@ def test_every_class_of_an_argument_gets_rows(data, draws, candidates):
 def test_constraint_on_all_rows_can_be_given(data, draws):
     constraint = jc.SimplexTopK(len(data[1]))
     builder = jc.CoresetBuilder(
-        logistic, size=15, solver=jc.AIHT2(constraint=constraint), num_draws=300, weighting=draws
+        logistic,
+        size=15,
+        solver=jc.AIHT2(constraint=constraint),
+        num_draws=300,
+        weighting=draws,
+        proxy=None,
     )
     coreset = builder.run(jax.random.key(0), *data)
     np.testing.assert_allclose(coreset.weights.sum(), len(data[1]), rtol=1e-4)
@@ -239,7 +254,7 @@ def test_constraint_on_all_rows_can_be_given(data, draws):
 def test_constraint_that_does_not_fit_is_refused(data, constraint, labels, message):
     solver = jc.AIHT2(constraint=constraint(labels))
     with pytest.raises(ValueError, match=message):
-        jc.CoresetBuilder(logistic, size=5, solver=solver).run(jax.random.key(0), *data)
+        jc.CoresetBuilder(logistic, size=5, solver=solver, proxy=None).run(jax.random.key(0), *data)
 
 
 def test_a_name_in_place_of_labels_is_refused_by_solve():
@@ -257,7 +272,7 @@ def test_constraint_of_the_solver_holds_if_only_some_rows_are_candidates(is_stoc
     if is_stochastic:
         solver = jc.StochasticAIHT(solver)
     settings = {"num_draws": 100, "num_held_out": 100, "rounds": 1}
-    builder = jc.CoresetBuilder(logistic, size=20, solver=solver, **settings)
+    builder = jc.CoresetBuilder(logistic, size=20, solver=solver, **settings, proxy=None)
     coreset = builder.run(jax.random.key(0), x, y)
     assert coreset.report.num_candidates < 10_001
     assert np.max(np.unique(site[coreset.indices], return_counts=True)[1]) <= 4
@@ -275,7 +290,11 @@ def test_constraint_of_the_solver_holds_if_only_some_rows_are_candidates(is_stoc
         (lambda: jc.Execution(jax.make_mesh((1, 1), ("a", "b"))), ValueError, "mesh has the axes"),
         (lambda: jc.Processes(timeout=0), ValueError, "timeout is 0"),
         (lambda: jc.Checkpoint("build", every=-1), ValueError, "every is -1"),
-        (lambda: jc.CoresetBuilder(logistic, 5, execution=3), TypeError, "execution is 3"),
+        (
+            lambda: jc.CoresetBuilder(logistic, 5, execution=3, proxy=None),
+            TypeError,
+            "execution is 3",
+        ),
     ],
 )
 @pytest.mark.usefixtures("untyped")
@@ -324,7 +343,7 @@ def with_prior(rating, y):
 )
 @pytest.mark.usefixtures("unverified")
 def test_coreset_whose_rows_are_worth_something_else_alone_is_refused(model, settings, message):
-    builder = jc.CoresetBuilder(model, num_draws=100, num_held_out=100, **settings)
+    builder = jc.CoresetBuilder(model, num_draws=100, num_held_out=100, **settings, proxy=None)
     with pytest.raises(ValueError, match=message):
         builder.run(jax.random.key(0), *ratings())
 
@@ -335,7 +354,7 @@ def test_coreset_of_read_rows_is_looked_at_too(monkeypatch, tmp_path):
     for file, column in zip(files, ratings(), strict=True):
         np.save(file, column)
     data = tuple(np.load(file, mmap_mode="r") for file in files)
-    builder = jc.CoresetBuilder(by_number, size=9, num_draws=100, num_held_out=100)
+    builder = jc.CoresetBuilder(by_number, size=9, num_draws=100, num_held_out=100, proxy=None)
     with pytest.raises(ValueError, match="of a datum at site 'y' changes when other rows"):
         builder.run(jax.random.key(0), *data)
 
@@ -355,6 +374,6 @@ def test_standardisation_that_large_values_hide_is_refused_as_such():
             numpyro.sample("y", dist.Normal(a + b * (x - x.mean()) / x.std(), s), obs=y)
 
     jc.model_likelihood(model, (x, y))  # not seen here
-    builder = jc.CoresetBuilder(model, size=9, num_draws=100, num_held_out=100)
+    builder = jc.CoresetBuilder(model, size=9, num_draws=100, num_held_out=100, proxy=None)
     with pytest.raises(ValueError, match="of a datum at site 'y' changes when other rows"):
         builder.run(jax.random.key(0), x, y)

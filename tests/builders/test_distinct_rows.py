@@ -29,7 +29,7 @@ def table(num_rows=NUM_ROWS, seed=0):
 
 
 def build(data, **settings):
-    return jc.CoresetBuilder(logistic_model, **SETTINGS | settings).run(KEY, *data)
+    return jc.CoresetBuilder(logistic_model, **SETTINGS | settings, proxy=None).run(KEY, *data)
 
 
 def log_likelihood(beta, x, y, weights=1.0):
@@ -133,9 +133,11 @@ def test_a_tolerance_that_needs_more_rows_than_differ_gives_the_distinct_ones():
             numpyro.sample("y", dist.Normal(means[cell], 1.0), obs=y)
 
     builder = jc.CoresetBuilder(
-        model, tol=jc.Tolerance(1e-5, max_size=1000), weighting=jc.Laplace(), **SETTINGS
+        model, tol=jc.Tolerance(1e-5, max_size=1000), weighting=jc.Laplace(), **SETTINGS, proxy=None
     )
-    builder_of_few = jc.CoresetBuilder(model, size=39, weighting=jc.Laplace(), **SETTINGS)
+    builder_of_few = jc.CoresetBuilder(
+        model, size=39, weighting=jc.Laplace(), **SETTINGS, proxy=None
+    )
     coreset = builder.run(KEY, cell, y)
     assert coreset.report.solver == "distinct rows"
     np.testing.assert_array_equal(coreset.weights, np.full(40, 50.0))
@@ -184,13 +186,13 @@ def test_candidates_are_distinct_rows_and_a_search_finds_distinct_ones():
     assert coreset.report.num_distinct == 2000
     assert coreset.report.num_candidates > 100
     assert np.isin(coreset.summary.indices, first).all()
-    builder = jc.CoresetBuilder(logistic_model, size=20, **SETTINGS)
+    builder = jc.CoresetBuilder(logistic_model, size=20, **SETTINGS, proxy=None)
     assert builder.plan(x, y).num_candidates == 2000
 
 
 def test_the_plan_of_an_exact_coreset_has_no_passes():
     x, y = table(3000)
-    plan = jc.CoresetBuilder(logistic_model, size=40, **SETTINGS).plan(x, y)
+    plan = jc.CoresetBuilder(logistic_model, size=40, **SETTINGS, proxy=None).plan(x, y)
     assert (plan.num_candidates, plan.num_draws, plan.passes) == (32, 0, {})
     assert "32 at 0 draws" in str(plan)
 

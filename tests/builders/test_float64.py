@@ -38,7 +38,9 @@ def with_long_tails(num_rows=4000, limit=1e4):
 @pytest.mark.filterwarnings("ignore:the coreset's log-density")
 def test_a_build_whose_sums_float32_cannot_hold_runs_in_float64():
     x, y = with_long_tails()
-    coreset = jc.CoresetBuilder(regression, size=30, **SETTINGS).run(jax.random.key(0), x, y)
+    coreset = jc.CoresetBuilder(regression, size=30, **SETTINGS, proxy=None).run(
+        jax.random.key(0), x, y
+    )
     full, small = posterior(x, y), posterior(*coreset.args, np.asarray(coreset.weights, float))
     assert gaussian_kl(*full, *small) + gaussian_kl(*small, *full) < 1e-8
     assert coreset.report.kl < 1e-8
@@ -49,7 +51,7 @@ def test_a_build_whose_sums_float32_cannot_hold_runs_in_float64():
 def test_nuts_in_float64_finds_the_posterior_that_float32_loses():
     x, y = with_long_tails(20_000)
     y = y + 1000  # every row's log-likelihood is then at least 5e5
-    builder = jc.CoresetBuilder(regression, size=30, **SETTINGS)
+    builder = jc.CoresetBuilder(regression, size=30, **SETTINGS, proxy=None)
     with pytest.warns(UserWarning, match="NUTS fails with such an error"):
         coreset = builder.run(jax.random.key(0), x, y)
     assert coreset.report.rounding > 0.05
@@ -69,7 +71,9 @@ def test_an_ordinary_build_stays_in_float32():
     rng = np.random.default_rng(1)
     x = rng.normal(size=(500, 2)).astype(np.float32)
     y = (x @ [1, 2] + rng.normal(size=500)).astype(np.float32)
-    coreset = jc.CoresetBuilder(regression, size=10, **SETTINGS).run(jax.random.key(0), x, y)
+    coreset = jc.CoresetBuilder(regression, size=10, **SETTINGS, proxy=None).run(
+        jax.random.key(0), x, y
+    )
     assert coreset.report.precision == "float32"
     assert coreset.report.rounding is None
 
@@ -91,14 +95,14 @@ def counts(dtype):
 def test_counts_of_any_type_give_one_coreset_under_x64(dtype):
     """``gammaln`` of an int32 is float32 even then: rows seemed to depend on one another."""
     with jax.enable_x64(True):
-        builder = jc.CoresetBuilder(groups, size=12, **SETTINGS)
+        builder = jc.CoresetBuilder(groups, size=12, **SETTINGS, proxy=None)
         coreset = builder.run(jax.random.key(0), *counts(dtype))
         expected = builder.run(jax.random.key(0), *counts(np.int64))
     np.testing.assert_array_equal(coreset.indices, expected.indices)
 
 
 def test_a_coreset_of_int64_groups_can_be_sampled_without_x64_and_then_with():
-    coreset = jc.CoresetBuilder(groups, size=12, **SETTINGS).run(
+    coreset = jc.CoresetBuilder(groups, size=12, **SETTINGS, proxy=None).run(
         jax.random.key(0), *counts(np.int64)
     )
     mcmc = MCMC(NUTS(coreset.model), num_warmup=20, num_samples=20, progress_bar=False)
@@ -120,4 +124,4 @@ def test_numbers_that_jax_would_change_without_a_word_are_refused(name, value):
 
     data = {"x": np.ones(40), "y": np.arange(40)} | {name: value}
     with pytest.raises(DataError, match=rf"{name}\[.* cannot hold"):
-        jc.CoresetBuilder(model, size=5, **SETTINGS).run(jax.random.key(0), **data)
+        jc.CoresetBuilder(model, size=5, **SETTINGS, proxy=None).run(jax.random.key(0), **data)

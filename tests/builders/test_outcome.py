@@ -96,16 +96,18 @@ def test_draws_of_chains_that_have_not_mixed_do_not_become_the_weighting(monkeyp
     )
     looked = []
     monkeypatch.setattr(Checker, "_sampler_of", _counted(Checker._sampler_of, looked))
-    builder = jc.CoresetBuilder(logistic, size=8, rounds=3, progress_bar=False, num_held_out=200)
+    builder = jc.CoresetBuilder(
+        logistic, size=8, rounds=3, progress_bar=False, num_held_out=200, proxy=None
+    )
     with pytest.warns(UserWarning, match="not checked: NUTS on the coreset has not mixed"):
         coreset = builder.run(jax.random.key(0), x, y)
     assert len(looked) == 2  # once more, with longer trajectories
     assert len(coreset.report.rounds) == 1
     assert coreset.report.rounds[0]["own_kl"] is None
     with pytest.raises(ValueError, match="have not mixed: R-hat is 9"):
-        jc.CoresetBuilder(logistic, size=8, weighting=jc.SubsampleNUTS(), progress_bar=False).run(
-            jax.random.key(0), x, y
-        )
+        jc.CoresetBuilder(
+            logistic, size=8, weighting=jc.SubsampleNUTS(), progress_bar=False, proxy=None
+        ).run(jax.random.key(0), x, y)
 
 
 def _counted(method, calls):
@@ -129,7 +131,7 @@ def mixture(y):
 def of_mixture():
     rng = np.random.default_rng(0)
     y = np.where(rng.random(4000) < 0.3, -2.0, 1.5) + 0.8 * rng.normal(size=4000)
-    builder = jc.CoresetBuilder(mixture, tol=0.02, progress_bar=False)
+    builder = jc.CoresetBuilder(mixture, tol=0.02, progress_bar=False, proxy=None)
     with pytest.warns(UserWarning, match="a mode that the full posterior does not have"):
         return builder.run(jax.random.key(0), y.astype(np.float32))
 
@@ -162,7 +164,9 @@ def test_a_regression_has_no_spike():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 2)).astype(np.float32)
     y = (rng.random(400) < 0.5).astype(np.int32)
-    coreset = jc.CoresetBuilder(logistic, size=8, progress_bar=False).run(jax.random.key(0), x, y)
+    coreset = jc.CoresetBuilder(logistic, size=8, progress_bar=False, proxy=None).run(
+        jax.random.key(0), x, y
+    )
     assert coreset.report.spike is None
     assert {name: x.shape for name, x in coreset.init_params(3).items()} == {"slopes": (3, 2)}
     assert {name: x.shape for name, x in coreset.init_params().items()} == {"slopes": (2,)}
@@ -180,7 +184,9 @@ def test_a_row_that_is_not_finite_at_draws_is_told_by_its_number_among_all_rows(
     x = np.random.default_rng(0).normal(size=12_000).astype(np.float32)
     known = (np.arange(12_000) < 11_000).astype(np.float32)
     far = {"slope": np.random.default_rng(1).normal(4, 0.1, size=400)}
-    builder = jc.CoresetBuilder(model, size=8, weighting=jc.Draws(far), progress_bar=False)
+    builder = jc.CoresetBuilder(
+        model, size=8, weighting=jc.Draws(far), progress_bar=False, proxy=None
+    )
     with pytest.raises(ValueError, match=r"first of them \[11000, 11001"):
         builder.run(jax.random.key(0), x, known, x)
 
@@ -199,6 +205,6 @@ def test_a_row_of_a_file_that_is_not_finite_is_told_by_its_number_among_all_rows
     columns[1] = np.arange(100_000) < 90_000
     np.save(tmp_path / "columns.npy", columns)
     x, sd, y = np.load(tmp_path / "columns.npy", mmap_mode="r")
-    builder = jc.CoresetBuilder(model, size=8, progress_bar=False)
+    builder = jc.CoresetBuilder(model, size=8, progress_bar=False, proxy=None)
     with pytest.raises(ValueError, match=r"first of them \[9\d{4}, 9\d{4}"):
         builder.run(jax.random.key(0), x, sd, y)

@@ -30,7 +30,7 @@ def table(seed):
 
 def build(seed, *data, **settings):
     settings = {"size": 5, "num_draws": 60, "num_held_out": 60, "candidates": 200} | settings
-    builder = jc.CoresetBuilder(model, progress_bar=False, **settings)
+    builder = jc.CoresetBuilder(model, progress_bar=False, **settings, proxy=None)
     return builder.run(jax.random.key(seed), *data)
 
 

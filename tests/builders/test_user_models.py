@@ -174,7 +174,7 @@ def _nuts(model: Callable, args: tuple, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("make", [*CASES, mixture], ids=lambda make: make.__name__)
 def test_nuts_on_the_coreset_agrees_with_nuts_on_all_rows(make: Callable[[], Case]) -> None:
     case = make()
-    coreset = jc.CoresetBuilder(case.model, case.size, progress_bar=False).run(
+    coreset = jc.CoresetBuilder(case.model, case.size, progress_bar=False, proxy=None).run(
         jax.random.key(0), *case.args
     )
     assert len(coreset) <= case.size
@@ -217,7 +217,9 @@ def test_last_layer_of_a_network_has_the_exact_posterior() -> None:
     def model(inputs, y=None):
         _head(jax.vmap(network)(inputs), y)
 
-    coreset = jc.CoresetBuilder(model, 80, progress_bar=False).run(jax.random.key(0), inputs, y)
+    coreset = jc.CoresetBuilder(model, 80, progress_bar=False, proxy=None).run(
+        jax.random.key(0), inputs, y
+    )
     features = np.asarray(jax.vmap(network)(inputs), np.float64)
     mean, covariance = _closed_form(features, y.astype(np.float64), np.ones(NUM_DATA))
     rows = coreset.indices
@@ -255,7 +257,9 @@ def test_flax_features_may_stand_before_a_numpyro_head() -> None:
     def model(inputs, y=None):
         _head(jnp.tanh(nnx.merge(graph, state)(inputs)), y)
 
-    coreset = jc.CoresetBuilder(model, 60, progress_bar=False).run(jax.random.key(0), inputs, y)
+    coreset = jc.CoresetBuilder(model, 60, progress_bar=False, proxy=None).run(
+        jax.random.key(0), inputs, y
+    )
     assert coreset.report.kl < 0.01
 
 
@@ -269,4 +273,4 @@ def test_an_enumerated_component_per_row_is_refused_with_advice() -> None:
             numpyro.sample("y", dist.Normal(jnp.where(part == 1, low, low + 2.5), 0.6), obs=y)
 
     with pytest.raises(ValueError, match="part"):
-        jc.CoresetBuilder(model, 30, progress_bar=False).run(jax.random.key(0), y)
+        jc.CoresetBuilder(model, 30, progress_bar=False, proxy=None).run(jax.random.key(0), y)

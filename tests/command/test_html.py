@@ -58,7 +58,9 @@ def coreset():
     x = rng.normal(size=(200, 2))
     y = (rng.random(200) < 1 / (1 + np.exp(-x[:, 0]))).astype(int)
     solver = jc.MatchingPursuit()  # quick to compile
-    builder = jc.CoresetBuilder(logistic, 12, solver=solver, num_draws=100, num_held_out=100)
+    builder = jc.CoresetBuilder(
+        logistic, 12, solver=solver, num_draws=100, num_held_out=100, proxy=None
+    )
     return builder.run(jax.random.key(0), x=x, y=y)
 
 
@@ -133,7 +135,7 @@ def test_verdict_does_not_pretend(coreset):
 def test_coreset_of_all_rows_has_a_page_without_an_error_curve():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(20, 2)), rng.integers(0, 2, 20)
-    whole = jc.CoresetBuilder(logistic, size=50).run(jax.random.key(0), x=x, y=y)
+    whole = jc.CoresetBuilder(logistic, size=50, proxy=None).run(jax.random.key(0), x=x, y=y)
     assert compare_laplace(whole) is None
     page = Page(html_report(whole))
     assert page.images == []

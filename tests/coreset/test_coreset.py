@@ -28,7 +28,7 @@ from tests.builders.test_builder import logistic
 def coreset():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(300, 2)), rng.integers(0, 2, 300)
-    builder = jc.CoresetBuilder(logistic, size=5, num_draws=50, num_held_out=50)
+    builder = jc.CoresetBuilder(logistic, size=5, num_draws=50, num_held_out=50, proxy=None)
     return builder.run(jax.random.key(0), x, y=jnp.asarray(y))
 
 
@@ -88,7 +88,7 @@ def test_integers_saved_with_x64_do_not_wrap_when_they_are_loaded_without(corese
 def test_a_coreset_of_all_rows_says_why_it_has_no_summary():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(10, 2)), rng.integers(0, 2, 10)
-    whole = jc.CoresetBuilder(logistic, size=10).run(jax.random.key(0), x, y=y)
+    whole = jc.CoresetBuilder(logistic, size=10, proxy=None).run(jax.random.key(0), x, y=y)
     with pytest.raises(ValueError, match=r"all 10 rows themselves, .* from these rows and the new"):
         whole.update(jax.random.key(1), x, y=y)
 
@@ -239,7 +239,7 @@ def test_arguments_that_happen_to_be_as_long_as_the_coreset_are_no_columns():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 3)), rng.normal(size=60)
     solver = jc.MatchingPursuit()  # quick to compile
-    builder = jc.CoresetBuilder(model, 3, solver=solver, num_draws=50, num_held_out=50)
+    builder = jc.CoresetBuilder(model, 3, solver=solver, num_draws=50, num_held_out=50, proxy=None)
     small = builder.run(jax.random.key(0), x, jnp.ones(3), y=y)
     assert len(small) == 3
     assert list(small.to_frame().columns) == ["row", "weight", "X[0]", "X[1]", "X[2]", "y"]
@@ -345,7 +345,7 @@ def test_a_build_of_bfloat16_and_a_single_number_is_taken_up_again(tmp_path):
     source = jc.sources.batches([(x, y.astype(np.float32))], 300)
     arguments = (source.arrays[0], np.float32(1.0), source.arrays[1])
     builder = jc.CoresetBuilder(
-        scaled, size=5, num_draws=50, num_held_out=50, checkpoint=tmp_path / "build"
+        scaled, size=5, num_draws=50, num_held_out=50, checkpoint=tmp_path / "build", proxy=None
     )
     one, two = (builder.run(jax.random.key(0), *arguments) for _ in range(2))
     assert one.args[0].dtype == two.args[0].dtype == jnp.bfloat16

@@ -70,7 +70,7 @@ def variance(coreset, *parts):
 
 def build(data, size=7, num_held_out=400, **settings):
     settings |= {"num_draws": 100, "num_held_out": num_held_out, "progress_bar": False}
-    return jc.CoresetBuilder(model, size=size, **settings).run(jax.random.key(0), *data)
+    return jc.CoresetBuilder(model, size=size, **settings, proxy=None).run(jax.random.key(0), *data)
 
 
 @pytest.fixture(scope="module")
@@ -352,7 +352,9 @@ def test_rows_that_are_worth_something_else_alone_are_refused(monkeypatch, size,
     """As the builder refuses them."""
     monkeypatch.setattr("jaxcoreset.selection.draws.check_program", lambda *given: None)
     old, new = (np.random.default_rng(seed).normal(size=2000) for seed in (0, 1))
-    builder = jc.CoresetBuilder(by_number(5), size=size, num_draws=100, num_held_out=100)
+    builder = jc.CoresetBuilder(
+        by_number(5), size=size, num_draws=100, num_held_out=100, proxy=None
+    )
     with monkeypatch.context() as patch:
         patch.setattr("jaxcoreset.selection.draws.check_alone", lambda *given: None)
         coreset = builder.run(jax.random.key(0), old)
@@ -384,7 +386,7 @@ def test_constants_that_happen_to_be_the_size_stay_what_they_are(tmp_path):
     y = rng.binomial(3, 1 / (1 + np.exp(-0.3 - 0.5 * x)))
     blocks = []
     for half in (slice(0, 1000), slice(1000, 2000)):
-        built = jc.CoresetBuilder(trials, size=3, progress_bar=False, rounds=1).run(
+        built = jc.CoresetBuilder(trials, size=3, progress_bar=False, rounds=1, proxy=None).run(
             jax.random.key(0), x[half], 3, 1000, y[half]
         )
         assert built.args[1:3] == (3, len(built)) == (3, 3)

@@ -31,7 +31,9 @@ def main():
     for name, (devices, data) in cases.items():
         settings = {"num_draws": 100, "num_held_out": 100, "rounds": 1, "progress_bar": False}
         settings |= {"candidates": jc.Candidates(300, extra_passes=1)}
-        builder = jc.CoresetBuilder(model, size=6, execution=jc.Execution(devices), **settings)
+        builder = jc.CoresetBuilder(
+            model, size=6, execution=jc.Execution(devices), **settings, proxy=None
+        )
         coreset = builder.run(jax.random.key(0), *data)
         found[name] = {
             "indices": coreset.indices.tolist(),

@@ -82,6 +82,7 @@ def main(what, *where):
         ),
         rounds=1,
         progress_bar=False,
+        proxy=None,
     )
     coreset = builder.run(jax.random.key(0), *part)
     if what == "certify":  # each with draws of its own

@@ -49,7 +49,7 @@ def builder(path, **settings):
         "checkpoint": None if path is None else jc.Checkpoint(path, every=0.0),
         "progress_bar": False,
     } | settings
-    return jc.CoresetBuilder(settings.pop("model", model), **settings)
+    return jc.CoresetBuilder(settings.pop("model", model), **settings, proxy=None)
 
 
 def build(path, data=None, key=0, **settings):

@@ -223,7 +223,7 @@ def test_a_distributed_build_without_processes_says_what_to_do():
     import jaxcoreset as jc
 
     builder = jc.CoresetBuilder(
-        lambda x: None, size=3, execution=jc.Execution(processes=jc.Processes())
+        lambda x: None, size=3, execution=jc.Execution(processes=jc.Processes()), proxy=None
     )
     with pytest.raises(RuntimeError, match=r"jaxcoreset.initialize_processes\(\)"):
         builder.run(jax.random.key(0), np.zeros(5))

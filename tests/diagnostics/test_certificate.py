@@ -224,7 +224,7 @@ def test_limit_of_khat_is_that_of_the_paper():
 def test_all_rows_are_certified_without_error():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 2)), rng.normal(size=30)
-    whole = jc.CoresetBuilder(regression, size=30).run(jax.random.key(0), x, y)
+    whole = jc.CoresetBuilder(regression, size=30, proxy=None).run(jax.random.key(0), x, y)
     found = jc.certify(whole, {"b": rng.normal(size=(200, 2))}, progress_bar=False)
     assert found.verdict == "good"
     assert found.kl < 1e-6
@@ -290,6 +290,7 @@ def test_coreset_remembers_its_data_until_it_is_saved(poor, tmp_path):
         solver=jc.UniformSampling(),
         num_draws=100,
         num_held_out=50,
+        proxy=None,
     )
     built = builder.run(jax.random.key(0), x, y)
     assert built.likelihood is not None
@@ -339,6 +340,7 @@ def test_arguments_that_are_no_data_must_be_the_same():
         solver=jc.UniformSampling(),
         num_draws=50,
         num_held_out=50,
+        proxy=None,
     )
     coreset = builder.run(jax.random.key(0), x, scales, 300, y=y)
     coreset.likelihood = None

@@ -94,7 +94,9 @@ def test_correction_is_made_where_all_weights_are_nearly_equal(poor, monkeypatch
 def test_coreset_that_was_updated_is_not_said_to_be_loaded():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(400, 2)), rng.normal(size=400)
-    builder = jc.CoresetBuilder(regression, size=6, num_draws=100, rounds=1, progress_bar=False)
+    builder = jc.CoresetBuilder(
+        regression, size=6, num_draws=100, rounds=1, progress_bar=False, proxy=None
+    )
     updated = builder.run(jax.random.key(0), x[:300], y[:300]).update(
         jax.random.key(1), x[300:], y[300:]
     )
@@ -182,7 +184,7 @@ def test_axes_have_the_names_that_arviz_gives_without_weights():
     mcmc = MCMC(SA(grouped), num_warmup=5, num_samples=60, progress_bar=False)
     mcmc.run(jax.random.key(0), group, y)
     expected = arviz.from_numpyro(mcmc, log_likelihood=False)["posterior"]
-    whole = jc.CoresetBuilder(grouped, size=60).run(jax.random.key(0), group, y)
+    whole = jc.CoresetBuilder(grouped, size=60, proxy=None).run(jax.random.key(0), group, y)
     for given in (mcmc.get_samples(), mcmc.get_samples(group_by_chain=True)):
         found = jc.correct(whole, given, progress_bar=False)["posterior"]
         for name in ("effect", "loading", "level"):
@@ -206,7 +208,9 @@ def scaled_coreset():
     x = rng.normal(size=(500, 2))
     y = 1 + x @ np.array([1.0, -1.0]) + 0.7 * rng.normal(size=500)
     solver = jc.UniformSampling()
-    builder = jc.CoresetBuilder(scaled, size=40, solver=solver, num_draws=50, num_held_out=50)
+    builder = jc.CoresetBuilder(
+        scaled, size=40, solver=solver, num_draws=50, num_held_out=50, proxy=None
+    )
     return builder.run(jax.random.key(0), x, y), (x, y)
 
 

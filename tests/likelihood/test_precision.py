@@ -51,7 +51,7 @@ def data():
 @pytest.fixture(scope="module")
 def built(data):
     builder = jc.CoresetBuilder(
-        regression, size=8, num_draws=200, num_held_out=100, progress_bar=False
+        regression, size=8, num_draws=200, num_held_out=100, progress_bar=False, proxy=None
     )
     with pytest.warns(UserWarning, match="NUTS fails with"):
         return builder.run(jax.random.key(0), *data)
@@ -161,7 +161,7 @@ def test_merged_and_updated_coresets_are_as_exact(monkeypatch):
     x = rng.normal(size=4000).astype(np.float32)
     y = (0.5 - 0.3 * x + rng.normal(size=4000)).astype(np.float32)
     settings = {"size": 8, "num_draws": 200, "num_held_out": 100, "progress_bar": False}
-    builder = jc.CoresetBuilder(counted, **settings)
+    builder = jc.CoresetBuilder(counted, **settings, proxy=None)
 
     def errors():
         blocks = [builder.run(jax.random.key(0), x[at::2], y[at::2]) for at in (0, 1)]

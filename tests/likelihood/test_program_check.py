@@ -39,7 +39,9 @@ def data():
 @pytest.mark.slow
 def test_beta_regression_is_right_or_refused(data):
     """Refused with some versions of jaxlib, right with the others; never wrong."""
-    builder = jc.CoresetBuilder(proportions, size=3, num_draws=200, rounds=1, progress_bar=False)
+    builder = jc.CoresetBuilder(
+        proportions, size=3, num_draws=200, rounds=1, progress_bar=False, proxy=None
+    )
     try:
         coreset = builder.run(jax.random.key(0), *data)
     except RuntimeError as error:
@@ -63,7 +65,9 @@ def test_beta_regression_is_right_or_refused(data):
 
 
 def test_wrong_values_at_some_of_the_draws_are_refused(data, monkeypatch):
-    builder = jc.CoresetBuilder(normal_model, size=5, num_draws=200, rounds=1, progress_bar=False)
+    builder = jc.CoresetBuilder(
+        normal_model, size=5, num_draws=200, rounds=1, progress_bar=False, proxy=None
+    )
     right = float64.log_likelihood_matrix
 
     def wrong(*args, **kwargs):

@@ -161,7 +161,7 @@ def test_a_setting_that_changes_after_a_build_does_not_reach_later_ones(monkeypa
     model = regression(noise=lambda: setting[0])
     x, y = table()
     builder = jc.CoresetBuilder(
-        model, size=5, num_draws=60, num_held_out=60, rounds=1, progress_bar=False
+        model, size=5, num_draws=60, num_held_out=60, rounds=1, progress_bar=False, proxy=None
     )
     coreset = builder.run(jax.random.key(0), x, y)
     draws = coreset.approximation.draws(jax.random.key(1), 70)

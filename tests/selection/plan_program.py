@@ -43,6 +43,7 @@ def main(num_rows):
         num_held_out=200,
         candidates=jc.Candidates(extra_passes=1),
         progress_bar=False,
+        proxy=None,
     )
     plan = builder.plan(*arrays)
     report = builder.run(jax.random.key(0), *arrays).report

@@ -116,7 +116,13 @@ def rows_with_a_group_of(rare, num_rows=20_000):
 
 def built(rare, **settings):
     builder = jc.CoresetBuilder(
-        effects, num_draws=400, num_held_out=200, rounds=1, progress_bar=False, **settings
+        effects,
+        num_draws=400,
+        num_held_out=200,
+        rounds=1,
+        progress_bar=False,
+        **settings,
+        proxy=None,
     )
     return builder.run(jax.random.key(0), *rows_with_a_group_of(rare))
 
@@ -151,7 +157,12 @@ def test_rows_that_joined_stay_candidates_in_the_next_round(monkeypatch):
     draws = exact.draws(jax.random.key(1), 2000)
     draws["slopes"] = draws["slopes"] + 3 * draws["slopes"].std(0)
     builder = jc.CoresetBuilder(
-        effects, size=40, num_held_out=200, weighting=jc.Draws(draws), progress_bar=False
+        effects,
+        size=40,
+        num_held_out=200,
+        weighting=jc.Draws(draws),
+        progress_bar=False,
+        proxy=None,
     )
     first, last = builder.run_rounds(jax.random.key(0), *data)
     assert first.report.candidate_searches

@@ -55,7 +55,7 @@ def test_memory_of_many_batches_is_within_the_plan():
 def test_a_plan_names_the_batches_and_candidates():
     x = np.random.default_rng(0).normal(size=(30_000, 2)).astype(np.float32)
     execution = jc.Execution(batch_size=3000)
-    builder = jc.CoresetBuilder(model, size=10, candidates=700, execution=execution)
+    builder = jc.CoresetBuilder(model, size=10, candidates=700, execution=execution, proxy=None)
     plan = builder.plan(x, np.ones(30_000, np.float32))
     assert plan.num_candidates == 700
     assert plan.num_draws == 1500
@@ -65,5 +65,5 @@ def test_a_plan_names_the_batches_and_candidates():
     assert "MiB at most" in str(plan)
     assert plan.further_passes == 4
     assert "if needed, up to 4 (" in str(plan)
-    everything = jc.CoresetBuilder(model, size=10, candidates=30_000)
+    everything = jc.CoresetBuilder(model, size=10, candidates=30_000, proxy=None)
     assert everything.plan(x, np.ones(30_000, np.float32)).further_passes == 0

@@ -48,7 +48,7 @@ def divergence(data, coreset):
 
 def rounds_of(data, off, rounds):
     settings = {"rounds": rounds, "num_held_out": 500, "progress_bar": False}
-    builder = jc.CoresetBuilder(regression, size=16, weighting=off, **settings)
+    builder = jc.CoresetBuilder(regression, size=16, weighting=off, **settings, proxy=None)
     return builder.run_rounds(jax.random.key(0), *data)
 
 
@@ -58,7 +58,7 @@ def mended(data, off):
 
 
 def divergences(data, weighting):
-    builder = jc.CoresetBuilder(regression, 16, weighting=weighting, rounds=1)
+    builder = jc.CoresetBuilder(regression, 16, weighting=weighting, rounds=1, proxy=None)
     return [divergence(data, builder.run(jax.random.key(seed), *data)) for seed in range(9)]
 
 
@@ -115,11 +115,13 @@ def test_rounds_are_the_same_for_the_same_key(data, off, mended):
 
 
 def test_auto_leaves_a_good_weighting_alone_and_mends_a_bad_one(data, off):
-    good = jc.CoresetBuilder(regression, 16, progress_bar=False).run(jax.random.key(0), *data)
+    good = jc.CoresetBuilder(regression, 16, progress_bar=False, proxy=None).run(
+        jax.random.key(0), *data
+    )
     (only,) = good.report.rounds
     assert only["own_kl"] is None
     assert only["relative_ess"] > 0.9
-    bad = jc.CoresetBuilder(regression, 16, weighting=off, progress_bar=False)
+    bad = jc.CoresetBuilder(regression, 16, weighting=off, progress_bar=False, proxy=None)
     report = bad.run(jax.random.key(0), *data).report
     assert report.rounds[0]["relative_ess"] < 0.1
     assert report.rounds[-1]["agrees"]
@@ -135,7 +137,7 @@ def agreement(monkeypatch):
 @pytest.mark.usefixtures("agreement")
 def test_a_poor_weighting_is_left_behind_even_where_the_estimates_agree(data, off):
     """Both estimates may be right, and a build at better draws several times nearer."""
-    builder = jc.CoresetBuilder(regression, 16, weighting=off, progress_bar=False)
+    builder = jc.CoresetBuilder(regression, 16, weighting=off, progress_bar=False, proxy=None)
     nearer, right = [], []
     for seed in (1, 2, 14):
         first, second = builder.run_rounds(jax.random.key(seed), *data)
@@ -152,7 +154,7 @@ def test_a_poor_weighting_is_left_behind_even_where_the_estimates_agree(data, of
 
 @pytest.mark.usefixtures("agreement")
 def test_a_tolerance_that_is_kept_to_asks_for_no_second_build(data, off):
-    builder = jc.CoresetBuilder(regression, tol=0.1, weighting=off, progress_bar=False)
+    builder = jc.CoresetBuilder(regression, tol=0.1, weighting=off, progress_bar=False, proxy=None)
     (only,) = builder.run_rounds(jax.random.key(1), *data)
     assert only.report.rounds[0]["relative_ess"] < 0.1
     assert only.report.is_within_tol
@@ -160,7 +162,7 @@ def test_a_tolerance_that_is_kept_to_asks_for_no_second_build(data, off):
 
 @pytest.mark.slow
 def test_tolerance_is_met_from_a_bad_start(data, off):
-    builder = jc.CoresetBuilder(regression, tol=0.05, weighting=off, num_held_out=500)
+    builder = jc.CoresetBuilder(regression, tol=0.05, weighting=off, num_held_out=500, proxy=None)
     coreset = builder.run(jax.random.key(0), *data)
     assert coreset.report.is_within_tol
     assert divergence(data, coreset) < 0.06
@@ -220,4 +222,4 @@ def test_when_estimates_agree(under, own, before, tol, stops):
 @pytest.mark.usefixtures("untyped")
 def test_bad_rounds_are_refused(rounds):
     with pytest.raises(ValueError, match="rounds is"):
-        jc.CoresetBuilder(regression, size=5, rounds=rounds)
+        jc.CoresetBuilder(regression, size=5, rounds=rounds, proxy=None)

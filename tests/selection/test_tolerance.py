@@ -176,7 +176,9 @@ def test_a_report_says_what_was_chosen_and_the_estimate_that_it_is_given():
 
 @pytest.fixture(scope="module")
 def met(data):
-    return jc.CoresetBuilder(logistic, tol=0.02, progress_bar=False).run(jax.random.key(0), *data)
+    return jc.CoresetBuilder(logistic, tol=0.02, progress_bar=False, proxy=None).run(
+        jax.random.key(0), *data
+    )
 
 
 def test_report_says_what_was_asked_and_reached(met):
@@ -199,7 +201,7 @@ def test_estimates_of_many_builds_are_honest(data):
         likelihood.log_likelihood, full.draws(jax.random.key(99), 20_000), likelihood.data
     )
     settings = {"num_held_out": 500, "weighting": jc.Laplace(), "progress_bar": False}
-    builder = jc.CoresetBuilder(logistic, tol=0.02, **settings)
+    builder = jc.CoresetBuilder(logistic, tol=0.02, **settings, proxy=None)
     scores = []
     for seed in range(6):
         coreset = builder.run(jax.random.key(seed), *data)
@@ -215,7 +217,9 @@ def test_estimates_of_many_builds_are_honest(data):
 
 
 def test_same_key_gives_the_same_size_and_rows(data, met):
-    again = jc.CoresetBuilder(logistic, tol=0.02, progress_bar=False).run(jax.random.key(0), *data)
+    again = jc.CoresetBuilder(logistic, tol=0.02, progress_bar=False, proxy=None).run(
+        jax.random.key(0), *data
+    )
     np.testing.assert_array_equal(again.indices, met.indices)
     np.testing.assert_array_equal(again.weights, met.weights)
     assert again.report.kl == met.report.kl
@@ -223,11 +227,11 @@ def test_same_key_gives_the_same_size_and_rows(data, met):
 
 def test_missed_tolerance_raises_or_gives_the_best(data):
     settings = {"rounds": 1, "progress_bar": False}
-    strict = jc.CoresetBuilder(logistic, tol=jc.Tolerance(1e-4, max_size=6), **settings)
+    strict = jc.CoresetBuilder(logistic, tol=jc.Tolerance(1e-4, max_size=6), **settings, proxy=None)
     with pytest.raises(ValueError, match=r"max_size = 6 rows of 500 .* throw=False"):
         strict.run(jax.random.key(0), *data)
     tol = jc.Tolerance(1e-4, max_size=6, throw=False)
-    best = jc.CoresetBuilder(logistic, tol=tol, **settings)
+    best = jc.CoresetBuilder(logistic, tol=tol, **settings, proxy=None)
     report = best.run(jax.random.key(0), *data).report
     assert report.is_within_tol is False
     upper = report.curve["kl"] + 2 * report.curve["kl_standard_error"]
@@ -241,7 +245,7 @@ def test_rows_are_not_added_where_few_of_the_draws_make_the_error(data):
     full = jc.laplace_approximation(jc.model_likelihood(logistic, data))
     draws = {"beta": np.array(full.draws(jax.random.key(5), 40_000)["beta"])}
     draws["beta"][600::700] += 30 * np.random.default_rng(0).normal(size=(57, 4))
-    builder = jc.CoresetBuilder(logistic, tol=0.01, weighting=jc.Draws(draws), rounds=1)
+    builder = jc.CoresetBuilder(logistic, tol=0.01, weighting=jc.Draws(draws), rounds=1, proxy=None)
     with pytest.raises(ValueError, match=r"with 64 rows of 500 .*several modes"):
         builder.run(jax.random.key(0), *data)
 
@@ -250,7 +254,9 @@ def test_few_draws_of_the_user_bound_the_size(data):
     full = jc.laplace_approximation(jc.model_likelihood(logistic, data))
     few = jc.Draws(full.draws(jax.random.key(5), 120))
     with pytest.raises(ValueError, match="only 120 draws"):
-        jc.CoresetBuilder(logistic, tol=1e-5, weighting=few, rounds=1).run(jax.random.key(0), *data)
+        jc.CoresetBuilder(logistic, tol=1e-5, weighting=few, rounds=1, proxy=None).run(
+            jax.random.key(0), *data
+        )
 
 
 def test_sizes_double_until_the_tolerance_is_kept_to():
@@ -259,7 +265,13 @@ def test_sizes_double_until_the_tolerance_is_kept_to():
     x = rng.normal(size=(100, 6))
     y = (rng.random(100) < scipy.special.expit(x[:, 0])).astype(int)
     builder = jc.CoresetBuilder(
-        logistic, tol=1e-4, solver=jc.MatchingPursuit(), num_draws=8, rounds=1, progress_bar=False
+        logistic,
+        tol=1e-4,
+        solver=jc.MatchingPursuit(),
+        num_draws=8,
+        rounds=1,
+        progress_bar=False,
+        proxy=None,
     )
     report = builder.run(jax.random.key(0), x, y).report
     assert report.is_within_tol

@@ -62,9 +62,11 @@ def stock(likelihood):
 def test_a_model_without_a_mode_is_built_with_nuts_and_one_line_says_so():
     data = grouped()
     with pytest.raises(ValueError, match=r"not positive definite|mode was not reached"):
-        jc.CoresetBuilder(centred, size=15, weighting=jc.Laplace(), **SETTINGS).run(KEY, *data)
+        jc.CoresetBuilder(centred, size=15, weighting=jc.Laplace(), **SETTINGS, proxy=None).run(
+            KEY, *data
+        )
     with pytest.warns(UserWarning, match="Laplace failed: .*the build goes on with Sub") as found:
-        coreset = jc.CoresetBuilder(centred, size=15, **SETTINGS).run(KEY, *data)
+        coreset = jc.CoresetBuilder(centred, size=15, **SETTINGS, proxy=None).run(KEY, *data)
     lines = [str(one.message) for one in found if "the build goes on" in str(one.message)]
     assert len(lines) == 1
     assert "\n" not in lines[0]
@@ -78,8 +80,12 @@ def test_a_model_without_a_mode_is_built_with_nuts_and_one_line_says_so():
 def test_with_a_mode_auto_is_laplace_and_says_nothing(linear):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        by_default = jc.CoresetBuilder(regression_model, size=10, **SETTINGS).run(KEY, *linear)
-    explicit = jc.CoresetBuilder(regression_model, size=10, weighting=jc.Laplace(), **SETTINGS)
+        by_default = jc.CoresetBuilder(regression_model, size=10, **SETTINGS, proxy=None).run(
+            KEY, *linear
+        )
+    explicit = jc.CoresetBuilder(
+        regression_model, size=10, weighting=jc.Laplace(), **SETTINGS, proxy=None
+    )
     expected = explicit.run(KEY, *linear)
     np.testing.assert_array_equal(by_default.indices, expected.indices)
     np.testing.assert_array_equal(by_default.weights, expected.weights)
@@ -94,14 +100,16 @@ def test_ways_are_tried_in_order_and_the_report_names_the_one_that_works(linear,
     monkeypatch.setattr(auto, "_ways", ways)
     text = "Fails failed: it is flat; Fails failed: it is slow; the build goes on with Draws"
     with pytest.warns(UserWarning, match=text):
-        coreset = jc.CoresetBuilder(regression_model, size=10, **SETTINGS).run(KEY, *linear)
+        coreset = jc.CoresetBuilder(regression_model, size=10, **SETTINGS, proxy=None).run(
+            KEY, *linear
+        )
     assert coreset.report.weighting == "Draws"
 
 
 def test_where_no_way_works_the_error_tells_of_all(linear, monkeypatch):
     monkeypatch.setattr(auto, "_ways", lambda likelihood: iter([Fails("it is flat"), Fails("no")]))
     with pytest.raises(ValueError, match=r"since it is flat. Fails was tried as well: no."):
-        jc.CoresetBuilder(regression_model, size=10, **SETTINGS).run(KEY, *linear)
+        jc.CoresetBuilder(regression_model, size=10, **SETTINGS, proxy=None).run(KEY, *linear)
 
 
 def test_float64_is_tried_before_another_way(linear, monkeypatch):
@@ -117,7 +125,7 @@ def test_float64_is_tried_before_another_way(linear, monkeypatch):
 
     monkeypatch.setattr(auto, "_ways", ways)
     with pytest.warns(UserWarning, match="the build goes on"):
-        jc.CoresetBuilder(regression_model, size=10, **SETTINGS).run(KEY, *linear)
+        jc.CoresetBuilder(regression_model, size=10, **SETTINGS, proxy=None).run(KEY, *linear)
     assert tried == [("first", "float32"), ("first", "float64"), ("second", "float64")]
 
 
@@ -158,15 +166,17 @@ def test_a_checkpoint_keeps_the_passes_of_another_way_and_tells_auto_from_laplac
         auto, "_ways", lambda likelihood: iter([jc.Laplace(max_iters=1), stock(likelihood)])
     )
     settings = SETTINGS | {"size": 10, "checkpoint": tmp_path / "build"}
-    builder = jc.CoresetBuilder(regression_model, **settings)
+    builder = jc.CoresetBuilder(regression_model, **settings, proxy=None)
     with pytest.warns(UserWarning, match="the build goes on with Draws"):
         builds = [builder.run(KEY, *linear) for _ in range(2)]
     np.testing.assert_array_equal(builds[0].weights, builds[1].weights)
     with pytest.raises(ValueError, match="it differs in weighting"):
-        jc.CoresetBuilder(regression_model, weighting=jc.Laplace(), **settings).run(KEY, *linear)
+        jc.CoresetBuilder(regression_model, weighting=jc.Laplace(), **settings, proxy=None).run(
+            KEY, *linear
+        )
 
 
 @pytest.mark.usefixtures("untyped")
 def test_a_word_that_is_no_weighting_is_refused():
     with pytest.raises(TypeError, match="weighting is 'laplace'; expected 'auto' or a Weighting"):
-        jc.CoresetBuilder(regression_model, size=10, weighting="laplace")
+        jc.CoresetBuilder(regression_model, size=10, weighting="laplace", proxy=None)
