@@ -48,7 +48,8 @@ with several columns becomes X[0], X[1], ...). There are two ways to say what th
 EPILOG = """\
 The output has one line for each row of the coreset: "row", its number in FILE counted from 0,
 "weight", and, in CSV and Parquet, the unchanged columns of FILE. NPZ holds the coreset itself, for
-jaxcoreset.load.
+jaxcoreset.load. With --proxy auto there is a second file beside CSV and Parquet, NAME.proxy.json,
+and the rows are of no use without it; the programs in the report read both.
 
 examples:
   jaxcoreset build flights.csv --likelihood logistic --response late --out coreset.csv
@@ -107,6 +108,14 @@ def add_build_parser(commands: Any) -> None:
         type=Path,
         required=True,
         help=f"the file to write: {', '.join(_OUTPUTS)}",
+    )
+    parser.add_argument(
+        "--proxy",
+        choices=["none", "auto"],
+        default="none",
+        help="auto: a second-order expansion may stand for all rows, and the coreset's rows only "
+        "correct it, if that takes fewer rows or has a smaller error; CSV and Parquet then come "
+        "with a file NAME.proxy.json (none)",
     )
     parser.add_argument("--report", metavar="PATH", type=Path, help="write an HTML report as well")
     parser.add_argument(
@@ -238,9 +247,11 @@ def _build(options: argparse.Namespace, arguments: Sequence[str]) -> None:
         tol=None if tol is None else Tolerance(tol, max_size=options.max_size),
         data_axes=inputs.data_axes,
         progress_bar=not options.no_progress,
+        proxy=None if options.proxy == "none" else options.proxy,
     )
     coreset = builder.run(jax.random.key(options.seed), **inputs.arguments)
-    names = {"weight": options.weight_column, "row": options.row_column}
+    proxy = None if coreset.proxy is None else options.out.with_suffix(".proxy.json")
+    names = {"weight": options.weight_column, "row": options.row_column, "proxy": proxy}
     if suffix == ".npz":
         written = coreset.save(options.out)
     elif suffix == ".csv":
@@ -250,6 +261,8 @@ def _build(options: argparse.Namespace, arguments: Sequence[str]) -> None:
         written = coreset.to_parquet(options.out, table.frame, **names)
     print(coreset.report)
     print(f"Wrote {written}: {len(coreset):,} rows with their weights.")
+    if proxy is not None and suffix != ".npz":
+        print(f"Wrote {proxy}: the expansion of all rows, which the rows of the coreset correct.")
     if options.report is not None:
         _report(options, arguments, table, inputs, coreset, tol)
         print(f"Wrote {options.report}.")
@@ -308,7 +321,10 @@ def _report(
         examples = loading_program(options.out, trust=not inputs.likelihood)
     elif inputs.likelihood:
         is_escaped = options.out.suffix.lower() == ".csv" and not options.keep_formulas
-        examples = programs(inputs, options.out, options.weight_column, is_escaped=is_escaped)
+        proxy = None if coreset.proxy is None else options.out.with_suffix(".proxy.json")
+        examples = programs(
+            inputs, options.out, options.weight_column, is_escaped=is_escaped, proxy=proxy
+        )
     text = html_report(
         coreset,
         title=f"Coreset of {options.file.name}",

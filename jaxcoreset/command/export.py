@@ -24,10 +24,25 @@ _TEMPLATES = {
     "Python, with PyMC": "pymc.py.j2",
     "Python, with NumPyro": "numpyro.py.j2",
 }
+# The positive parameters of a regression, whose logarithms come after the coefficients and the
+# intercept in the flat unconstrained parameters of a proxy.
+_UNCONSTRAINED = {
+    "logistic": [],
+    "poisson": [],
+    "normal": ["sigma"],
+    "student_t": ["nu", "sigma"],
+    "negative_binomial": ["phi"],
+    "categorical": [],
+}
 
 
 def programs(
-    inputs: Inputs, path: Path, weight: str = "weight", *, is_escaped: bool = False
+    inputs: Inputs,
+    path: Path,
+    weight: str = "weight",
+    *,
+    is_escaped: bool = False,
+    proxy: Path | None = None,
 ) -> dict[str, str]:
     """Complete programs for a regression by name, by the tool's name.
 
@@ -36,6 +51,8 @@ def programs(
         path: the coreset's file; ``.csv`` or ``.parquet``, with the table's own columns.
         weight: the name of the column of weights.
         is_escaped: whether the file has apostrophes before formulas, see `Coreset.to_csv`.
+        proxy: the JSON file of the coreset's proxy, if it has one. There is no program for brms
+            then.
     """
     if is_escaped:
         inputs, weight = _escaped(inputs), as_text_cell(weight)
@@ -43,6 +60,8 @@ def programs(
     prior_scale = float(inputs.arguments["prior_scale"])
     values = {
         "file": path.name,
+        "proxy": None if proxy is None else proxy.name,
+        "unconstrained": _UNCONSTRAINED[inputs.likelihood],
         "is_parquet": path.suffix == ".parquet",
         "weight": weight,
         "likelihood": inputs.likelihood,
@@ -64,7 +83,8 @@ def programs(
         # brms calls the predictor of a class by its name without punctuation
         "dpars": ["mu" + re.sub("[^A-Za-z0-9]", "", name) for name in inputs.classes[1:]],
     }
-    return {tool: render(template, **values) for tool, template in _TEMPLATES.items()}
+    tools = {tool: name for tool, name in _TEMPLATES.items() if proxy is None or "brms" not in tool}
+    return {tool: render(template, **values) for tool, template in tools.items()}
 
 
 def loading_program(path: Path, trust: bool) -> dict[str, str]:

@@ -162,13 +162,13 @@ def verdict(report: Report) -> str:
     upper = report.kl + 2 * report.kl_standard_error
     if upper > _LOWER_BOUND_NATS:
         return (
-            f"{rows} These are too few: the estimated symmetrised KL divergence is "
+            f"{rows} That is not enough: the estimated symmetrised KL divergence is "
             f"{report.kl:.2g} ± {report.kl_standard_error:.1g} nats, and an estimate above "
             f"{_LOWER_BOUND_NATS} nats is only a lower bound. Do not draw conclusions from this "
             "coreset; build one with more rows."
         )
     return (
-        f"{rows} The estimated symmetrised KL divergence between their posterior and the posterior "
+        f"{rows} The estimated symmetrised KL divergence between the coreset's posterior and that "
         f"of all rows is {report.kl:.2g} ± {report.kl_standard_error:.1g} nats. If both are nearly "
         f"normal, no posterior mean is off by more than about {np.sqrt(upper):.2g} of its standard "
         "deviation."

@@ -3,17 +3,21 @@
 import base64
 import copy
 import dataclasses
+import html
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from numpyro.infer.util import potential_energy
 
 import jaxcoreset as jc
 from jaxcoreset.command import export
+from jaxcoreset.command import main as cli
 from jaxcoreset.command.html import compare_laplace, html_report, verdict
 from jaxcoreset.command.inputs import Inputs, regression_inputs
 from jaxcoreset.command.regressions import logistic
@@ -182,6 +186,50 @@ def test_programs_weight_the_likelihood_and_scale_by_all_rows(likelihood):
         if name.startswith("Python"):
             compile(program, name, "exec")
             assert 'd = pd.read_csv("rows.csv", dtype={"town": str' in program
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "size"), [("normal", "--tol=0.5"), ("categorical", "--size=3")]
+)
+def test_programs_of_a_coreset_with_a_proxy_have_its_density(
+    likelihood, size, tmp_path, monkeypatch, capsys
+):
+    rng = np.random.default_rng(0)
+    age, town = rng.normal(40, 12, 300), rng.choice(["Bergen", "Bodø", "Oslo"], 300)
+    y = 0.03 * age + (town == "Oslo") + rng.normal(size=300)
+    y = np.where(y > 2, "a", np.where(y > 1, "b", "c")) if likelihood == "categorical" else y
+    pd.DataFrame({"age": age, "town": town, "y": y}).to_csv(tmp_path / "d.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    what = f"--likelihood {likelihood} --response y --categorical town --proxy auto --no-progress"
+    for out in ("c.csv", "c.npz"):
+        command = ["build", "d.csv", *what.split(), size, "--out", out, "--report", f"{out}.html"]
+        assert cli.main(command) == 0
+    assert "c.proxy.json" in capsys.readouterr().out
+    page = (tmp_path / "c.csv.html").read_text(encoding="utf-8")
+    programs = dict(re.findall(r"<summary>([^<]*)</summary><pre>(.*?)</pre>", page, re.DOTALL))
+    programs = {html.unescape(tool): html.unescape(text) for tool, text in programs.items()}
+    assert "R, with brms" not in programs
+    namespace = {}
+    text, _, call = programs["Python, with NumPyro"].partition("mcmc = ")
+    exec(text, namespace)
+    found = re.search(r"mcmc.run\(jax.random.key\(1\), (.*)\)", call)
+    arguments = eval(f"(lambda *args, **kwargs: (args, kwargs))({found[1]})", namespace)
+    coreset = jc.load("c.npz", trust=True)
+    assert coreset.proxy is not None
+    assert (len(coreset) == 0) == (size == "--tol=0.5")
+    center = coreset.proxy.unravel(jnp.asarray(coreset.proxy.center))
+    points = [jax.tree.map(lambda x, by=by: x + by, center) for by in (0.0, 0.02, -0.1, 1.0)]
+    own = [float(potential_energy(coreset.model, coreset.args, coreset.kwargs, z)) for z in points]
+    of_program = [float(potential_energy(namespace["model"], *arguments, z)) for z in points]
+    np.testing.assert_allclose(of_program, own, rtol=2e-4, atol=2e-3)
+    # The others are compared with this one by hand; here, that they are whole.
+    stan = programs["Stan"]
+    for opening, closing in ("{}", "()", "[]"):
+        assert stan.count(opening) == stan.count(closing)
+    for tool, text in programs.items():
+        if tool.startswith("Python"):
+            compile(text, tool, "exec")
+            assert "c.proxy.json" in text
 
 
 def test_python_program_prepares_the_matrix_that_was_built_for(tmp_path, monkeypatch):
