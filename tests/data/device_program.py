@@ -26,13 +26,19 @@ def main():
         "default": (None, (x, y)),
         "source on 4": (mesh(4), source.arrays),
         "sharded by its user": (mesh(8), tuple(jax.device_put((x, y), sharding))),
+        "with a proxy on 1": (mesh(1), (x, y)),
+        "with a proxy on 8": (mesh(8), (x, y)),
     }
     found = {}
     for name, (devices, data) in cases.items():
         settings = {"num_draws": 100, "num_held_out": 100, "rounds": 1, "progress_bar": False}
         settings |= {"candidates": jc.Candidates(300, extra_passes=1)}
         builder = jc.CoresetBuilder(
-            model, size=6, execution=jc.Execution(devices), **settings, proxy=None
+            model,
+            size=6,
+            execution=jc.Execution(devices),
+            **settings,
+            proxy=jc.Taylor() if "proxy" in name else None,
         )
         coreset = builder.run(jax.random.key(0), *data)
         found[name] = {

@@ -82,7 +82,7 @@ def main(what, *where):
         ),
         rounds=1,
         progress_bar=False,
-        proxy=None,
+        proxy=jc.Taylor() if what == "proxy" else None,
     )
     coreset = builder.run(jax.random.key(0), *part)
     if what == "certify":  # each with draws of its own

@@ -48,8 +48,9 @@ def builder(path, **settings):
         "execution": jc.Execution(batch_size=1),  # so that a pass has many groups
         "checkpoint": None if path is None else jc.Checkpoint(path, every=0.0),
         "progress_bar": False,
+        "proxy": None,
     } | settings
-    return jc.CoresetBuilder(settings.pop("model", model), **settings, proxy=None)
+    return jc.CoresetBuilder(settings.pop("model", model), **settings)
 
 
 def build(path, data=None, key=0, **settings):
@@ -102,6 +103,32 @@ def test_an_interrupted_build_says_where_it_is_and_goes_on_bit_for_bit(
         all_groups = break_off(patch, None, None)
         build(None)
     assert seen[0] == all_groups[0] - after + 1  # nothing that was done is done again
+
+
+def test_an_interrupted_build_with_a_proxy_goes_on_bit_for_bit(tmp_path, monkeypatch):
+    def robust(x, y):
+        slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.StudentT(4.0, x @ slopes, 1.0), obs=y)
+
+    settings = {"model": robust, "proxy": jc.Taylor()}
+    with monkeypatch.context() as patch:
+        seen = break_off(patch, None, None)
+        whole = build(None, **settings)
+    assert len(whole) > 0
+    for after in (3, seen[0] - 1):
+        path = tmp_path / str(after)
+        with monkeypatch.context() as patch:
+            break_off(patch, after, KeyboardInterrupt())
+            with pytest.raises(KeyboardInterrupt):
+                build(path, **settings)
+        coreset = build(path, **settings)
+        np.testing.assert_array_equal(coreset.indices, whole.indices)
+        np.testing.assert_array_equal(coreset.weights, whole.weights)
+        for found, expected in zip(
+            *map(jax.tree.leaves, (coreset.proxy, whole.proxy)), strict=True
+        ):
+            np.testing.assert_array_equal(found, expected)
 
 
 def test_a_missing_folder_is_told_before_the_first_pass(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = Path(__file__).parent / "device_program.py"
 
-pytestmark = pytest.mark.slow  # seven builds, each compiled for its devices
+pytestmark = pytest.mark.slow  # nine builds, each compiled for its devices
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,14 @@ def test_devices_build_the_same_coreset(found, name):
     assert found[name]["indices"] == found["1"]["indices"]
     assert found[name]["weights"] == pytest.approx(found["1"]["weights"], rel=1e-3)
     assert found[name]["kl"] == pytest.approx(found["1"]["kl"], rel=1e-3)
+
+
+def test_devices_build_the_same_coreset_with_a_proxy(found):
+    one, eight = found["with a proxy on 1"], found["with a proxy on 8"]
+    assert eight["indices"] == one["indices"]
+    assert eight["weights"] == pytest.approx(one["weights"], rel=0.02)
+    assert eight["kl"] == pytest.approx(one["kl"], rel=0.02)
+    assert one["kl"] < 0.01 * found["1"]["kl"]
 
 
 def test_more_than_one_device_changes_no_bit_of_the_sums(found):

@@ -89,6 +89,21 @@ def test_processes_build_what_one_builds(alone, start, count):
         assert one["kl"] == pytest.approx(alone["kl"], rel=1e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
+def test_processes_build_what_one_builds_with_a_proxy(alone):
+    status, found, text, _ = run([*PROGRAM, "proxy"])
+    assert status == 0, text
+    (one,) = found
+    assert one["kl"] < 0.01 * alone["kl"]
+    status, found, text, _ = run_over_loopback(2, "proxy")
+    assert status == 0, text
+    for each in found:
+        assert each["indices"] == one["indices"]
+        np.testing.assert_allclose(each["weights"], one["weights"], rtol=0.02)
+        assert each["kl"] == pytest.approx(one["kl"], rel=0.02)
+
+
 def test_an_error_in_one_process_is_told_in_all():
     status, found, text, _ = run_over_loopback(2, "bad rows")
     assert status != 0
