@@ -25,7 +25,7 @@ from jaxcoreset.builders.preparing import bound_solver, expand, expand_again
 from jaxcoreset.builders.settings import Candidates, Checkpoint, Execution, Taylor, Tolerance
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection
 from jaxcoreset.coreset.exact import coreset_of_all, exact_coreset
-from jaxcoreset.coreset.report import warn_if_bad
+from jaxcoreset.coreset.warn import warn_if_bad
 from jaxcoreset.data.checkpoint import MODEL_VALUES, CheckpointFile, build_settings, settings_of_all
 from jaxcoreset.data.distinct import find_distinct
 from jaxcoreset.data.processes import SINGLE_PROCESS, DistributedProcesses
@@ -56,10 +56,11 @@ class CoresetBuilder:
         size: the maximum number of rows.
         tol: the largest symmetrised KL divergence that is accepted, in nats, as a number or as a
             `Tolerance`. The coreset has as few rows as keep the estimate plus two Monte Carlo
-            standard errors below it. Sizes are tried by doubling, and draws are added: four for
-            each row that is tried, and held-out draws until the standard error is at most a tenth
-            of `tol`. Some of the held-out draws choose the size, and others give the estimate that
-            is reported.
+            standard errors below it, and shift no posterior mean by more than half its root in
+            standard deviations: 0.05 for 0.01 nats. Sizes are tried by doubling, and draws are
+            added: four for each row that is tried, and held-out draws until the standard error is
+            at most a tenth of `tol`. Some of the held-out draws choose the size, and others give
+            the estimate that is reported.
         weighting: how the weighting distribution π̂ is found: `Laplace`, `Draws`, `Guide`,
             `Pathfinder` or `SubsampleNUTS`. "auto", the default, is `Laplace`; where it finds no
             mode, the builder warns and goes on with `SubsampleNUTS`, and if its chains do not mix,
@@ -167,7 +168,7 @@ class CoresetBuilder:
         """The settings on which the coreset depends, by name; the others change nothing in it."""
         return {
             "size": self.size,
-            "tol": None if self.tol is None else (self.tol.kl, self.tol.max_size),
+            "tol": None if self.tol is None else self.tol.statistical,
             "weighting": self.weighting,
             "solver": self.solver,
             "num_draws": self.num_draws,
@@ -301,6 +302,7 @@ class CoresetBuilder:
             size=self.size,
             tol=None if self.tol is None else self.tol.kl,
             max_size=0 if self.tol is None else self.tol.max_size,
+            max_shift=np.inf if self.tol is None else self.tol.max_shift,
             num_draws=self.num_draws,
             num_held_out=self.num_held_out,
             num_candidates=self.candidates.num,

@@ -85,4 +85,4 @@ def reported_estimate(estimate: KLEstimate, last: Round) -> KLEstimate:
         return estimate
     if last.own_kl <= estimate.kl:
         return estimate
-    return KLEstimate(last.own_kl, last.own_kl_standard_error, estimate.relative_error)
+    return dataclasses.replace(estimate, kl=last.own_kl, standard_error=last.own_kl_standard_error)

@@ -61,7 +61,7 @@ def programs(
     values = {
         "file": path.name,
         "proxy": None if proxy is None else proxy.name,
-        "unconstrained": _UNCONSTRAINED[inputs.likelihood],
+        "unconstrained": _UNCONSTRAINED[str(inputs.likelihood)],
         "is_parquet": path.suffix == ".parquet",
         "weight": weight,
         "likelihood": inputs.likelihood,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +96,8 @@ class Report:
             as a fraction of their number.
         gaussian_k_hat: the shape of the tail of their importance weights; above 0.7 these cannot
             be used. None without ArviZ.
+        mean_shift: the largest shift of a posterior mean, in standard deviations of the
+            unconstrained parameter, to first order on the held-out draws; None if not known.
     """
 
     num_data: int
@@ -130,6 +131,7 @@ class Report:
     gaussian_kl_standard_error: float | None = None
     gaussian_relative_ess: float | None = None
     gaussian_k_hat: float | None = None
+    mean_shift: float | None = None
 
     @classmethod
     def of_selection(
@@ -162,6 +164,7 @@ class Report:
             held_out_error=selection.estimate.relative_error,
             kl=estimate.kl,
             kl_standard_error=estimate.standard_error,
+            mean_shift=estimate.mean_shift,
             solver=path.solver,
             converged=bool(path.converged[at]),
             curve=selection.curve,
@@ -324,7 +327,8 @@ class Report:
     def _kl_row(self) -> str:
         if math.isinf(self.kl):
             return "not known"
-        return f"{_kl_text(self.kl, self.kl_standard_error)} nats, symmetrised"
+        shift = "" if self.mean_shift is None else f"; no mean off by over {self.mean_shift:.1g} sd"
+        return f"{_kl_text(self.kl, self.kl_standard_error)} nats, symmetrised{shift}"
 
     def _gaussian_row(self) -> list[tuple[str, str]]:
         text = self.gaussian_verdict
@@ -404,24 +408,6 @@ class Report:
             text = f"KL {under} under {one['weighting']}, {own} under its own posterior: {verdict}"
             rows.append((f"round {number}", text))
         return rows
-
-
-def warn_if_bad(report: Report) -> None:
-    """Warn of a coreset that is far from the full posterior, or whose error was not checked."""
-    remedies = (
-        "raise size (or lower tol), write the model so that NUTS moves in it, or use another "
-        "weighting, such as SubsampleNUTS() or Draws(samples)"
-    )
-    if report.kl > MAX_KL or report.trouble is not None:
-        warnings.warn(f"{report.verdict} To mend it, {remedies}.", stacklevel=4)
-    if report.spike is not None:
-        warnings.warn(
-            "the density of the weighted rows has a mode that the full posterior does not have: a "
-            "component may shrink onto one heavy row. Start the chains where the coreset was "
-            "built, init_params=coreset.init_params(num_chains), or give the scale a prior that "
-            "keeps it from zero.",
-            stacklevel=4,
-        )
 
 
 def is_unreliable(step: dict[str, Any]) -> bool:

@@ -60,6 +60,7 @@ class Construction:
         size: the maximum number of rows; None with `tol`.
         tol: the tolerance, in nats, or None.
         max_size: with `tol`, the maximum number of rows.
+        max_shift: with `tol`, the largest shift of a posterior mean, in standard deviations.
         num_draws: the number of draws for the solver, or None for a default.
         num_held_out: the number of draws that measure the error.
         num_candidates: the number of rows to choose from, or None for a default.
@@ -79,6 +80,7 @@ class Construction:
     size: int | None
     tol: float | None
     max_size: int
+    max_shift: float
     num_draws: int | None
     num_held_out: int
     num_candidates: int | None
@@ -153,6 +155,7 @@ class Construction:
             tol=self.tol,
             num_held_out=self.num_held_out,
             approach=approach,
+            max_shift=self.max_shift,
         )
 
     def _within_tolerance(
@@ -166,7 +169,13 @@ class Construction:
         if pool.expansion is not None:
             size = min(size, _FIRST_SIZE)
             self.embed(pool, size)
-            alone = select_none(pool, self.clock, tol=self.tol, num_held_out=self.num_held_out)
+            alone = select_none(
+                pool,
+                self.clock,
+                tol=self.tol,
+                num_held_out=self.num_held_out,
+                max_shift=self.max_shift,
+            )
             if alone.is_within:
                 return alone
             found.append(alone)

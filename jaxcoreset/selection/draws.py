@@ -323,6 +323,13 @@ class DrawPool:
         squares = sum(np.sum((one - one.mean()) ** 2) for one in totals)
         return float(np.sqrt(squares / sum(part.size for part in parts)))
 
+    def standardised(self, use: Use) -> Float[Array, "s d"]:
+        """The flat parameters at the draws of one use over √s, with means 0 and variances 1."""
+        parts = [flat_draws(part.draws) for part in self._parts[use] if part.size > 1]
+        flat = np.concatenate([part - part.mean(axis=0) for part in parts])
+        norms = np.linalg.norm(flat, axis=0)
+        return jnp.asarray(flat / np.where(norms > 0, norms, 1), default_float())
+
     def values(self, part: Part, approach: Approach) -> tuple[Array, Array]:
         """What is added for each candidate at a part's draws, (m, s), and what to reach, (s,)."""
         if approach == "rows":

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from jaxcoreset.selection.draws import Approach, DrawPool, Use
 from jaxcoreset.solvers.numerics import HIGHEST
@@ -28,16 +28,28 @@ class KLEstimate:
         standard_error: the Monte Carlo standard error of `kl`.
         relative_error: ‖y − Φw‖/‖y‖ on the same draws; y is of all rows' log-likelihoods, beside a
             proxy too.
+        mean_shift: the largest shift of a posterior mean, in posterior standard deviations, to
+            first order; None if unknown.
+        mean_shift_standard_error: the Monte Carlo standard error of a shift.
     """
 
     kl: float
     standard_error: float
     relative_error: float
+    mean_shift: float | None = None
+    mean_shift_standard_error: float = 0.0
 
     @property
     def upper(self) -> float:
         """Two standard errors above the estimate."""
         return self.kl + 2 * self.standard_error
+
+    @property
+    def largest_shift(self) -> float:
+        """Two standard errors above the largest shift of a mean; 0 if that is unknown."""
+        return (
+            0.0 if self.mean_shift is None else self.mean_shift + 2 * self.mean_shift_standard_error
+        )
 
     @property
     def lower(self) -> float:
@@ -78,17 +90,23 @@ def errors_on(
 ) -> dict[str, np.ndarray]:
     """The `errors` along a path on the draws of one use, relative to all rows' log-likelihood."""
     problem = pool.problem(use, approach)
-    return errors(path, problem, pool.source.inefficiency, pool.norm(use))
+    draws = pool.standardised(use)
+    return errors(path, problem, pool.source.inefficiency, norm=pool.norm(use), draws=draws)
 
 
 def estimate_on(curve: dict[str, np.ndarray], at: int) -> KLEstimate:
     """The estimate for one entry of the errors along a path."""
-    names = ("kl", "kl_standard_error", "held_out_error")
+    names = ("kl", "kl_standard_error", "held_out_error", "mean_shift", "mean_shift_standard_error")
     return KLEstimate(*(float(curve[name][at]) for name in names))
 
 
 def errors(
-    path: Solution, held_out: CoresetProblem, inefficiency: float = 1.0, norm: float | None = None
+    path: Solution,
+    held_out: CoresetProblem,
+    inefficiency: float = 1.0,
+    *,
+    norm: float,
+    draws: Float[Array, "s d"],
 ) -> dict[str, np.ndarray]:
     """The errors along a path of solutions, on the solver's draws and on the held-out ones.
 
@@ -96,11 +114,11 @@ def errors(
         path: the solutions.
         held_out: the candidates' atoms, and the target, under draws that the solver did not see.
         inefficiency: how many of these draws are worth an independent one.
-        norm: what errors are relative to; the norm of the target if left out.
+        norm: what errors are relative to.
+        draws: the parameters at these draws, standardised, over √S.
     """
-    measured = _measure(held_out, path.indices, path.weights, inefficiency)
-    kl, standard_error = (np.asarray(value, np.float64) for value in measured)
-    norm = float(jnp.linalg.norm(held_out.target)) if norm is None else norm
+    measured = _measure(held_out, path.indices, path.weights, inefficiency, draws)
+    kl, standard_error, shift = (np.asarray(value, np.float64) for value in measured)
     error = np.sqrt(kl) / norm if norm > 0 else np.zeros_like(kl)
     return {
         "num_used": np.asarray(path.size),
@@ -108,18 +126,25 @@ def errors(
         "held_out_error": error,
         "kl": kl,
         "kl_standard_error": standard_error,
+        "mean_shift": shift,
+        "mean_shift_standard_error": np.sqrt(kl * inefficiency / held_out.target.size),
     }
 
 
 @jax.jit
 def _measure(
-    held_out: CoresetProblem, indices: Array, weights: Array, inefficiency: Array
+    held_out: CoresetProblem, indices: Array, weights: Array, inefficiency: Array, draws: Array
 ) -> tuple:
-    """The KL divergence and its standard error of each solution."""
+    """The KL divergence, its standard error and the largest shift of a mean of each solution.
 
-    def one(pair: tuple[Array, Array]) -> tuple[Array, Array]:
+    To first order a mean is shifted by the covariance of the parameter and L_w − L.
+    """
+
+    def one(pair: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         indices, weights = pair
         combined = jnp.matmul(weights, held_out.gather(indices), precision=HIGHEST)
-        return kl_of_residuals(held_out.target - combined, inefficiency)
+        residual = held_out.target - combined
+        shifts = jnp.abs(jnp.matmul(residual, draws, precision=HIGHEST))
+        return *kl_of_residuals(residual, inefficiency), jnp.max(shifts, initial=0.0)
 
     return jax.lax.map(one, (indices, weights))

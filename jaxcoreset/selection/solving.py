@@ -77,6 +77,7 @@ def select_size(
     tol: float | None = None,
     num_held_out: int = 0,
     approach: Approach = "rows",
+    max_shift: float = np.inf,
 ) -> Selection:
     """One size of a path: the largest, or with a tolerance the smallest that keeps to it.
 
@@ -88,11 +89,12 @@ def select_size(
         tol: the tolerance, in nats.
         num_held_out: with a tolerance, the number of draws that confirm a choice at first.
         approach: what stands for all rows.
+        max_shift: with a tolerance, the largest shift of a posterior mean.
     """
     with clock.stage("held-out error"):
         if tol is None:
             return largest_size(pool, path, sizes, approach)
-        return smallest_within(pool, path, sizes, tol, num_held_out, approach)
+        return smallest_within(pool, path, sizes, tol, num_held_out, approach, max_shift)
 
 
 def solve_and_select(
@@ -126,7 +128,12 @@ def solve_and_select(
 
 
 def select_none(
-    pool: DrawPool, clock: Clock, *, tol: float | None = None, num_held_out: int = 0
+    pool: DrawPool,
+    clock: Clock,
+    *,
+    tol: float | None = None,
+    num_held_out: int = 0,
+    max_shift: float = np.inf,
 ) -> Selection:
     """No rows at all: the pool's expansion stands for all of them. Arguments as above."""
     dtype = default_float()
@@ -148,6 +155,7 @@ def select_none(
         tol=tol,
         num_held_out=num_held_out,
         approach="proxy",
+        max_shift=max_shift,
     )
 
 

@@ -81,8 +81,11 @@ def smallest_within(
     tol: float,
     num_held_out: int,
     approach: Approach = "rows",
+    max_shift: float = np.inf,
 ) -> Selection:
     """The smallest size whose error plus two standard errors is at most `tol`.
+
+    It also shifts no posterior mean by more than `max_shift`, two standard errors included.
 
     Draws are added while they are the limit: while an estimate is below `tol` but its upper end is
     not, and while its standard error is more than a tenth of `tol`.
@@ -94,6 +97,7 @@ def smallest_within(
         tol: the tolerance, in nats.
         num_held_out: the number of draws that confirm a selection at first.
         approach: what stands for all rows.
+        max_shift: the largest shift of a posterior mean, in standard deviations.
 
     Returns:
         The selection; if no size keeps to `tol`, the best one, with `is_within` false.
@@ -102,12 +106,12 @@ def smallest_within(
     first = 0
     curve = _curve(pool, path, sizes, approach)
     for _ in range(_MOST_CONFIRMATIONS):
-        at = _first_within(curve, tol, first)
-        while at is None and curve["kl"][first:].min(initial=np.inf) <= tol:
+        at = _first_within(curve, tol, first, max_shift)
+        while at is None and _may_be_within(curve, tol, first, max_shift):
             if not _double(pool, "selection", most):
                 break
             curve = _curve(pool, path, sizes, approach)
-            at = _first_within(curve, tol, first)
+            at = _first_within(curve, tol, first, max_shift)
         if at is None:
             break
         pool.ensure_draws(confirmation=num_held_out)
@@ -118,7 +122,7 @@ def smallest_within(
             and _double(pool, "confirmation", most)
         ):
             estimate = estimate_at(pool, path, at, "confirmation", approach)
-        if estimate.upper <= tol:
+        if estimate.upper <= tol and estimate.largest_shift <= max_shift:
             return Selection(path, sizes, at, estimate, curve, approach=approach)
         if pool.remaining is not None and pool.remaining < max(FEWEST, num_held_out // 4):
             # No draws are left, so the same ones confirm again, and only another size can pass.
@@ -140,10 +144,20 @@ def _curve(
     return {"size": sizes, **errors_on(pool, path, "selection", approach)}
 
 
-def _first_within(curve: dict[str, np.ndarray], tol: float, first: int) -> int | None:
+def _first_within(
+    curve: dict[str, np.ndarray], tol: float, first: int, max_shift: float
+) -> int | None:
     upper = curve["kl"] + 2 * curve["kl_standard_error"]
-    within = first + np.flatnonzero(upper[first:] <= tol)
+    shift = curve["mean_shift"] + 2 * curve["mean_shift_standard_error"]
+    is_within = (upper <= tol) & (shift <= max_shift)
+    within = first + np.flatnonzero(is_within[first:])
     return int(within[0]) if within.size else None
+
+
+def _may_be_within(curve: dict[str, np.ndarray], tol: float, first: int, max_shift: float) -> bool:
+    """Whether a size would be within, if more draws made its standard error small enough."""
+    is_near = (curve["kl"] <= tol) & (curve["mean_shift"] <= max_shift)
+    return bool(is_near[first:].any())
 
 
 def _double(pool: DrawPool, use: Use, most: int) -> bool:

@@ -154,7 +154,7 @@ def test_a_proxy_is_never_much_worse_than_rows_or_a_gaussian():
 
 @pytest.mark.parametrize("size", [10, 20])
 def test_no_second_mode_far_from_the_posterior(size):
-    """Without the fade, NUTS on this coreset leaves for ever: facts, section 8."""
+    """Without the fade, NUTS on this coreset leaves for ever."""
     X, y = _load("ds1_500")
     y = (y > 0).astype(int)
     coreset = build(logistic, X, y, size=size)

@@ -73,11 +73,12 @@ def path_of(variances):
     return Solution(indices, jnp.asarray(weights), zeros, zeros, zeros.astype(int), zeros == 0)
 
 
-def choose(variances, seed, tol=1.0, num_held_out=400, source=None):
+def choose(variances, seed, tol=1.0, num_held_out=400, source=None, **settings):
     pool = DrawPool(LINEAR, source or Normal(), jax.random.key(seed))
     pool.ensure_draws(solver=8, selection=num_held_out, confirmation=num_held_out)
     sizes = np.arange(1, len(variances) + 1)
-    return smallest_within(pool, path_of(variances), sizes, tol, num_held_out), pool
+    path = path_of(variances)
+    return smallest_within(pool, path, sizes, tol, num_held_out, **settings), pool
 
 
 @pytest.mark.usefixtures("untyped")
@@ -123,6 +124,20 @@ def test_draws_are_added_until_the_estimate_is_precise():
     assert tight.estimate.upper <= 1
     # Two standard errors fit between 0.85 and 1 from some 260 draws of each use on.
     assert pool.count("selection") + pool.count("confirmation") >= 400
+
+
+@pytest.mark.usefixtures("untyped")
+def test_no_mean_shifts_by_more_than_is_accepted():
+    """The error is in one θ_i, whose mean shifts by the root of the divergence."""
+    variances = np.array([4.0, 0.7, 0.4, 0.1, 0.05])
+    assert choose(variances, 0)[0].at == 1
+    choice, _ = choose(variances, 0, max_shift=0.5)
+    assert choice.at == 3
+    assert choice.is_within
+    assert choice.estimate.largest_shift <= 0.5
+    np.testing.assert_allclose(choice.estimate.mean_shift, np.sqrt(0.1), rtol=0.1)
+    np.testing.assert_allclose(choice.curve["mean_shift"], np.sqrt(variances), rtol=0.1)
+    assert not choose(variances, 0, max_shift=0.01)[0].is_within
 
 
 @pytest.mark.usefixtures("untyped")
