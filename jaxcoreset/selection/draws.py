@@ -36,6 +36,8 @@ from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.weighting import DrawSource
 from jaxcoreset.weighting.base import FEWEST, shares
 
+# Fewer draws for each parameter do not tell what is linear in the parameters.
+_DRAWS_PER_PARAMETER = 4
 Use = Literal["solver", "selection", "confirmation"]
 # What stands for all rows: weighted rows, an expansion, or both.
 Approach = Literal["rows", "proxy", "proxy and rows"]
@@ -315,6 +317,17 @@ class DrawPool:
         if len(parts) == 1:
             return CoresetProblem(atoms[0], target[0])
         return CoresetProblem(jnp.concatenate(atoms, axis=1), jnp.concatenate(target))
+
+    def linear_basis(self, use: Use) -> Float[np.ndarray, "s d"] | None:
+        """An orthonormal basis of what is linear in the parameters at the draws of one use.
+
+        The draws are those of `problem`. None if they are fewer than four for each parameter.
+        """
+        parts = [flat_draws(part.draws) for part in self._parts[use] if part.size > 1]
+        flat = np.concatenate([part - part.mean(axis=0) for part in parts])
+        if len(flat) < _DRAWS_PER_PARAMETER * flat.shape[1]:
+            return None
+        return np.linalg.qr(flat)[0]
 
     def values(self, part: Part, approach: Approach) -> tuple[Array, Array]:
         """What is added for each candidate at a part's draws, (m, s), and what to reach, (s,)."""

@@ -3,6 +3,10 @@
 With L and L_w the log-likelihoods of all rows and of the coreset, the variance of L − L_w over
 draws of either posterior is KL(π‖π_w) + KL(π_w‖π) where that is small. On a problem whose entries
 are divided by √S, it is S times the mean of the squared residuals y − Φw.
+
+To first order the covariance of L_w − L and a function of the parameters is how far the function's
+mean is off. In standard deviations, no linear function is off by more than the norm of the part of
+the residuals that is linear in the parameters.
 """
 
 from dataclasses import dataclass
@@ -18,6 +22,9 @@ from jaxcoreset.solvers.numerics import HIGHEST
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution
 
+# The fewest columns of a basis, some of which may be zero.
+_FEWEST_COLUMNS = 8
+
 
 @dataclass(frozen=True)
 class KLEstimate:
@@ -27,11 +34,14 @@ class KLEstimate:
         kl: the variance of L − L_w over the draws.
         standard_error: the Monte Carlo standard error of `kl`.
         relative_error: ‖y − Φw‖/‖y‖ on the same draws.
+        mean_shift: the largest error of the posterior mean of a linear function of the parameters,
+            in standard deviations; 0 where there are too few draws to tell.
     """
 
     kl: float
     standard_error: float
     relative_error: float
+    mean_shift: float = 0.0
 
     @property
     def upper(self) -> float:
@@ -69,17 +79,28 @@ def estimate_at(
 ) -> KLEstimate:
     """The estimate for one entry of a path, on the draws of one use."""
     one = jax.tree.map(lambda x: x[at : at + 1], path)
-    return estimate_on(errors(one, pool.problem(use, approach), pool.source.inefficiency), 0)
+    return estimate_on(curve_of(pool, one, use, approach), 0)
+
+
+def curve_of(
+    pool: DrawPool, path: Solution, use: Use, approach: Approach = "rows"
+) -> dict[str, np.ndarray]:
+    """The errors along a path of solutions, on the draws of one use."""
+    problem = pool.problem(use, approach)
+    return errors(path, problem, pool.source.inefficiency, pool.linear_basis(use))
 
 
 def estimate_on(curve: dict[str, np.ndarray], at: int) -> KLEstimate:
     """The estimate for one entry of the errors along a path."""
-    names = ("kl", "kl_standard_error", "held_out_error")
+    names = ("kl", "kl_standard_error", "held_out_error", "mean_shift")
     return KLEstimate(*(float(curve[name][at]) for name in names))
 
 
 def errors(
-    path: Solution, held_out: CoresetProblem, inefficiency: float = 1.0
+    path: Solution,
+    held_out: CoresetProblem,
+    inefficiency: float = 1.0,
+    basis: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """The errors along a path of solutions, on the solver's draws and on the held-out ones.
 
@@ -87,28 +108,42 @@ def errors(
         path: the solutions.
         held_out: the candidates' atoms, and the target, under draws that the solver did not see.
         inefficiency: how many of these draws are worth an independent one.
+        basis: shape (S, D), orthonormal: what is linear in the D parameters at the S draws.
     """
-    measured = _measure(held_out, path.indices, path.weights, inefficiency)
-    error, kl, standard_error = (np.asarray(value, np.float64) for value in measured)
+    size = held_out.target.shape[0]
+    num_params = 0 if basis is None else basis.shape[1]
+    # Columns of zeros, so that models with similar numbers of parameters share a program.
+    width = max(_FEWEST_COLUMNS, 1 << max(num_params - 1, 0).bit_length())
+    padded = np.zeros((size, width), held_out.target.dtype)
+    if basis is not None:
+        padded[:, :num_params] = basis
+    measured = _measure(held_out, path.indices, path.weights, inefficiency, jnp.asarray(padded))
+    error, kl, standard_error, linear = (np.asarray(value, np.float64) for value in measured)
+    # The share of the rest, which is not linear, that falls on D of S directions by chance.
+    chance = inefficiency * num_params / size
+    linear = np.maximum(linear - chance * kl, 0) / (1 - chance) if chance < 1 else 0 * linear
     return {
         "num_used": np.asarray(path.size),
         "relative_error": np.asarray(path.relative_error, np.float64),
         "held_out_error": error,
         "kl": kl,
         "kl_standard_error": standard_error,
+        "mean_shift": np.sqrt(linear),
     }
 
 
 @jax.jit
 def _measure(
-    held_out: CoresetProblem, indices: Array, weights: Array, inefficiency: Array
+    held_out: CoresetProblem, indices: Array, weights: Array, inefficiency: Array, basis: Array
 ) -> tuple:
-    """The relative error, the KL divergence and its standard error of each solution."""
+    """Of each solution the relative error, the KL divergence, its error and its linear part."""
 
-    def one(pair: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+    def one(pair: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:
         indices, weights = pair
         combined = jnp.matmul(weights, held_out.gather(indices), precision=HIGHEST)
-        kl, standard_error = kl_of_residuals(held_out.target - combined, inefficiency)
-        return jnp.sqrt(kl) / jnp.linalg.norm(held_out.target), kl, standard_error
+        residuals = held_out.target - combined
+        kl, standard_error = kl_of_residuals(residuals, inefficiency)
+        linear = jnp.sum(jnp.matmul(residuals, basis, precision=HIGHEST) ** 2)
+        return jnp.sqrt(kl) / jnp.linalg.norm(held_out.target), kl, standard_error, linear
 
     return jax.lax.map(one, (indices, weights))

@@ -11,7 +11,7 @@ from jaxtyping import Int, PRNGKeyArray
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.utils import Clock
 from jaxcoreset.selection.draws import Approach, DrawPool
-from jaxcoreset.selection.tolerance import Selection, largest_size, smallest_within
+from jaxcoreset.selection.tolerance import MEAN_SHIFT, Selection, largest_size, smallest_within
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.solvers.solve import default_solver, sweep
@@ -87,7 +87,8 @@ def select_size(
     with clock.stage("held-out error"):
         if tol is None:
             return largest_size(pool, path, sizes, approach)
-        return smallest_within(pool, path, sizes, tol, num_held_out, approach)
+        most_shift = MEAN_SHIFT * tol**0.5
+        return smallest_within(pool, path, sizes, tol, num_held_out, approach, most_shift)
 
 
 def solve_and_select(

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxcoreset.selection.draws import Approach, DrawPool, Use
-from jaxcoreset.selection.estimate import KLEstimate, errors, estimate_at, estimate_on
+from jaxcoreset.selection.estimate import KLEstimate, curve_of, estimate_at, estimate_on
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.weighting.base import FEWEST
 
@@ -23,6 +23,8 @@ PRECISION = 0.1
 # The maximum number of held-out draws of each use, relative to their first number.
 _MOST_HELD_OUT = 16
 _MOST_CONFIRMATIONS = 6
+# The largest error of a mean in standard deviations, relative to the root of the tolerance.
+MEAN_SHIFT = 0.5
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ def smallest_within(
     tol: float,
     num_held_out: int,
     approach: Approach = "rows",
+    most_shift: float = np.inf,
 ) -> Selection:
     """The smallest size whose error plus two standard errors is at most `tol`.
 
@@ -94,6 +97,7 @@ def smallest_within(
         tol: the tolerance, in nats.
         num_held_out: the number of draws that confirm a selection at first.
         approach: what stands for all rows.
+        most_shift: the largest error of a mean that is accepted, in standard deviations.
 
     Returns:
         The selection; if no size keeps to `tol`, the best one, with `is_within` false.
@@ -102,12 +106,12 @@ def smallest_within(
     first = 0
     curve = _curve(pool, path, sizes, approach)
     for _ in range(_MOST_CONFIRMATIONS):
-        at = _first_within(curve, tol, first)
-        while at is None and curve["kl"][first:].min(initial=np.inf) <= tol:
+        at = _first_within(curve, tol, most_shift, first)
+        while at is None and _may_be_within(curve, tol, most_shift, first):
             if not _double(pool, "selection", most):
                 break
             curve = _curve(pool, path, sizes, approach)
-            at = _first_within(curve, tol, first)
+            at = _first_within(curve, tol, most_shift, first)
         if at is None:
             break
         pool.ensure_draws(confirmation=num_held_out)
@@ -118,7 +122,7 @@ def smallest_within(
             and _double(pool, "confirmation", most)
         ):
             estimate = estimate_at(pool, path, at, "confirmation", approach)
-        if estimate.upper <= tol:
+        if estimate.upper <= tol and estimate.mean_shift <= most_shift:
             return Selection(path, sizes, at, estimate, curve, approach=approach)
         if pool.remaining is not None and pool.remaining < max(FEWEST, num_held_out // 4):
             # No draws are left, so the same ones confirm again, and only another size can pass.
@@ -137,14 +141,22 @@ def smallest_within(
 def _curve(
     pool: DrawPool, path: Solution, sizes: np.ndarray, approach: Approach
 ) -> dict[str, np.ndarray]:
-    problem = pool.problem("selection", approach)
-    return {"size": sizes, **errors(path, problem, pool.source.inefficiency)}
+    return {"size": sizes, **curve_of(pool, path, "selection", approach)}
 
 
-def _first_within(curve: dict[str, np.ndarray], tol: float, first: int) -> int | None:
+def _first_within(
+    curve: dict[str, np.ndarray], tol: float, most_shift: float, first: int
+) -> int | None:
     upper = curve["kl"] + 2 * curve["kl_standard_error"]
-    within = first + np.flatnonzero(upper[first:] <= tol)
+    is_within = (upper <= tol) & (curve["mean_shift"] <= most_shift)
+    within = first + np.flatnonzero(is_within[first:])
     return int(within[0]) if within.size else None
+
+
+def _may_be_within(curve: dict[str, np.ndarray], tol: float, most_shift: float, first: int) -> bool:
+    """True if more draws may show that a size is within the tolerance."""
+    is_near = (curve["kl"] <= tol) & (curve["mean_shift"] <= most_shift)
+    return bool(is_near[first:].any())
 
 
 def _double(pool: DrawPool, use: Use, most: int) -> bool:

@@ -14,8 +14,9 @@ import jaxcoreset as jc
 from tests.users_models.models import POSTERIORS, REFUSALS
 from tests.users_models.truth import Distance, distance, truths
 
-# How each model's coreset is built, but for the settings that its user must give.
-SETTINGS = {"tol": 0.01, "progress_bar": False}
+# How each model's coreset is built, but for the settings that its user must give. Half the usual
+# number of held-out draws saves time; more are drawn where they are needed.
+SETTINGS = {"tol": 0.01, "num_held_out": 500, "progress_bar": False}
 # The reported divergence is between these times the true one.
 RATIOS = 0.5, 2.0
 # Smaller divergences than this one are compared as if they were as large. A float32 sum over 2,000
@@ -27,13 +28,6 @@ MEAN_ERROR = 0.05
 
 # Models that take a minute, since NUTS runs on a part of the rows and on the coreset of each round.
 SLOW = {"laplace", "quantile_regression"}
-# Models whose reported divergence is not within these limits.
-FAULTS = {
-    "deterministic_sites": "one mean is off by 0.056 sd: at a divergence of 0.007 nats, which is "
-    "reported rightly, a mean may be off by up to its square root, 0.08",
-    "with_a_reparam_handler": "4.1e-4 nats are reported and 6e-5 are true: draws of the Laplace "
-    "approximation lie outside a curved posterior, and the estimate does not weight them",
-}
 
 
 def is_calibrated(coreset: jc.Coreset, found: Distance) -> bool:
@@ -44,8 +38,6 @@ def is_calibrated(coreset: jc.Coreset, found: Distance) -> bool:
 
 def _marked(name: str) -> Any:
     marks = [pytest.mark.slow] if name in SLOW else []
-    if name in FAULTS:
-        marks.append(pytest.mark.xfail(reason=FAULTS[name], raises=AssertionError, strict=True))
     return pytest.param(name, marks=marks)
 
 
