@@ -64,12 +64,7 @@ def test_refusal_says_what_is_wrong(name):
         builder.run(jax.random.key(0), *case.args, **case.kwargs)
 
 
-@pytest.mark.xfail(
-    reason="JAX remembers a float64 array of a closure as float32, until jax.clear_caches()",
-    raises=ValueError,
-    strict=True,
-)
-def test_constants_of_a_closure_are_no_hindrance_in_float64():
+def test_arrays_of_a_closure_are_no_hindrance_in_float64_nor_after_it():
     knots = np.linspace(-1, 1, 3)
 
     def model(x, y=None):
@@ -83,7 +78,15 @@ def test_constants_of_a_closure_are_no_hindrance_in_float64():
     coreset = jc.CoresetBuilder(model, size=20, progress_bar=False).run(jax.random.key(0), x, y)
     with coreset.in_float64():
         params = coreset.init_params()
-        jax.jit(lambda z: potential_energy(coreset.model, coreset.args, coreset.kwargs, z))(params)
+        energy = jax.jit(_energy_of(coreset))(params)
+        assert energy.dtype == np.float64
+    again = jax.jit(_energy_of(coreset))(coreset.init_params())
+    assert again.dtype == np.float32
+    np.testing.assert_allclose(again, energy, rtol=1e-5)
+
+
+def _energy_of(coreset):
+    return lambda z: potential_energy(coreset.model, coreset.args, coreset.kwargs, z)
 
 
 def test_every_truth_is_of_a_model():
