@@ -31,6 +31,7 @@ from jaxcoreset.data.distinct import find_distinct
 from jaxcoreset.data.processes import SINGLE_PROCESS, DistributedProcesses
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
+from jaxcoreset.likelihood.closures import float64_for
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import Float32Error
@@ -206,7 +207,7 @@ class CoresetBuilder:
             return self._run_once(key, args, kwargs)
         except Float32Error:
             # JAX's x64 is off, and the model runs with it.
-            with jax.enable_x64(True):
+            with float64_for(self.model):
                 return self._run_once(key, args, kwargs, in_float64=True)
 
     def _run_once(

@@ -10,7 +10,7 @@ from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
-from jaxcoreset.selection.rounds import Round
+from jaxcoreset.selection.rounds import MIN_RELATIVE_ESS, Round
 
 # If the relative error at held-out draws is this many times that at the solver's draws, more rows
 # hardly help.
@@ -80,9 +80,14 @@ def up_to_best(found: list[Coreset]) -> list[Coreset]:
 
 
 def reported_estimate(estimate: KLEstimate, last: Round) -> KLEstimate:
-    """The estimate under π̂, or the larger one under the coreset's posterior if the two differ."""
-    if last.agrees is not False or last.own_kl is None or last.own_kl_standard_error is None:
+    """The estimate under π̂, or that under the coreset's posterior where it is the better one.
+
+    That is so if the two differ and it is larger, and also if they agree but π̂ is poor: draws of π̂
+    where the posterior has no mass then make up its estimate.
+    """
+    if last.agrees is None or last.own_kl is None or last.own_kl_standard_error is None:
         return estimate
-    if last.own_kl <= estimate.kl:
+    is_poor = last.relative_ess is not None and last.relative_ess < MIN_RELATIVE_ESS
+    if last.own_kl <= estimate.kl if not last.agrees else not is_poor:
         return estimate
     return dataclasses.replace(estimate, kl=last.own_kl, standard_error=last.own_kl_standard_error)

@@ -30,6 +30,7 @@ from jaxcoreset.data.messages import require
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int, write_whole
 from jaxcoreset.likelihood.arguments import Arguments
+from jaxcoreset.likelihood.closures import float64_for
 from jaxcoreset.likelihood.expansion import Proxy
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import in_enough_precision
@@ -235,7 +236,7 @@ class Coreset:
                 mcmc = MCMC(NUTS(coreset.model), num_warmup=500, num_samples=500)
                 mcmc.run(key, *coreset.args, **coreset.kwargs)
         """
-        return jax.enable_x64(True)
+        return float64_for(self.full_model)
 
     def __len__(self) -> int:
         return self.indices.size

@@ -24,6 +24,7 @@ from jaxtyping import Array, Float
 from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.dtypes import default_float, in_float64
 from jaxcoreset.data.rows import PassContext
+from jaxcoreset.likelihood.closures import float64_for
 from jaxcoreset.likelihood.embedding import log_likelihood_matrix
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.verification import other_rows
@@ -98,7 +99,9 @@ def check_float32(likelihood: ModelLikelihood, draws: Mapping[str, Any]) -> Nois
         noise = bound
     else:
         points = _first(draws)
-        exact = in_float64(lambda *given: _values(reference.evaluate, *given), points, rows)
+        exact = _in_float64(
+            likelihood, lambda *given: _values(reference.evaluate, *given), points, rows
+        )
         noise = Noise.of(_values(reference.evaluate, points, rows) - exact, n).of_all(likelihood)
         if noise.of_total > MAX_NOISE:
             raise Float32Error(
@@ -139,7 +142,8 @@ def runs_in_float64(likelihood: ModelLikelihood) -> bool:
     It does not if it fixes a type, as some loops do.
     """
     try:
-        found = in_float64(
+        found = _in_float64(
+            likelihood,
             lambda params, rows: jax.eval_shape(likelihood.program.log_likelihood, params, rows),
             likelihood.init_params,
             likelihood.two_rows,
@@ -181,7 +185,7 @@ def matrix_of_weighted(
     of_coreset = noise.of_row * float(total_weight) ** 2 / _NUM_WEIGHTED
     if of_coreset <= _MAX_WEIGHTED_NOISE or not runs_in_float64(likelihood):
         return evaluate(draws, data)
-    return jnp.asarray(np.asarray(in_float64(evaluate, draws, data)), float)
+    return jnp.asarray(np.asarray(_in_float64(likelihood, evaluate, draws, data)), float)
 
 
 def energy_error(
@@ -211,8 +215,8 @@ def energy_error(
     if bound <= _NEGLIGIBLE * MAX_ENERGY_ERROR or not runs_in_float64(likelihood):
         return 0.0
     points = _first(draws)
-    exact = in_float64(lambda *given: _values(evaluate, *given), points, data) @ weights
-    return float(np.std(in_float32(points)[1] - exact, ddof=1))
+    exact = _in_float64(likelihood, lambda *given: _values(evaluate, *given), points, data)
+    return float(np.std(in_float32(points)[1] - exact @ weights, ddof=1))
 
 
 def rounding_of(
@@ -237,6 +241,12 @@ def rounding_of(
         stacklevel=2,
     )
     return error
+
+
+def _in_float64(likelihood: ModelLikelihood, evaluate: Callable[..., T], *trees: Any) -> T:
+    """Call a function of a likelihood with JAX's x64 on, see `in_float64`."""
+    with float64_for(likelihood.model):
+        return in_float64(evaluate, *trees)
 
 
 def _values(

@@ -36,6 +36,8 @@ from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.weighting import DrawSource
 from jaxcoreset.weighting.base import FEWEST, shares
 
+# The fewest columns of standardised draws.
+_FEWEST_COLUMNS = 8
 Use = Literal["solver", "selection", "confirmation"]
 # What stands for all rows: weighted rows, an expansion, or both.
 Approach = Literal["rows", "proxy", "proxy and rows"]
@@ -323,12 +325,18 @@ class DrawPool:
         squares = sum(np.sum((one - one.mean()) ** 2) for one in totals)
         return float(np.sqrt(squares / sum(part.size for part in parts)))
 
-    def standardised(self, use: Use) -> Float[Array, "s d"]:
-        """The flat parameters at the draws of one use over √s, with means 0 and variances 1."""
+    def standardised(self, use: Use) -> Float[Array, "s p"]:
+        """The flat parameters at the draws of one use over √s, with means 0 and variances 1.
+
+        There are further columns of zeros, so that models of similar widths share a program.
+        """
         parts = [flat_draws(part.draws) for part in self._parts[use] if part.size > 1]
         flat = np.concatenate([part - part.mean(axis=0) for part in parts])
         norms = np.linalg.norm(flat, axis=0)
-        return jnp.asarray(flat / np.where(norms > 0, norms, 1), default_float())
+        width = max(_FEWEST_COLUMNS, 1 << (norms.size - 1).bit_length())
+        padded = np.zeros((len(flat), width), default_float())
+        padded[:, : norms.size] = flat / np.where(norms > 0, norms, 1)
+        return jnp.asarray(padded)
 
     def values(self, part: Part, approach: Approach) -> tuple[Array, Array]:
         """What is added for each candidate at a part's draws, (m, s), and what to reach, (s,)."""

@@ -106,7 +106,7 @@ def errors(
     inefficiency: float = 1.0,
     *,
     norm: float,
-    draws: Float[Array, "s d"],
+    draws: Float[Array, "s p"],
 ) -> dict[str, np.ndarray]:
     """The errors along a path of solutions, on the solver's draws and on the held-out ones.
 
@@ -115,7 +115,7 @@ def errors(
         held_out: the candidates' atoms, and the target, under draws that the solver did not see.
         inefficiency: how many of these draws are worth an independent one.
         norm: what errors are relative to.
-        draws: the parameters at these draws, standardised, over √S.
+        draws: the parameters at these draws, as `DrawPool.standardised`.
     """
     measured = _measure(held_out, path.indices, path.weights, inefficiency, draws)
     kl, standard_error, shift = (np.asarray(value, np.float64) for value in measured)

@@ -48,8 +48,8 @@ _NUM_STARTS, _START_RADIUS = 30, 2.0
 _BLOCK = 256
 # The sums of a pass.
 _SUMS = ("value", "gradient", "hessian")
-# A scaled Hessian with a larger ratio of eigenvalues is flat to float32's precision.
-_LARGEST_CONDITION = 1e7
+# A scaled Hessian with a larger ratio of eigenvalues is flat to the precision that it has.
+_LARGEST_CONDITION = {np.dtype(np.float32): 1e7, np.dtype(np.float64): 1e13}
 
 
 class LaplaceApproximation:
@@ -321,30 +321,64 @@ def _find_mode(
     objective: _LogPosterior, start: np.ndarray, decrement: float, max_iters: int
 ) -> np.ndarray:
     """Minimise until the Newton decrement is at most `decrement` nats, or as far as possible."""
+    start = _first_finite(objective, start)
+    reached = _searched(objective, start, decrement, max_iters)
+    most = max_iters - objective.num_passes
+    if _left(objective, reached) > max(decrement, _ACCEPTED_DECREMENT) and most > 0:
+        # The parameters may have very different scales. Where a standard deviation is the unit of
+        # each, steps may be as long as Newton's.
+        curvature = np.abs(np.diag(objective(reached)[2]))
+        if np.isfinite(curvature).all() and (curvature > 0).all():
+            return _searched(objective, reached, decrement, most, 1 / np.sqrt(curvature))
+    return reached
+
+
+def _searched(
+    objective: _LogPosterior,
+    start: np.ndarray,
+    decrement: float,
+    max_iters: int,
+    units: np.ndarray | None = None,
+) -> np.ndarray:
+    """The point that a trust-region search ends at, with these units of the parameters.
+
+    Without units, no step is longer than 1,000. With them, a first step may be as long as Newton's.
+    """
     from scipy.optimize import minimize
 
-    start = _first_finite(objective, start)
+    unit = np.ones(start.size) if units is None else units
     reached = [start]
 
+    def terms(x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        value, gradient, hessian = _or_infinite(*objective(unit * x))
+        return value, unit * gradient, np.outer(unit, unit) * hessian
+
     def done(intermediate_result: Any) -> None:
-        position = np.asarray(intermediate_result.x)
-        _, gradient, hessian = objective(position)
-        reached[0] = position
-        if _decrement(gradient, hessian) <= decrement:
+        reached[0] = unit * np.asarray(intermediate_result.x)
+        if _left(objective, reached[0]) <= decrement:
             raise StopIteration
 
-    _, gradient, hessian = objective(start)
-    if _decrement(gradient, hessian) > decrement:
+    options: dict[str, Any] = {"maxiter": max_iters, "gtol": 0.0}
+    if units is not None:
+        _, gradient, hessian = terms(start / unit)
+        radius = max(1.0, float(np.linalg.norm(np.linalg.lstsq(hessian, gradient)[0])))
+        options |= {"initial_trust_radius": radius, "max_trust_radius": 1e3 * radius}
+    if _left(objective, start) > decrement:
         minimize(
-            lambda x: _or_infinite(*objective(x))[:2],
-            start,
+            lambda x: terms(x)[:2],
+            start / unit,
             jac=True,
-            hess=lambda x: _or_infinite(*objective(x))[2],
+            hess=lambda x: terms(x)[2],
             method="trust-exact",
             callback=done,
-            options={"maxiter": max_iters, "gtol": 0.0},
+            options=options,
         )
     return reached[0]
+
+
+def _left(objective: _LogPosterior, position: np.ndarray) -> float:
+    """The Newton decrement at a point."""
+    return _decrement(*objective(position)[1:])
 
 
 def _or_infinite(
@@ -380,7 +414,11 @@ def _is_definite(matrix: np.ndarray) -> bool:
     if not (diagonal > 0).all():
         return False
     values = np.linalg.eigvalsh(matrix / np.sqrt(np.outer(diagonal, diagonal)))
-    return bool(values[0] * _LARGEST_CONDITION > values[-1])
+    return bool(values[0] * _largest_condition() > values[-1])
+
+
+def _largest_condition() -> float:
+    return _LARGEST_CONDITION[np.dtype(default_float())]
 
 
 def _decrement(gradient: np.ndarray, hessian: np.ndarray) -> float:
@@ -396,7 +434,7 @@ def _inverse_hessian(hessian: np.ndarray, names: list[str]) -> np.ndarray:
     """The inverse of a positive definite Hessian, or an error that names the flat directions."""
     scale = 1 / np.sqrt(np.maximum(np.diag(hessian), np.finfo(np.float64).tiny))
     values, vectors = np.linalg.eigh(hessian * np.outer(scale, scale))
-    if not values[0] * _LARGEST_CONDITION > values[-1]:
+    if not values[0] * _largest_condition() > values[-1]:
         worst = ", ".join(names[i] for i in np.argsort(-np.abs(vectors[:, 0] * scale))[:3])
         raise UnusableWeightingError(
             "the Hessian of the negative log-posterior is not positive definite at the mode: it "

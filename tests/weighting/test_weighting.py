@@ -82,6 +82,41 @@ def test_laplace_works_on_unconstrained_parameters():
     assert found.mode[0] == pytest.approx(log_s, abs=1e-4)
 
 
+def scaled_slopes(x, y, prior):
+    coefficients = numpyro.sample("slopes", dist.Normal(0, prior).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ coefficients, 1), obs=y)
+
+
+@pytest.mark.parametrize("in_float64", [False, True])
+def test_mode_is_found_where_columns_have_very_different_scales(in_float64):
+    """The starting point is some 1e7 standard deviations away in one of the slopes."""
+    scales = np.array([1e-6, 1.0, 1e6])
+    x = (np.random.default_rng(2).normal(size=(500, 3)) * scales).astype(np.float32)
+    y = (x @ (1 / scales) + np.random.default_rng(3).normal(size=500)).astype(np.float32)
+    prior = (2 / scales).astype(np.float32)
+    exact = x.astype(np.float64)
+    precision = exact.T @ exact + np.diag(prior**-2.0)
+    with jax.enable_x64(in_float64):
+        found = laplace_approximation(jc.model_likelihood(scaled_slopes, (x, y, prior)))
+    expected = np.linalg.solve(precision, exact.T @ y)
+    assert np.max(np.abs(found.mode - expected) / found.sd) < 1e-2
+    np.testing.assert_allclose(found.covariance, np.linalg.inv(precision), rtol=1e-3)
+
+
+def test_covariates_far_from_zero_beside_an_intercept_need_float64_and_are_no_flat_direction():
+    rng = np.random.default_rng(4)
+    x = np.hstack([1e4 + rng.normal(size=(500, 2)), np.ones((500, 1))])
+    prior = np.array([2.0, 2.0, 1e4])
+    y = x @ [1.0, -0.5, 5.0] + rng.normal(size=500)
+    precision = x.T @ x + np.diag(prior**-2.0)
+    with jax.enable_x64(True):
+        found = laplace_approximation(jc.model_likelihood(scaled_slopes, (x, y, prior)))
+    expected = np.linalg.solve(precision, x.T @ y)
+    assert np.max(np.abs(found.mode - expected) / found.sd) < 1e-3
+    np.testing.assert_allclose(found.sd, np.sqrt(np.diag(np.linalg.inv(precision))), rtol=1e-4)
+
+
 def test_flat_direction_is_named():
     x, y = data_of(50)
 
