@@ -242,7 +242,8 @@ class CoresetBuilder:
             likelihood.rows.keep(np.concatenate([np.zeros(0, np.int64), *found]))
         with clock.stage("weighting"):
             source = self._source(likelihood, weighting_key)
-        pool = DrawPool(likelihood, source, draws_key, self.execution.batch_size, self.progress_bar)
+        settings = self.execution.batch_size, self.progress_bar, construction.max_noise
+        pool = DrawPool(likelihood, source, draws_key, *settings)
         with clock.stage("weighting"):
             expand(self.proxy, construction, pool)
         return self._repair(construction, source, pool, draws_key, solver_key)

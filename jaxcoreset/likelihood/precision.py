@@ -80,8 +80,15 @@ class Noise:
         return Noise(**{name: float(value) for name, value in found.items()})
 
 
-def check_float32(likelihood: ModelLikelihood, draws: Mapping[str, Any]) -> Noise:
+def check_float32(
+    likelihood: ModelLikelihood, draws: Mapping[str, Any], max_noise: float = MAX_NOISE
+) -> Noise:
     """Measure the rounding at two or more draws, and refuse it if all rows need float64.
+
+    Args:
+        likelihood: the likelihood.
+        draws: unconstrained draws.
+        max_noise: the largest variance that the rounding of the sum over all rows may have.
 
     Raises:
         Float32Error: if float64 is needed, JAX's x64 is off, and the model runs with it.
@@ -94,7 +101,7 @@ def check_float32(likelihood: ModelLikelihood, draws: Mapping[str, Any]) -> Nois
     of_size = float(np.mean((_EPS * values[0]) ** 2)) / 12
     bound = Noise.of(_less_cubic(values), n)
     bound = Noise(bound.of_row + of_size, bound.of_total + n * of_size).of_all(likelihood)
-    is_fine = bound.of_total <= MAX_NOISE and bound.of_row * n**2 <= _NUM_WEIGHTED * MAX_NOISE
+    is_fine = bound.of_total <= max_noise and bound.of_row * n**2 <= _NUM_WEIGHTED * max_noise
     if is_fine or not runs_in_float64(likelihood):
         noise = bound
     else:
@@ -103,10 +110,10 @@ def check_float32(likelihood: ModelLikelihood, draws: Mapping[str, Any]) -> Nois
             likelihood, lambda *given: _values(reference.evaluate, *given), points, rows
         )
         noise = Noise.of(_values(reference.evaluate, points, rows) - exact, n).of_all(likelihood)
-        if noise.of_total > MAX_NOISE:
+        if noise.of_total > max_noise:
             raise Float32Error(
                 f"in float32 the log-likelihood of all {n:,} rows is rounded to "
-                f"{np.sqrt(noise.of_total):.1g} nats; expected at most {np.sqrt(MAX_NOISE):.1g}. "
+                f"{np.sqrt(noise.of_total):.1g} nats; expected at most {np.sqrt(max_noise):.1g}. "
                 "Use float64: jax.enable_x64(True)."
             )
     return noise

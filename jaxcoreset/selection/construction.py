@@ -11,6 +11,7 @@ from jaxtyping import Int, PRNGKeyArray
 from jaxcoreset.data.distinct import DistinctRows
 from jaxcoreset.data.utils import Clock, host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.precision import MAX_NOISE
 from jaxcoreset.selection.draws import Approach, DrawPool
 from jaxcoreset.selection.exact import exact_rows, representatives
 from jaxcoreset.selection.solving import select_none, select_size, solve_path
@@ -44,6 +45,8 @@ _BARELY_REDUCED, _NEGLIGIBLE_ERROR, _MIN_DECREASE = 0.5, 1e-3, 0.1
 # of it and the error on other draws is not, for this number of consecutive sizes: few of the draws
 # then make up the error.
 _FITTED, _MAX_STALLED = 0.01, 2
+# The largest variance of rounding in float32, relative to the tolerance.
+_NOISE_OF_TOL = 0.1
 # Below it, in nats, an expansion alone is exact but for rounding.
 _EXACT = 1e-9
 # With a tolerance, the first size is between these.
@@ -226,6 +229,11 @@ class Construction:
         quadratic = self._num_params * (self._num_params + 3) // 2
         size = int(np.clip(quadratic, _FIRST_SIZE, _LARGEST_FIRST_SIZE))
         return min(size, self.max_size, self.likelihood.num_data)
+
+    @property
+    def max_noise(self) -> float:
+        """The largest variance of rounding that does not hinder the tolerance."""
+        return MAX_NOISE if self.tol is None else min(MAX_NOISE, _NOISE_OF_TOL * self.tol)
 
     @property
     def exact(self) -> DistinctRows | None:

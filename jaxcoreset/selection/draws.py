@@ -29,7 +29,7 @@ from jaxcoreset.likelihood.expansion import (
 )
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.passes import centred
-from jaxcoreset.likelihood.precision import Noise, check_float32, matrix_of_weighted
+from jaxcoreset.likelihood.precision import MAX_NOISE, Noise, check_float32, matrix_of_weighted
 from jaxcoreset.likelihood.verification import check_alone, check_program
 from jaxcoreset.selection.candidate_search import FoundRows, search_rows
 from jaxcoreset.solvers.problem import CoresetProblem
@@ -82,6 +82,7 @@ class DrawPool:
         key: a JAX random key.
         batch_size: rows that are evaluated at a time.
         show_progress: whether to show progress on a terminal.
+        max_noise: the largest variance that rounding may have, see `check_float32`.
     """
 
     def __init__(
@@ -91,12 +92,13 @@ class DrawPool:
         key: PRNGKeyArray,
         batch_size: int | None = None,
         show_progress: bool = False,
+        max_noise: float = MAX_NOISE,
     ):
         self.likelihood = likelihood
         self.source = source
         self.indices: Int[np.ndarray, " m"] | None = None
         self._key, self._batch_size, self._show_progress = key, batch_size, show_progress
-        self._taken = 0
+        self._taken, self._max_noise = 0, max_noise
         self._candidates: tuple | None = None
         self._are_inside = True
         self._noise: Noise | None = None
@@ -108,6 +110,7 @@ class DrawPool:
         other = DrawPool(self.likelihood, source, key, self._batch_size, self._show_progress)
         other.indices, other._candidates = self.indices, self._candidates
         other._noise, other._expansion = self._noise, self._expansion
+        other._max_noise = self._max_noise
         return other
 
     @property
@@ -264,7 +267,7 @@ class DrawPool:
         draws = jax.tree.map(jnp.asarray, processes.first(draws))
         self._taken += num
         if self._noise is None:
-            self._noise = check_float32(self.likelihood, draws)
+            self._noise = check_float32(self.likelihood, draws, self._max_noise)
         if self.indices is None:
             values = self._evaluate(draws)
             total = jnp.sum(values, axis=0)

@@ -152,6 +152,23 @@ def test_a_proxy_is_never_much_worse_than_rows_or_a_gaussian():
         assert rows.gaussian_kl is not None
 
 
+def test_a_small_tolerance_is_met_in_float64_where_float32_is_too_coarse():
+    """The sums of float32 are off by 2e-4 nats² here, which no number of rows makes smaller."""
+
+    def counts(X, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, 5.0).expand([X.shape[1]]).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(X @ b)), obs=y)
+
+    random = np.random.default_rng(0)
+    X = np.c_[np.ones(12_000), 0.3 * random.normal(size=(12_000, 2))]
+    y = random.poisson(np.exp(X @ [6.5, 0.5, -0.5]))
+    reports = {tol: build(counts, X, y, tol=tol).report for tol in (0.01, 1e-5)}
+    assert reports[0.01].precision == "float32"
+    assert reports[1e-5].precision == "float64"
+    assert reports[1e-5].is_within_tol
+
+
 @pytest.mark.parametrize("size", [10, 20])
 def test_no_second_mode_far_from_the_posterior(size):
     """Without the fade, NUTS on this coreset leaves for ever."""
