@@ -79,6 +79,17 @@ def test_page_needs_no_other_file_and_is_well_formed(coreset, comparison):
     assert not re.search(r"url\(|@import|https?://", re.sub(r'src="[^"]*"', "", text))
 
 
+def test_page_has_styles_for_the_dark_for_narrow_screens_and_for_paper(coreset):
+    style = html_report(coreset).partition("<style>")[2].partition("</style>")[0]
+    colours = set(re.findall(r"(--\w+):", style.partition("@media")[0]))
+    dark = style.partition("(prefers-color-scheme: dark)")[2].partition("@media")[0]
+    assert set(re.findall(r"(--\w+):", dark)) == colours
+    # What is folded on a screen is open on paper, and colours of a dark screen are not printed.
+    assert "screen and (prefers-color-scheme: dark)" in style
+    assert "details::details-content" in style.partition("@media print")[2]
+    assert "max-width: 40rem" in style
+
+
 def test_images_are_png_and_have_descriptions(coreset, comparison):
     for image in Page(html_report(coreset, comparison=comparison)).images:
         data = base64.b64decode(image["src"].partition(",")[2], validate=True)
