@@ -128,6 +128,18 @@ def test_comparison_is_that_of_two_laplace_approximations(coreset, comparison):
     )
 
 
+def test_rows_needed_are_read_from_the_curve(coreset):
+    curve = {
+        "num_used": np.array([1, 2, 4]),
+        "kl": np.array([0.5, 0.05, 0.005]),
+        "kl_standard_error": np.array([0.05, 0.02, 0.002]),
+    }
+    report = dataclasses.replace(coreset.report, curve={**curve, "held_out_error": curve["kl"]})
+    text = Page(html_report(_with_report(coreset, report))).text
+    # 0.05 + 2 · 0.02 ≤ 0.1, and 0.005 + 2 · 0.002 ≤ 0.01
+    assert "2 for 0.1, 4 for 0.01, more than 4 for 0.001" in text
+
+
 def test_verdict_does_not_pretend(coreset):
     def kl_of(kl, error):
         return verdict(dataclasses.replace(coreset.report, kl=kl, kl_standard_error=error))
