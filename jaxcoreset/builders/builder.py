@@ -353,7 +353,8 @@ class CoresetBuilder:
         """Build until the coreset's own posterior agrees with the π̂ that it was built under."""
         likelihood, clock = construction.likelihood, construction.clock
         most = MOST_ROUNDS if isinstance(self.rounds, str) else self.rounds
-        checker = Checker(likelihood, construction.tol, self.num_held_out)
+        goal = construction.tol, self.num_held_out, construction.max_shift
+        checker = Checker(likelihood, *goal)
         name = source.weighting or type(self.weighting).__name__
         found: list[Coreset] = []
         history: list[Round] = []

@@ -1,6 +1,6 @@
 """Rows in blocks of one shape: how they are cut, moved to the devices, and evaluated there.
 
-A *block* is evaluated at once. Its number of rows depends on the width of the evaluation alone, so
+A *block* is evaluated at once. Its number of rows depends only on the width of the evaluation, so
 its values do not depend on how the rows are read and where they are evaluated. A *group* of blocks
 is moved to the devices together: a compiled loop evaluates them one after the other, and several
 devices share the blocks of a group.
@@ -43,8 +43,8 @@ def block_rows(width: int, num_bytes: int = 1) -> int:
     """The number of rows of a block, a power of two.
 
     Args:
-        width: how many numbers each row becomes.
-        num_bytes: the bytes of a row's data.
+        width: the number of values per row.
+        num_bytes: the size of a row's data, in bytes.
     """
     entries = _CPU_BLOCK_ENTRIES if jax.default_backend() == "cpu" else _BLOCK_ENTRIES
     rows = 1 << int(math.log2(max(entries // max(width, 1), 1)))
@@ -54,7 +54,7 @@ def block_rows(width: int, num_bytes: int = 1) -> int:
 
 
 def group_bytes() -> int:
-    """The bytes of a group's data, from the available memory."""
+    """The size of a group's data in bytes, by the available memory."""
     if jax.default_backend() == "cpu":
         return min(_CPU_GROUP_BYTES, (available_memory() or 1 << 40) // _PART_OF_MEMORY)
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 1 << 40)
@@ -62,7 +62,7 @@ def group_bytes() -> int:
 
 
 def row_bytes(tree: PyTree) -> int:
-    """The bytes of one row of the arrays, as they are on the device."""
+    """The size in bytes of one row of the arrays on the device."""
     total = 0
     for leaf in jax.tree.leaves(tree):
         itemsize = jax.dtypes.canonicalize_dtype(leaf.dtype).itemsize
@@ -71,7 +71,7 @@ def row_bytes(tree: PyTree) -> int:
 
 
 def pairwise_sum(values: Array) -> Array:
-    """The sum over the leading axis, by eights: of 2¹⁵ equal numbers it is right to some 1e-6."""
+    """The sum over the leading axis, by eights; for 2¹⁵ equal numbers the error is about 1e-6."""
     while values.shape[0] > _FOLD and values.shape[0] % _FOLD == 0:
         values = jnp.sum(values.reshape(-1, _FOLD, *values.shape[1:]), axis=1)
     return jnp.sum(values, axis=0)
@@ -92,7 +92,7 @@ def partial_sums(values: Array, num: int) -> Array:
 
 
 def group_blocks(data: PyTree, block: int, num_devices: int, batch_size: int | None = None) -> int:
-    """How many blocks are moved to the devices at a time, a multiple of their number."""
+    """The number of blocks that are moved to the devices at once, a multiple of the devices."""
     num_rows = leading(data)
     total = -(-num_rows // block)
     if batch_size is None:
@@ -118,20 +118,20 @@ def evaluate_blocks(
     """Evaluate a function of a block on all rows, in order.
 
     Args:
-        fn: ``fn(args, rows, counted)`` of a block of rows, a pytree like `data` with `block` rows,
-            and of a mask that says which of them are rows and which fill the block up; it returns
+        fn: ``fn(args, rows, counted)``, where `rows` is a pytree like `data` with `block` rows, and
+            `counted` is a mask that is false for rows that only fill the block up. It returns
             arrays of fixed shapes. It is compiled once per function and shapes.
-        args: what does not depend on the rows.
+        args: arguments that do not depend on the rows.
         data: pytree of arrays with a leading axis of length n; some may be read from a source.
-        block: rows of a block.
+        block: the number of rows of a block.
         first: the row to begin at, a multiple of `block`.
-        mesh: devices that share the blocks, of one axis; the default device if left out.
-        batch_size: rows that are read and moved at a time, rounded up to blocks.
+        mesh: the devices that share the blocks, with one axis; the default device if left out.
+        batch_size: the number of rows that are read and moved at once, rounded up to blocks.
 
     Yields:
-        The group's first row, how many rows it has, and the values of its blocks with a leading
-        axis; values of blocks beyond the last row are there too, and to be masked or ignored. The
-        device is at the next group meanwhile.
+        The group's first row, its number of rows, and the values of its blocks with a leading axis.
+        These include blocks beyond the last row, which the caller must mask or ignore. Meanwhile
+        the device works on the next group.
     """
     leaves, tree = jax.tree.flatten(data)
     num_devices = 1 if mesh is None else mesh.size

@@ -1,9 +1,9 @@
 """A file with the results of passes over the data, from which an interrupted build resumes.
 
-A build is a function of its key, its settings and the results of its passes over the rows. All
-other work takes seconds and is repeated, with the same result to the bit. So the file holds the
-results of the passes, in their order, and the progress of the current pass. Each time the whole
-file is written under another name and then renamed, so that it is never half written.
+A build depends only on its key, its settings and the results of its passes over the rows. All other
+work takes seconds, and a resumed build repeats it with the same result, bit for bit. So the file
+contains the results of the passes, in their order, and the progress of the current pass. It is
+always written as a whole under another name and then renamed, so it is never incomplete.
 """
 
 import contextlib
@@ -44,15 +44,15 @@ _ABANDONED = 600.0
 
 @dataclass
 class Pass:
-    """One pass over the rows, and the file that keeps it.
+    """One pass over the rows, and the file that stores it.
 
     Attributes:
         checkpoint: the file.
         what: what the pass is for.
         digest: a hash of what is evaluated.
-        progress: what it has found so far, and the first row of this process that is not in it;
-            one attribute, so that an interruption cannot come between the two.
-        is_done: True if all rows are in it.
+        progress: the result so far, and the first row of this process that it does not include;
+            one attribute, so that an interruption cannot separate the two.
+        is_done: True if it includes all rows.
     """
 
     checkpoint: "CheckpointFile"
@@ -63,19 +63,19 @@ class Pass:
 
     @property
     def state(self) -> dict[str, np.ndarray]:
-        """What the pass has found so far."""
+        """The result so far."""
         return self.progress[0]
 
     def check_like(self, start: dict[str, np.ndarray], rows: int, block: int) -> None:
-        """Check that what was kept continues a pass.
+        """Check that the stored result fits this pass.
 
         Args:
             start: arrays of the same names, types and shapes.
             rows: the number of rows of this process.
-            block: how many rows are evaluated at once.
+            block: the number of rows that are evaluated at once.
 
         Raises:
-            ValueError: if it does not; the file was not written by this program.
+            ValueError: if it does not fit; the file was not written by this program.
         """
         forms = [
             {name: (np.shape(array), np.asarray(array).dtype) for name, array in one.items()}
@@ -90,12 +90,12 @@ class Pass:
             )
 
     def advance(self, state: dict[str, np.ndarray], next_row: int) -> None:
-        """Note how far the pass has come, and write the file if that is due."""
+        """Record the progress of the pass, and write the file if the interval is over."""
         self.progress = state, next_row
         self.checkpoint.write_if_due()
 
     def finish(self, state: dict[str, np.ndarray]) -> None:
-        """Note the end of the pass, and write the file."""
+        """Record the end of the pass, and write the file."""
         self.progress = state, self.progress[1]
         self.is_done = True
         self.checkpoint.write_if_due(after=0.0)
@@ -106,7 +106,8 @@ class CheckpointFile:
 
     Args:
         path: the file.
-        settings: what the build depends on, as text by name; a file with other settings is refused.
+        settings: everything that the build depends on, as text by name; a file with other settings
+            raises an error.
         interval: seconds between two writes during a pass.
 
     Raises:
@@ -143,14 +144,14 @@ class CheckpointFile:
         """Add a setting that the build depends on.
 
         Raises:
-            ValueError: if the file has another value of it.
+            ValueError: if the file has another value for it.
         """
         self.settings[name] = text
         if self._kept.get(name, text) != text:
             self._refuse([name])
 
     def open(self, what: str, digest: str) -> Pass:
-        """The next pass: as it is in the file, or a new one.
+        """The next pass, from the file or new.
 
         If the file has another pass at this place, that pass and all later ones are dropped.
         """
@@ -164,7 +165,7 @@ class CheckpointFile:
         return self.passes[self._at - 1]
 
     def write(self) -> Path:
-        """Write the file, whole or not at all."""
+        """Write the whole file, or leave the old one unchanged."""
         arrays: dict[str, np.ndarray] = {}
         passes = [
             {
@@ -181,7 +182,7 @@ class CheckpointFile:
         return save_archive(self.path, header, arrays, compress=False)
 
     def save_after_error(self) -> str:
-        """Write the file after an error, and say what to do with it."""
+        """Write the file after an error, and tell the user what to do with it."""
         try:
             path = self.write()
         except OSError as failure:
@@ -194,7 +195,7 @@ class CheckpointFile:
     def write_if_due(self, after: float | None = None) -> None:
         """Write the file if the last write is longer ago than `after`, by default the interval.
 
-        Warns if it cannot be written; the build goes on, and tries again when the next is due.
+        Warns if it cannot be written. The build continues, and tries again after the interval.
         """
         if time.monotonic() - self._written < (self.interval if after is None else after):
             return
@@ -248,7 +249,7 @@ class CheckpointFile:
 def build_settings(
     builder: Any, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], processes: ProcessGroup
 ) -> dict[str, str]:
-    """What a build depends on, as text by name: settings, model, key, data and versions.
+    """Everything that a build depends on, as text by name: settings, model, key, data, versions.
 
     Args:
         builder: the builder, with its `model` and the settings that matter in `statistical`.
@@ -290,7 +291,7 @@ def settings_of_all(
 def _text(value: Any) -> str:
     """A setting as text: what it prints as without addresses in memory, and a hash of its arrays.
 
-    Functions count by their names. What a model computes is compared by `MODEL_VALUES`.
+    Functions are compared by their names, and what a model computes by `MODEL_VALUES`.
     """
     arrays = [x for x in jax.tree.leaves(value) if isinstance(x, np.ndarray | jax.Array)]
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))

@@ -7,7 +7,7 @@ _LISTED = 12
 
 
 class DataError(ValueError):
-    """Data cannot be used; the message says where, what was found, and what to do."""
+    """The data cannot be used; the message says where, what was found, and what to do."""
 
 
 def text_table(title: str, rows: Iterable[tuple[str, str]]) -> str:

@@ -2,12 +2,12 @@
 
 They are those of `jax.distributed`. What they exchange is small: sums over rows, a few rows, the
 best rows of a pass. Before each exchange every process reports through JAX's coordination service
-that it has arrived, or what went wrong. So a process that died or is late becomes an error that
-names it in every other process, within a stated time, and no process enters a collective operation
-that another one never reaches.
+that it has arrived, or what went wrong. So if a process dies or is late, every other
+process raises an error that names it, within the timeout, and no process enters a collective
+operation that another one never reaches.
 
-A process that ends, in whatever way Python ends, tells the other processes so, and waits for them:
-where one of them leaves JAX's service early, JAX aborts the other ones.
+When a process ends, in any way, it tells the other processes and waits for them, because JAX aborts
+the other processes if one of them leaves its service early.
 """
 
 import atexit
@@ -51,9 +51,9 @@ def initialize_processes(**options: Any) -> tuple[int, int]:
     under Ray, pass `coordinator_address`, `num_processes` and `process_id`. A second call changes
     nothing.
 
-    The first process opens a port, where JAX's coordination service listens on all of the machine's
-    addresses; whoever can reach it can end the build or change what the processes exchange. If
-    `coordinator_address` is of the machine itself, such as 127.0.0.1, it listens only there.
+    The first process opens a port, where JAX's coordination service listens on all addresses of the
+    machine. Anyone who can reach the port can end the build or change what the processes exchange.
+    If `coordinator_address` is local, such as 127.0.0.1, the service listens only there.
 
     Args:
         **options: arguments of `jax.distributed.initialize`.

@@ -67,10 +67,11 @@ def _in_memory(leaf: Any, rows: np.ndarray) -> Any:
 
 
 def fingerprint(leaves: Sequence[Any]) -> str:
-    """A short hash that tells the arrays from other ones, without reading everything.
+    """A short hash that distinguishes the arrays from other ones, without reading everything.
 
-    Arrays in memory are hashed whole up to 256 MB, larger ones at rows of regular distances. For
-    mapped files and sources, size and time of change count too. A single number is also an array.
+    Arrays in memory are hashed as a whole up to 256 MB, and larger ones at evenly spaced rows. For
+    mapped files and sources, the size and the modification time are included. A single number is
+    also an array.
     """
     mark = Hash("rows", len(leaves))
     of_source = {id(source): source.fingerprint() for source in _sources(leaves)}

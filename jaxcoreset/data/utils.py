@@ -25,7 +25,7 @@ def host_generator(key: PRNGKeyArray) -> np.random.Generator:
 
 
 def progress_bar(total: int, what: str, *, show: bool, unit: str = "rows") -> tqdm:
-    """A progress bar, silent if `show` is false or the output is not a terminal.
+    """A progress bar; it shows nothing if `show` is false or the output is not a terminal.
 
     Args:
         total: the amount of work.
@@ -59,7 +59,7 @@ def available_memory() -> int | None:
 
 
 class Clock:
-    """Wall time by stage, in seconds; a stage that comes again adds to its time."""
+    """Wall time by stage, in seconds; if a stage repeats, its times add up."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -76,7 +76,7 @@ def check_int(name: str, value: Any, lowest: int) -> int:
     """A setting as an integer.
 
     Raises:
-        ValueError: if it is not a whole number of at least `lowest`.
+        ValueError: if it is not an integer of at least `lowest`.
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < lowest:
         raise ValueError(f"{name} is {value!r}; expected a whole number of at least {lowest}.")
@@ -97,7 +97,7 @@ def write_whole(path: str | os.PathLike, write: Callable[[IO[bytes]], Any]) -> P
         The path, as it was given.
 
     Raises:
-        OSError: if it cannot be written, by the name of `path`; an earlier file is still there.
+        OSError: if it cannot be written; it names `path`, and an earlier file is unchanged.
     """
     path = Path(path)
     if not path.parent.is_dir():

@@ -86,8 +86,8 @@ class Certificate:
         rhat: the largest split-R̂ of a parameter.
         log_ratios: shape (chains, draws), the log-likelihood of all rows less that of the coreset.
         log_weights: shape (chains, draws), smoothed; their exponentials add up to one.
-        excess: by how many nats the coreset overrates the density at the draws, against the point
-            where chains should start, `Coreset.init_params`; None if that is not known.
+        excess: how much too high the coreset's log-density is at the draws, in nats, compared with
+            the point where chains should start, `Coreset.init_params`; None if not known.
     """
 
     num_data: int
@@ -197,7 +197,7 @@ class Certificate:
         return f" There are only {self.ess:.0f} effective draws{rhat}: run NUTS for longer."
 
     def scalars(self) -> dict[str, Any]:
-        """What is known but for the values at the draws, and the verdict, as numbers and text."""
+        """The verdict and all attributes except the arrays of values at the draws."""
         left_out = ("log_ratios", "log_weights")
         facts = {name: value for name, value in vars(self).items() if value is not None}
         return {name: x for name, x in facts.items() if name not in left_out} | {
@@ -205,7 +205,7 @@ class Certificate:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The certificate as plain numbers, strings and lists, as JSON can hold them."""
+        """The certificate as plain numbers, strings and lists, for JSON."""
         lists = {"log_ratios": self.log_ratios.tolist(), "log_weights": self.log_weights.tolist()}
         return {**self.scalars(), **lists}
 
@@ -266,9 +266,9 @@ def certify(
         *args: the model's positional arguments with all rows; needed if the coreset was loaded.
         num_draws: the approximate number of draws to use, evenly spaced, and the same number in
             every chain; all draws if None.
-        likelihood: what `model_likelihood` made of the arguments, to be given in their place; for a
-            model with an argument of the same name as one of these here.
-        batch_size: the number of rows that are evaluated at a time.
+        likelihood: the result of `model_likelihood`, to pass in place of the model's arguments; for
+            a model that has an argument with the same name as one of these.
+        batch_size: the number of rows that are evaluated at once.
         progress_bar: whether to show the cost and the progress on a terminal.
         **kwargs: the model's keyword arguments with all rows.
 

@@ -43,7 +43,7 @@ def correct(
 ) -> Any:
     """Weight or resample the draws of the coreset posterior so that they target the full one.
 
-    The cost is that of `certify`, with all draws. With the weights,
+    It costs as much as `certify` with all draws. With the weights,
     ``data.posterior.to_dataset().weighted(np.exp(data.sample_stats.log_weight))`` (in ArviZ 0.23
     ``data.posterior.weighted(…)``) has the means and quantiles of the full posterior. The group
     "observed_data", and deterministic sites with one value per datum, are those of the rows of the

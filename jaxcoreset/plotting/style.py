@@ -25,7 +25,7 @@ def new_axes(ax: Any, size: tuple[float, float] = _INCHES) -> "Axes":
 
 
 def literal(name: str) -> str:
-    """A name for matplotlib, in which dollars are dollars and begin no equation."""
+    """A name for matplotlib in which a dollar sign does not begin an equation."""
     return name.replace("$", r"\$")
 
 

@@ -107,14 +107,22 @@ class Checker:
         likelihood: the model's likelihood and data.
         tol: the tolerance, in nats, or None.
         num_draws: the number of draws of a coreset's posterior.
+        max_shift: the largest shift of a posterior mean, in standard deviations.
 
     Attributes:
         is_settled: whether the estimate under π̂ is known to be right.
         is_final: whether another build would not improve the coreset.
     """
 
-    def __init__(self, likelihood: ModelLikelihood, tol: float | None, num_draws: int):
+    def __init__(
+        self,
+        likelihood: ModelLikelihood,
+        tol: float | None,
+        num_draws: int,
+        max_shift: float = np.inf,
+    ):
         self.likelihood, self.tol, self.num_draws = likelihood, tol, num_draws
+        self.max_shift = max_shift
         self.is_settled = self.is_final = False
         self._were_alike = False
         self._is_patient = False
@@ -169,7 +177,8 @@ class Checker:
         # If the draws of π̂ are poor, the new ones are better. A met tolerance needs no more.
         poor = outcome.relative_ess is not None and outcome.relative_ess < MIN_RELATIVE_ESS
         improves = poor and self.tol is None and own.kl > _NEGLIGIBLE
-        self.is_final = self.is_settled and not improves
+        shifts = own.mean_shift is not None and own.mean_shift > self.max_shift
+        self.is_final = self.is_settled and not improves and not shifts
         temperature = 1.0
         if own.kl > _TEMPERED and not self.is_settled:
             temperature = float(np.sqrt(own.kl / _TEMPERED))

@@ -1,6 +1,6 @@
 """Solvers of the coreset problem, one file or folder per family.
 
-What brings optax with it, or is rarely used, is imported when it is asked for.
+Names that need optax, or are rarely used, are imported only when they are used.
 """
 
 from importlib import import_module as _import_module

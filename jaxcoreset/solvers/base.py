@@ -41,7 +41,7 @@ class Solver(eqx.Module):
 
     @property
     def has_path(self) -> bool:
-        """True if one run holds the solutions for every k, so that a sweep costs no more."""
+        """True if one run gives the solutions for every k, so that a sweep costs no more."""
         return False
 
     @property

@@ -41,11 +41,11 @@ def few_supports(n: int, max_k: int) -> bool:
 class ExhaustiveSearch(PathSolver):
     """Exhaustive search: try every support of at most k rows. It is exact, for small problems.
 
-    It is the default solver where it can be used, and the reference for other solvers. Supports are
-    compared by their residuals, in the problem's precision, after their atoms have been
-    orthogonalised. Residuals that differ by a few units of rounding of ‖y‖, or of the weighted
-    atoms if these are longer, are not told apart. The weights on the best support come from
-    `jaxcoreset.solvers.nnls`. One run holds the solutions for every k.
+    It is the default solver if there are few enough supports, and the reference for other solvers.
+    It compares supports by their residuals, in the problem's precision, after orthogonalising their
+    atoms. Residuals that differ by a few units of rounding of ‖y‖, or of the weighted atoms if
+    these are longer, count as equal. The weights on the best support come from
+    `jaxcoreset.solvers.nnls`. One run gives the solutions for every k.
 
     Raises:
         ValueError: if there are more than 68,405 supports, the number of those with up to five of

@@ -59,8 +59,8 @@ class MatchingPursuit(PathSolver):
     A step that adds an atom may remove other atoms, so there can be more steps than rows. The
     maximum is 5 k + 50 steps; ``Solution.converged`` is false if it was reached.
 
-    One run holds the solution for every k: it is the last one before k + 1 rows were used for the
-    first time. A step makes one pass over all atoms, and about seven products with the up to k + 1
+    One run gives the solution for every k: the last one before k + 1 rows were used for the first
+    time. A step makes one pass over all atoms, and about seven products with the up to k + 1
     atoms of the support. The module's docstring names the papers.
     """
 

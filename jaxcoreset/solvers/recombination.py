@@ -66,12 +66,12 @@ class Recombination(Solver):
     A group may be eliminated along several null vectors. The solver takes the one that most lowers
     Σ w_i ‖part of φ_i outside the leading directions‖, which bounds the part of Φw there.
 
-    It needs far fewer passes over the atoms than a pursuit. But the atoms are not chosen for the
-    target, so that a pursuit is much better for small k; for k = 1 only the total decides. Of equal
-    atoms it may keep any. ``Solution.num_iters`` counts the rounds. The module's docstring names
-    the papers. If the atoms have many more than k directions, a randomised range finder computes
-    the leading ones (Halko, Martinsson and Tropp, "Finding structure with randomness", SIAM Review
-    2011); its sketch is the same in every run, so that no key is needed.
+    It needs far fewer passes over the atoms than a pursuit. But it does not choose atoms for the
+    target, so a pursuit is much better for small k; for k = 1 only the total decides. If atoms are
+    equal, it may keep any of them. ``Solution.num_iters`` counts the rounds. The module's docstring
+    names the papers. If the atoms have many more than k directions, a randomised range finder
+    computes the leading ones (Halko, Martinsson and Tropp, "Finding structure with randomness",
+    SIAM Review 2011); its sketch is the same in every run, so that no key is needed.
     """
 
     def run(

@@ -23,7 +23,7 @@ class Solution(eqx.Module):
         relative_error: shape (*b,), ‖y − Φw‖ / ‖y‖.
         num_iters: shape (*b,), the solver's iterations.
         converged: shape (*b,), whether the solver stopped by its own rule rather than by a limit.
-            It is false where the solver's rows were worse than none, so that none are returned.
+            It is false if the solver's rows were worse than none, so that it returns none.
         history: shape (*b, max_iters), the objective after each iteration, its last value repeated
             after the stop; ``None`` if it was not requested.
         solver: the name of the solver that found it.

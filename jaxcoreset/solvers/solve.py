@@ -46,14 +46,14 @@ def solve(
     does not hold for the hard-thresholding methods: there a different row changes every later step.
 
     Rows that are worse than none are not returned: where the solver's objective is above ‖y‖², the
-    solution is empty, its `relative_error` is 1, and `converged` is false. Excepted are solvers
-    whose weights have a fixed sum, by a `SimplexTopK` constraint, and those that draw samples; see
+    solution is empty, its `relative_error` is 1, and `converged` is false. This does not apply to
+    solvers whose weights have a fixed sum, by a `SimplexTopK` constraint, or that draw samples; see
     `Solver.may_return_none`.
 
     Args:
         problem: one problem. For a batch, ``jax.vmap(lambda p: solve(p, k))(problems)``.
-        k: the maximum number of atoms, 1 ≤ k ≤ n. May be traced; then a `max_k` far below n saves
-            much time and memory.
+        k: the maximum number of atoms, 1 ≤ k ≤ n. It may be traced; then a `max_k` far below n
+            saves much time and memory.
         solver: a solver; by default `default_solver` chooses one by the problem's size, and
             `Solution.solver` names it.
         key: a JAX random key, for solvers that draw random numbers.

@@ -85,6 +85,17 @@ def test_page_needs_no_other_file_and_is_well_formed(coreset, comparison):
     assert not re.search(r"url\(|@import|https?://", re.sub(r'src="[^"]*"', "", text))
 
 
+def test_page_has_styles_for_the_dark_for_narrow_screens_and_for_paper(coreset):
+    style = html_report(coreset).partition("<style>")[2].partition("</style>")[0]
+    colours = set(re.findall(r"(--\w+):", style.partition("@media")[0]))
+    dark = style.partition("(prefers-color-scheme: dark)")[2].partition("@media")[0]
+    assert set(re.findall(r"(--\w+):", dark)) == colours
+    # What is folded on a screen is open on paper, and colours of a dark screen are not printed.
+    assert "screen and (prefers-color-scheme: dark)" in style
+    assert "details::details-content" in style.partition("@media print")[2]
+    assert "max-width: 40rem" in style
+
+
 def test_images_are_png_and_have_descriptions(coreset, comparison):
     for image in Page(html_report(coreset, comparison=comparison)).images:
         data = base64.b64decode(image["src"].partition(",")[2], validate=True)
@@ -121,6 +132,18 @@ def test_comparison_is_that_of_two_laplace_approximations(coreset, comparison):
     np.testing.assert_allclose(
         comparison.shifts, (comparison.small.mode - comparison.full.mode) / comparison.full.sd
     )
+
+
+def test_rows_needed_are_read_from_the_curve(coreset):
+    curve = {
+        "num_used": np.array([1, 2, 4]),
+        "kl": np.array([0.5, 0.05, 0.005]),
+        "kl_standard_error": np.array([0.05, 0.02, 0.002]),
+    }
+    report = dataclasses.replace(coreset.report, curve={**curve, "held_out_error": curve["kl"]})
+    text = Page(html_report(_with_report(coreset, report))).text
+    # 0.05 + 2 · 0.02 ≤ 0.1, and 0.005 + 2 · 0.002 ≤ 0.01
+    assert "2 for 0.1, 4 for 0.01, more than 4 for 0.001" in text
 
 
 def test_verdict_does_not_pretend(coreset):

@@ -230,6 +230,15 @@ def test_pages_render_as_they_are_meant(page):
     assert [line for line in code.splitlines() if len(line) > 88] == []
 
 
+def test_citation_is_that_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {project['version']}\nlicense: {project['license']}\n" in text
+    assert [author["name"] for author in project["authors"]] == re.findall("  - name: (.*)", text)
+    keywords = text.partition("\nkeywords:\n")[2].partition("\nreferences:")[0]
+    assert re.findall("  - (.*)", keywords) == project["keywords"]
+
+
 def test_images_have_a_text_in_their_place():
     for page in TEXTS:
         text = (ROOT / page).read_text(encoding="utf-8")

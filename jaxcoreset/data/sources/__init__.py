@@ -1,7 +1,7 @@
 """Rows of data that need not fit in memory: read in order, in batches, and checked.
 
-A source stands for arrays with one row per datum. Its `arrays` are passed on where arrays in memory
-would be; what reads them does so a batch at a time.
+A source represents arrays with one row per datum. Pass its `arrays` where you would pass arrays in
+memory. They are read one batch at a time.
 """
 
 from jaxcoreset.data.sources.arrays import array as array

@@ -1,4 +1,4 @@
-"""Arrays of other libraries that are read by slices: HDF5 datasets, Zarr arrays."""
+"""Arrays of other libraries that are read by slices, such as HDF5 datasets and Zarr arrays."""
 
 import math
 import os
@@ -19,19 +19,20 @@ _LARGE_CHUNK = 8
 
 
 def array(dataset: Any = None, /, *, allow_nonfinite: bool = False, **datasets: Any) -> RowSource:
-    """Rows of one or several arrays that are read by slices of the first axis.
+    """A source of the rows of one or more arrays that are read by slices of the first axis.
 
     Args:
-        dataset: an array, or a pytree of arrays with as many rows: anything with a shape, a type
-            and slices, as `h5py.Dataset` and `zarr.Array`. Keep a file open while it is used.
-        allow_nonfinite: whether NaN and infinities may stand in the data.
+        dataset: an array, or a pytree of arrays with the same number of rows. An array is anything
+            with a shape, a type and slices, such as `h5py.Dataset` and `zarr.Array`. Keep its file
+            open while you use the source.
+        allow_nonfinite: whether the data may contain NaN and infinities.
         **datasets: several arrays by name, instead of `dataset`.
 
     Returns:
         A source whose batches have the structure of `dataset`, or are dictionaries by name.
 
     Raises:
-        SourceError: if these are no such arrays, or have different numbers of rows.
+        SourceError: if something else is passed, or the arrays have different numbers of rows.
     """
     if (dataset is None) == (not datasets):
         found = "one array and named ones" if datasets else "no array"

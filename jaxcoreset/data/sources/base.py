@@ -1,7 +1,8 @@
 """What a source of rows is: its shape, its batches in order, and the checks that each batch passes.
 
-A kind of source says how batches are read (`RowSource._read`). What is wrong with them is found
-here, once for all kinds, and told with the source, the batch and its rows, the first row being 0.
+Each kind of source implements how batches are read (`RowSource._read`). This module checks the
+batches, in the same way for all kinds. An error names the source, the batch and its rows; the first
+row is row 0.
 """
 
 import abc
@@ -22,7 +23,7 @@ BATCH_BYTES = 1 << 24
 
 
 class SourceError(DataError):
-    """A source cannot be used as it was described; the message says where and what to do."""
+    """A source does not match its description; the message says where, and what to do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +31,9 @@ class RawBatch:
     """Rows as they were read, before any check.
 
     Attributes:
-        label: what messages call the batch: its number, or its file in a folder, or nothing.
+        label: the name of the batch in messages: its number, or its file in a folder, or nothing.
         start: the row number of the first row.
-        leaves: arrays with a common leading axis; they may be masked arrays, of which no entry may
-            be masked.
+        leaves: arrays with a common leading axis; they may be masked arrays if no entry is masked.
     """
 
     label: str
@@ -50,23 +50,23 @@ class RowSource(abc.ABC):
     """Rows that are read in order, in batches, as often as needed.
 
     Args:
-        name: what stands for the source in messages.
+        name: the name of the source in messages.
         num_rows: the number of rows, n.
         tree: the structure of a batch.
-        shapes: of each leaf the shape of one row.
-        dtypes: of each leaf the type that is read. Batches may have any type that can be cast to it
-            without loss; what is handed on is the type that JAX makes of it.
-        allow_nonfinite: whether NaN and infinities may stand in the data.
+        shapes: for each leaf, the shape of one row.
+        dtypes: for each leaf, the type that is read. Batches may have any type that can be cast to
+            it without loss. The source returns the type that JAX makes of it.
+        allow_nonfinite: whether the data may contain NaN and infinities.
 
     Attributes:
-        name: what stands for the source in messages.
+        name: the name of the source in messages.
         num_rows: the number of rows, n.
         tree: the structure of a batch.
-        leaves: shape (n, ...) and type of each leaf as it is handed on.
-        random_access: whether `take` costs by the rows that are asked for, not by a pass.
+        leaves: the shape (n, ...) and the type of each leaf that the source returns.
+        random_access: whether `take` reads only the rows that you ask for, and not all rows.
 
     Raises:
-        SourceError: if there are no rows or no leaves, or a type is no real number.
+        SourceError: if there are no rows or no leaves, or a type is not a real number.
     """
 
     random_access: bool = False
@@ -104,14 +104,14 @@ class RowSource(abc.ABC):
 
     @property
     def arrays(self) -> "PyTree[SourceArray]":
-        """What stands for the data among a model's arguments: one array per leaf, not yet read."""
+        """The arrays to pass as a model's arguments: one for each leaf, not yet read."""
         return jax.tree.unflatten(
             self.tree, [SourceArray(self, i) for i in range(len(self.leaves))]
         )
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row as it is handed on."""
+        """The number of bytes of one row that the source returns."""
         return sum(math.prod(x.shape[1:]) * np.dtype(x.dtype).itemsize for x in self.leaves)
 
     def __repr__(self) -> str:
@@ -121,16 +121,16 @@ class RowSource(abc.ABC):
         return f"{type(self).__name__}({self.name!r}, {self.num_rows:,} rows: {shapes})"
 
     def batches(self, first: int = 0) -> Iterator[tuple[int, tuple[np.ndarray, ...]]]:
-        """The rows in order, from a batch that holds row `first`.
+        """The rows in order, from the batch that contains row `first`.
 
         Args:
-            first: a row; those before it may be left out.
+            first: a row; the rows before it may be left out.
 
         Yields:
             The number of a batch's first row, and its leaves.
 
         Raises:
-            SourceError: if the rows are not what the source was described as.
+            SourceError: if the rows do not match the description of the source.
         """
         if not 0 <= first <= self.num_rows:
             raise IndexError(
@@ -160,8 +160,8 @@ class RowSource(abc.ABC):
             Arrays of shape (m, ...), in the order of `rows`.
 
         Raises:
-            IndexError: if there is no such row.
-            SourceError: if the rows are not what the source was described as.
+            IndexError: if a row number is out of range.
+            SourceError: if the rows do not match the description of the source.
         """
         rows = checked_rows(rows, self.num_rows, self.name)
         taken = tuple(np.empty((len(rows), *x.shape[1:]), x.dtype) for x in self.leaves)
@@ -187,22 +187,22 @@ class RowSource(abc.ABC):
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """A short hash that differs, as far as a look shows, where the data do."""
+        """A short hash that changes with the data, as far as it reads them; not all are read."""
 
     @abc.abstractmethod
     def _read(self, first: int) -> Iterator[RawBatch]:
-        """The batches in order, from one that holds row `first`, with no gap between them."""
+        """The batches in order without gaps, from the one that contains row `first`."""
 
     def _read_holding(self, rows: np.ndarray) -> Iterator[RawBatch]:
-        """Batches in order that hold all of some rows, which are sorted and at least one."""
+        """Batches in order that contain all of the given rows, which are sorted and not empty."""
         return self._read(int(rows[0]))
 
     def _place(self, leaf: int, inner: tuple[int, ...]) -> str:
-        """What messages call one number of a row."""
+        """The name of one number of a row, for messages."""
         return self._names[leaf] + (f"[row, {', '.join(map(str, inner))}]" if inner else "")
 
     def error(self, label: str, start: int, count: int, what: str) -> SourceError:
-        """A mistake in a batch, told with the source, the batch and its rows."""
+        """An error about a batch that names the source, the batch and its rows."""
         rows = f"row {start:,}" if count == 1 else f"rows {start:,} to {start + count - 1:,}"
         return SourceError(f"{', '.join(filter(None, (self.name, label, rows)))}: {what}")
 
@@ -276,13 +276,13 @@ class RowSource(abc.ABC):
         return result
 
     def _first(self, batch: RawBatch, i: int, bad: np.ndarray) -> tuple[str, str]:
-        """What messages call the first bad number of a leaf, and its row."""
+        """The name of the first bad number of a leaf, and its row, for messages."""
         row, *inner = (int(at) for at in np.unravel_index(int(np.argmax(bad)), bad.shape))
         return self._place(i, tuple(inner)), f"{batch.start + row:,}"
 
 
 def changed(name: str) -> SourceError:
-    """An error about a file that was changed after its source was made."""
+    """An error that a file has changed since its source was made."""
     return SourceError(
         f"{name} was changed after it was opened; expected the same rows in every pass. Open it "
         "again and make a new source."
@@ -290,13 +290,13 @@ def changed(name: str) -> SourceError:
 
 
 class SourceArray:
-    """One leaf of a source: an array that is read when rows of it are asked for.
+    """One leaf of a source: an array whose rows are read when you index it.
 
     Attributes:
-        source: where its rows come from.
-        leaf: which of the source's leaves it is.
+        source: the source of the rows.
+        leaf: the position of this leaf among the source's leaves.
         shape: (n, ...).
-        dtype: the type of its numbers as they are handed on.
+        dtype: the type of the numbers that it returns.
     """
 
     __hash__ = object.__hash__
@@ -319,7 +319,7 @@ class SourceArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the whole would take."""
+        """The number of bytes of the whole array."""
         return self.size * self.dtype.itemsize
 
     def __len__(self) -> int:
@@ -333,8 +333,8 @@ class SourceArray:
         """Some rows: a slice with step 1, or integers of shape (m,).
 
         Raises:
-            IndexError: if there is no such row.
-            TypeError: if it is asked for anything else.
+            IndexError: if a row number is out of range.
+            TypeError: if the index is anything else.
         """
         if isinstance(rows, slice):
             start, stop, step = rows.indices(len(self))
@@ -373,7 +373,7 @@ def checked_rows(rows: Any, num_rows: int, name: str) -> np.ndarray:
     """Row numbers as an array of int64 of shape (m,).
 
     Raises:
-        IndexError: if there is no such row, or they are no integers.
+        IndexError: if a row number is out of range, or the numbers are not integers.
     """
     array = np.asarray(rows)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
@@ -389,7 +389,7 @@ def checked_rows(rows: Any, num_rows: int, name: str) -> np.ndarray:
 
 
 def _leaf_names(tree: Any) -> tuple[str, ...]:
-    """What messages call the leaves of a structure, as X, or 1 in a tuple."""
+    """The names of the leaves of a structure for messages, such as X, or 1 in a tuple."""
     numbered = jax.tree.unflatten(tree, range(tree.num_leaves))
     paths, _ = jax.tree_util.tree_flatten_with_path(numbered)
     return tuple(

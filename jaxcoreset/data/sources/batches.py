@@ -1,4 +1,4 @@
-"""Batches that a program of the user's hands out: a loader, a query, a list of arrays."""
+"""Batches from a program of yours: a loader, a query, a list of arrays."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -23,20 +23,20 @@ def batches(
     fingerprint: str | None = None,
     allow_nonfinite: bool = False,
 ) -> RowSource:
-    """Rows from anything that hands out batches, the same ones in every pass.
+    """A source of the rows of anything that yields batches, the same ones in every pass.
 
     Args:
-        iterable: hands out pytrees of arrays with a common leading axis, which may differ from
-            batch to batch; a list, an object with ``__iter__``, or a function without arguments
-            that returns an iterator. Structure, shapes and types are those of the first batch.
-        num_rows: the number of rows of all batches together.
-        fingerprint: what tells these data from others, as a version or a date, beside the first
-            batch, which is looked at anyway.
-        allow_nonfinite: whether NaN and infinities may stand in the data.
+        iterable: a list, an object with ``__iter__``, or a function without arguments that returns
+            an iterator. It yields pytrees of arrays with a common leading axis, whose length may
+            differ from batch to batch. The first batch determines structure, shapes and types.
+        num_rows: the total number of rows of all batches.
+        fingerprint: a value that changes with the data, such as a version or a date. A checkpoint
+            compares it, and the first batch.
+        allow_nonfinite: whether the data may contain NaN and infinities.
 
     Raises:
-        SourceError: if it can be iterated over but once, has no batches, or of no arrays.
-        ValueError: if `num_rows` is no whole number of at least 1.
+        SourceError: if it can be iterated over only once, has no batches, or yields no arrays.
+        ValueError: if `num_rows` is not an integer of at least 1.
     """
     num_rows = check_int("num_rows", num_rows, 1)
     start = _starter(iterable)

@@ -1,4 +1,4 @@
-"""Arrays in NumPy's own files, mapped into memory: the operating system reads what is looked at."""
+"""Arrays in NumPy's own files, mapped into memory: the operating system reads only what is used."""
 
 import math
 import os
@@ -17,17 +17,17 @@ _STATES: WeakKeyDictionary[mmap, tuple[int, int]] = WeakKeyDictionary()
 
 
 def npy(path: str | os.PathLike) -> np.memmap:
-    """An array in a file that `numpy.save` wrote, to be read as it is needed.
+    """Map an array in a file that `numpy.save` wrote, so that its rows are read when they are used.
 
     Args:
         path: a file that ends in ``.npy``, with an array of shape (n, ...).
 
     Returns:
-        The array, mapped and read-only. It is passed on as it is.
+        The mapped, read-only array. You can pass it to the builder directly.
 
     Raises:
-        SourceError: if there is no such file, it is cut short, or its array has no rows or holds no
-            numbers of this machine's byte order.
+        SourceError: if the file is missing or incomplete, or its array has no rows, or does not
+            contain numbers in this machine's byte order.
     """
     path = Path(path)
     if not path.is_file():
@@ -69,13 +69,13 @@ def npy(path: str | os.PathLike) -> np.memmap:
 
 
 def check_unchanged(mapped: np.memmap) -> None:
-    """See that a mapped file is what it was when this was first asked of it.
+    """Check that a mapped file has not changed since the first call of this function.
 
-    Only read-only maps are looked at: into others their owner may write. A file that was deleted is
-    still there for those who have mapped it.
+    Only read-only maps are checked, because the owner of another map may write to it. A deleted
+    file remains readable through its map.
 
     Raises:
-        SourceError: if its size or time of change is another.
+        SourceError: if its size or its modification time has changed.
     """
     shared, path = getattr(mapped, "_mmap", None), mapped.filename
     if shared is None or path is None or mapped.mode not in ("r", "c"):

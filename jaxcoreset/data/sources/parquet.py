@@ -1,4 +1,4 @@
-"""Columns of Parquet files: one file, or all those of a folder, read a few megabytes at a time."""
+"""Columns of Parquet files: one file or all files in a folder, read a few megabytes at a time."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -31,28 +31,28 @@ def parquet(
     allow_nonfinite: bool = False,
     **columns: str | Sequence[str],
 ) -> RowSource:
-    """Rows of a Parquet file, or of all Parquet files below a folder in the order of their names.
+    """A source of the rows of one Parquet file, or of all in a folder in the order of their names.
 
     Args:
-        path: a file, or a folder with files that end in ``.parquet``. A name of a folder below it,
-            such as ``year=2013``, is a column of numbers, here ``year``. A URL, such as
+        path: a file, or a folder with files that end in ``.parquet``. A subfolder with a name such
+            as ``year=2013`` gives a column of numbers, here ``year``. A URL, such as
             ``s3://bucket/trips``, is read by pyarrow or, if pyarrow does not know its kind, by
             fsspec.
-        filesystem: the file system that `path` is in, of pyarrow or fsspec; by default this
-            machine's or the URL's.
+        filesystem: the file system of `path`, from pyarrow or fsspec; by default that of this
+            machine or of the URL.
         dtype: the type of all arrays. By default one column keeps its kind (boolean, integer or
             real), and several become JAX's default real type. Types that JAX would shorten are
             shortened.
-        allow_nonfinite: True accepts NaN and infinities in the data.
-        **columns: for each array of the source the name of a column, for an array of shape (n,), or
-            a list of d names, for an array of shape (n, d).
+        allow_nonfinite: whether the data may contain NaN and infinities.
+        **columns: for each array of the source, the name of a column, which gives an array of shape
+            (n,), or a list of d names, which gives an array of shape (n, d).
 
     Returns:
         A source whose batches are dictionaries with the names of `columns`.
 
     Raises:
-        SourceError: if a file or a column is missing, or a column holds no numbers. Missing values
-            are found while reading.
+        SourceError: if a file or a column is missing, or a column does not contain numbers. Missing
+            values raise this error later, when they are read.
         ModuleNotFoundError: if pyarrow is not installed.
     """
     require("pyarrow")

@@ -92,7 +92,7 @@ class HardThresholding(Solver):
             projection that follows, which can raise the objective. With "backtracking" the step is
             halved until ‖Φd‖² ≤ ‖d‖² / step, where d is the change made by the projected step (the
             test of Blumensath and Davies 2010, "Normalized iterative hard thresholding"); without
-            momentum the objective then never increases. Each try costs a projection.
+            momentum the objective then never increases. Each trial step costs one projection.
         warm_starts: whether a sweep solves for one k after another, each from the solution for the
             next smaller k, instead of for all k at once from w = 0.
     """

@@ -91,15 +91,15 @@ class StochasticAIHT(_OfBase):
             has norm one: a diagonal preconditioner, and a threshold that keeps the largest w_i‖φ_i‖
             and not the largest w_i. Not with a constraint on the sum of the weights.
         steps_per_batch: the number of iterations of `base` on each batch. The rows are read once
-            for all of them, so that more iterations pay if reading is slow. Together they count as
-            one iteration. Only with the estimator "pool".
+            for all of them, so more iterations are worthwhile if reading is slow. Together they
+            count as one iteration. Only with the estimator "pool".
         batch_size: see `Stochastic`.
         reshuffle: see `Stochastic`.
         patience: see `Stochastic`.
 
     Raises:
         TypeError: if `base` is something else, or its constraint is not one of jaxcoreset's.
-        ValueError: if a field is out of range or two do not go together.
+        ValueError: if a field is out of range, or two fields contradict each other.
     """
 
     estimator: Estimator = eqx.field(default="pool", static=True)
