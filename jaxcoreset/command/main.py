@@ -68,7 +68,7 @@ def _sentence(error: Exception) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxcoreset",
-        description="Bayesian coresets: a few hundred weighted rows with the full posterior.",
+        description="Bayesian coresets: a few weighted rows with the posterior of all rows.",
     )
     parser.add_argument(
         "--version", action="version", version=f"jaxcoreset {version('jaxcoreset')}"
