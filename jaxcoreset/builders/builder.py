@@ -57,7 +57,8 @@ class CoresetBuilder:
         size: the maximum number of rows.
         tol: the largest symmetrised KL divergence that is accepted, in nats, as a number or as a
             `Tolerance`. The coreset has as few rows as keep the estimate plus two Monte Carlo
-            standard errors below it. Sizes are tried by doubling, and draws are added: four for
+            standard errors below it, and no posterior mean off by more than half its root in
+            standard deviations. Sizes are tried by doubling, and draws are added: four for
             each row that is tried, and held-out draws until the standard error is at most a tenth
             of `tol`. Some of the held-out draws choose the size, and others give the estimate that
             is reported.
