@@ -11,6 +11,7 @@ from jaxcoreset.coreset.report import Report
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
 from jaxcoreset.selection.rounds import MIN_RELATIVE_ESS, Round
+from jaxcoreset.selection.tolerance import MEAN_SHIFT
 
 # If the relative error at held-out draws is this many times that at the solver's draws, more rows
 # hardly help.
@@ -24,6 +25,12 @@ def check_tolerance(tol: Tolerance, report: Report, pool: DrawPool) -> None:
     if report.is_within_tol is not False:
         return
     reached = report.kl + 2 * report.kl_standard_error
+    found = f"the estimated KL divergence plus two standard errors is still {reached:.3g} nats"
+    if reached <= tol.kl and (shifts := report.curve.get("mean_shift")) is not None:
+        found = (
+            f"a posterior mean is still off by up to {np.min(shifts):.2g} standard deviations; "
+            f"expected at most {MEAN_SHIFT * tol.kl**0.5:.2g}"
+        )
     tried = int(report.curve["size"][-1])
     advice = "Raise max_size, tol or candidates"
     if pool.is_exhausted and tried < tol.max_size:
@@ -37,8 +44,7 @@ def check_tolerance(tol: Tolerance, report: Report, pool: DrawPool) -> None:
         advice = "The coreset's own posterior does not agree with π̂: raise rounds, or max_size"
     limit = f"max_size = {tried}" if tried == tol.max_size else str(tried)
     raise ValueError(
-        f"tol is {tol.kl} nats, but with {limit} rows of {report.num_data} the estimated "
-        f"KL divergence plus two standard errors is still {reached:.3g} nats. {advice}; or "
+        f"tol is {tol.kl} nats, but with {limit} rows of {report.num_data} {found}. {advice}; or "
         f"take the best coreset that was found, with tol=Tolerance({tol.kl}, throw=False)."
     )
 

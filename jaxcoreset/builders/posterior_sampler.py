@@ -134,10 +134,15 @@ def find_mode(
         # Written so that a decrement that is not a number ends the search.
         return (decrement > _DECREMENT) & (iteration < max_iters)
 
+    def slope(position: Array) -> tuple[Array, Array]:
+        gradient = jax.grad(energy)(position)
+        return gradient, gradient
+
     def move(state: tuple) -> tuple:
         position, _, _, iteration = state
-        factor = _factor(jax.hessian(energy)(position))
-        half = solve_triangular(factor, -jax.grad(energy)(position), lower=True)
+        hessian, gradient = jax.jacfwd(slope, has_aux=True)(position)
+        factor = _factor(hessian)
+        half = solve_triangular(factor, -gradient, lower=True)
         step = solve_triangular(factor, half, trans=1, lower=True)
         decrement = jnp.vdot(half, half)
 

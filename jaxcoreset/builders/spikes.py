@@ -26,14 +26,18 @@ from jaxcoreset.solvers.numerics import HIGHEST
 # The number of starting points, and how far they are from zero, as NumPyro's `init_to_uniform`.
 _NUM_STARTS, _RADIUS = 8, 2.0
 _MAX_STEPS = 100
-# A Newton step takes a Hessian of the weighted rows, so models with more parameters are left out.
-_MAX_PARAMS = 100
+# A Newton step takes a Hessian of the weighted rows, so models with more parameters are searched by
+# L-BFGS, which takes more steps, from the first few of the starting points.
+_MAX_PARAMS, _FEWER_STARTS, _MORE_STEPS = 100, 4, 300
 # Points on a line, along which a log-likelihood that is concave everywhere has no spike; the second
 # difference that counts as rounding, in units of float32's rounding of the values.
 _NUM_POINTS, _ROUNDING = 9, 50.0
 # A mode is a spike if its weighted density is higher by this many nats than the full density, both
 # relative to a draw of π̂.
 _MIN_EXCESS = 10.0
+# With a proxy there are no spikes, but there may be a second mode in the bulk, this many Mahalanobis
+# radii from the first.
+_RADII_WITH_PROXY = 3.0, 6.0
 
 
 def find_spike(
@@ -53,24 +57,27 @@ def find_spike(
         proxy: what stands for all rows beside these, if anything.
     """
     reference, num_params = likelihood.reference, likelihood.num_params
-    if reference is None or num_params > _MAX_PARAMS or not len(weights):
+    if reference is None or not len(weights):
         return None
-    generator = np.random.default_rng(0)
     centre = np.asarray(ravel_pytree(draw)[0])
-    shape = (_NUM_STARTS, num_params)
-    starts = generator.uniform(-_RADIUS, _RADIUS, shape).astype(centre.dtype)
+    is_large = num_params > _MAX_PARAMS
+    starts = _starts(_FEWER_STARTS if is_large else _NUM_STARTS, centre, proxy)
     unravel = likelihood.unravel
 
     def values(flat: np.ndarray, rows: tuple) -> np.ndarray:
         by_site = reference.evaluate(unravel(flat), rows)[0]
         return np.sum([np.asarray(x, np.float64) for x in by_site.values()], axis=0)
 
-    lines = (np.linspace(centre, start, _NUM_POINTS) for start in starts[: _NUM_STARTS // 2])
-    if all(_is_concave(np.stack([values(at, data) for at in line])) for line in lines):
+    lines = (np.linspace(centre, start, _NUM_POINTS) for start in starts[: len(starts) // 2])
+    # The remainder of a concave function need not be concave.
+    if proxy is None and all(
+        _is_concave(np.stack([values(at, data) for at in line])) for line in lines
+    ):
         return None
+    find = _modes_by_gradients if is_large else _modes
     modes, energies, converged = map(
         np.asarray,
-        _modes(likelihood, data, weights, jnp.asarray(np.vstack([starts, centre])), proxy),
+        find(likelihood, data, weights, jnp.asarray(np.vstack([starts, centre])), proxy),
     )
     # A search that has not converged may be on its way to an unbounded density.
     is_mode = converged | (energies < energies[-1] - _MIN_EXCESS)
@@ -91,6 +98,22 @@ def find_spike(
     return worst if worst > _MIN_EXCESS else None
 
 
+def _starts(num: int, centre: np.ndarray, proxy: Proxy | None) -> np.ndarray:
+    """Starting points as spread as NumPyro's; with a proxy, some standard deviations from a mode.
+
+    Beyond the radius at which the rows fade out there is no mode but the proxy's.
+    """
+    generator = np.random.default_rng(0)
+    if proxy is None:
+        return generator.uniform(-_RADIUS, _RADIUS, (num, centre.size)).astype(centre.dtype)
+    directions = generator.normal(size=(2 * num, centre.size))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    radii = np.linspace(*_RADII_WITH_PROXY, 2 * num)[:, None]
+    factor = np.linalg.cholesky(np.asarray(proxy.precision, np.float64))
+    steps = np.linalg.solve(factor.T, (radii * directions).T).T
+    return (centre + steps).astype(centre.dtype)
+
+
 def _is_concave(values: Float[np.ndarray, "points k"]) -> bool:
     """True if no row's log-likelihood is convex anywhere along a line."""
     rounding = _ROUNDING * np.finfo(np.float32).eps * np.abs(values).max(axis=0)
@@ -109,18 +132,61 @@ def _modes(
     return _search(likelihood.program, starts, data, jnp.asarray(weights, starts.dtype), proxy)
 
 
+def _modes_by_gradients(
+    likelihood: ModelLikelihood,
+    data: tuple,
+    weights: np.ndarray,
+    starts: Float[Array, "s d"],
+    proxy: Proxy | None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same by L-BFGS, which needs no Hessian."""
+    from scipy.optimize import minimize
+
+    dtype = starts.dtype
+    proxy = jax.tree.map(lambda x: jnp.asarray(x, dtype), proxy)
+    given = data, jnp.asarray(weights, dtype), proxy
+
+    def energy(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = _energy_and_gradient(likelihood.program, jnp.asarray(flat, dtype), *given)
+        value, slope = float(value), np.asarray(slope, np.float64)
+        # A line search turns back from where the density is not finite.
+        is_finite = np.isfinite(value) and np.isfinite(slope).all()
+        return (value, slope) if is_finite else (np.inf, np.zeros_like(slope))
+
+    options = {"maxiter": _MORE_STEPS}
+    found = [
+        minimize(
+            energy, np.asarray(start, np.float64), jac=True, method="L-BFGS-B", options=options
+        )
+        for start in starts
+    ]
+    return (
+        np.stack([one.x for one in found]).astype(dtype),
+        np.array([one.fun for one in found]),
+        np.array([one.success for one in found]),
+    )
+
+
+def _energy(
+    program: ModelLikelihood, flat: Array, data: tuple, weights: Array, proxy: Proxy | None
+) -> Float[Array, ""]:
+    """The negative log of the weighted density."""
+    params: Mapping[str, Any] = program.unravel(flat)
+    terms = program.log_likelihood(params, data)
+    total = jnp.vdot(weights, terms, precision=HIGHEST)
+    total = total if proxy is None else proxy.log_likelihood(flat, total)
+    return -total - program.log_prior(params)
+
+
+_energy_and_gradient = jax.jit(jax.value_and_grad(_energy, argnums=1), static_argnums=0)
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def _search(
     program: ModelLikelihood, starts: Array, data: tuple, weights: Array, proxy: Proxy | None
 ) -> tuple[Array, Array, Array]:
-    unravel = program.unravel
-
     def energy(flat: Array) -> Float[Array, ""]:
-        params: Mapping[str, Any] = unravel(flat)
-        terms = program.log_likelihood(params, data)
-        total = jnp.vdot(weights, terms, precision=HIGHEST)
-        total = total if proxy is None else proxy.log_likelihood(flat, total)
-        return -total - program.log_prior(params)
+        return _energy(program, flat, data, weights, proxy)
 
     def mode(start: Array) -> tuple[Array, Array, Array]:
         found, _, converged = find_mode(energy, start, _MAX_STEPS)

@@ -30,6 +30,9 @@ _CANDIDATES_PER_GROUP = 64
 # With fewer draws per row of the coreset the solver would fit the draws and not the posterior.
 MIN_DRAWS = 500
 DRAWS_PER_ROW = 4
+# Remainders are of third order, and with few draws a coreset of them can have a second mode between
+# the draws. So there are more of them where a pass over the rows is cheap.
+_DRAWS_OF_REMAINDERS, _FEW_ROWS = 2_000, 20_000
 # The number of rows that a search for further candidates keeps: at least, and per row of the
 # coreset.
 _MIN_FOUND, _FOUND_PER_ROW = 1_000, 4
@@ -103,14 +106,17 @@ class Construction:
             size: the size; the first size if left out.
         """
         size = self.first_size if size is None else size
-        counts = self.draw_counts(size)
+        counts = self.draw_counts(size, with_proxy=pool.expansion is not None)
         with self.clock.stage("embedding"):
             pool.set_candidates(self.candidates(size))
             pool.ensure_draws(**counts)
 
-    def draw_counts(self, size: int) -> dict[str, int]:
+    def draw_counts(self, size: int, *, with_proxy: bool = False) -> dict[str, int]:
         """The number of draws that a build of a size needs, by their use."""
-        count = max(self.num_draws or MIN_DRAWS, DRAWS_PER_ROW * size)
+        least = MIN_DRAWS
+        if with_proxy and self.likelihood.num_data <= _FEW_ROWS:
+            least = _DRAWS_OF_REMAINDERS
+        count = max(self.num_draws or least, DRAWS_PER_ROW * size)
         if self.tol is None and self.num_draws is not None:
             count = self.num_draws
         counts = {"solver": count, "selection": self.num_held_out}

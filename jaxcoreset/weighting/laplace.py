@@ -49,7 +49,7 @@ _BLOCK = 256
 # The sums of a pass.
 _SUMS = ("value", "gradient", "hessian")
 # A scaled Hessian with a larger ratio of eigenvalues is flat to the precision that it has.
-_LARGEST_CONDITION = {np.dtype(np.float32): 1e7, np.dtype(np.float64): 1e13}
+_LARGEST_CONDITION = {"float32": 1e7, "float64": 1e13}
 
 
 class LaplaceApproximation:
@@ -238,12 +238,17 @@ def _block_terms(args: tuple, rows: tuple, counted: Array) -> tuple:
     data, weights = rows
     counts = jnp.where(counted, weights[0] if weights else 1.0, 0.0).astype(flat.dtype)
 
-    def total(flat: Array) -> Float[Array, ""]:
-        return jnp.vdot(counts, terms.log_likelihood(flat, data))
+    def total(flat: Array) -> tuple[Float[Array, ""], Float[Array, " m"]]:
+        values = terms.log_likelihood(flat, data)
+        return jnp.vdot(counts, values), values
 
-    values = terms.log_likelihood(flat, data)
+    def slope(flat: Array) -> tuple[Array, tuple[Array, Array]]:
+        gradient, values = jax.grad(total, has_aux=True)(flat)
+        return gradient, (gradient, values)
+
+    hessian, (gradient, values) = jax.jacfwd(slope, has_aux=True)(flat)
     parts = partial_sums(jnp.where(counted, counts * values, 0), _BLOCK)
-    return parts, jax.grad(total)(flat), jax.hessian(total)(flat), ~jnp.isfinite(values)
+    return parts, gradient, hessian, ~jnp.isfinite(values)
 
 
 def _add_terms(state: State, values: tuple, first: int, num: int) -> State:
@@ -281,8 +286,7 @@ class _LogPosterior:
         on_pass: Callable[[], Any] = lambda: None,
         numbers: Int[np.ndarray, " n"] | None = None,
     ):
-        self.terms, self.rows, self.on_pass = terms, rows, on_pass
-        self.numbers = numbers
+        self.terms, self.rows, self.on_pass, self.numbers = terms, rows, on_pass, numbers
         self.per_row = () if weights is None else (np.asarray(weights, default_float()),)
         self.num_passes = 0
         self.bad_rows: tuple[int, list[int]] = 0, []
@@ -325,8 +329,7 @@ def _find_mode(
     reached = _searched(objective, start, decrement, max_iters)
     most = max_iters - objective.num_passes
     if _left(objective, reached) > max(decrement, _ACCEPTED_DECREMENT) and most > 0:
-        # The parameters may have very different scales. Where a standard deviation is the unit of
-        # each, steps may be as long as Newton's.
+        # Parameters of very different scales: a standard deviation becomes the unit of each.
         curvature = np.abs(np.diag(objective(reached)[2]))
         if np.isfinite(curvature).all() and (curvature > 0).all():
             return _searched(objective, reached, decrement, most, 1 / np.sqrt(curvature))
@@ -414,11 +417,7 @@ def _is_definite(matrix: np.ndarray) -> bool:
     if not (diagonal > 0).all():
         return False
     values = np.linalg.eigvalsh(matrix / np.sqrt(np.outer(diagonal, diagonal)))
-    return bool(values[0] * _largest_condition() > values[-1])
-
-
-def _largest_condition() -> float:
-    return _LARGEST_CONDITION[np.dtype(default_float())]
+    return bool(values[0] * _LARGEST_CONDITION[str(np.dtype(default_float()))] > values[-1])
 
 
 def _decrement(gradient: np.ndarray, hessian: np.ndarray) -> float:
@@ -434,7 +433,7 @@ def _inverse_hessian(hessian: np.ndarray, names: list[str]) -> np.ndarray:
     """The inverse of a positive definite Hessian, or an error that names the flat directions."""
     scale = 1 / np.sqrt(np.maximum(np.diag(hessian), np.finfo(np.float64).tiny))
     values, vectors = np.linalg.eigh(hessian * np.outer(scale, scale))
-    if not values[0] * _largest_condition() > values[-1]:
+    if not values[0] * _LARGEST_CONDITION[str(np.dtype(default_float()))] > values[-1]:
         worst = ", ".join(names[i] for i in np.argsort(-np.abs(vectors[:, 0] * scale))[:3])
         raise UnusableWeightingError(
             "the Hessian of the negative log-posterior is not positive definite at the mode: it "

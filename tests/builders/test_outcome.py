@@ -11,6 +11,7 @@ import pytest
 from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
+from jaxcoreset.builders import spikes
 from jaxcoreset.builders.outcome import up_to_best
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.warn import warn_if_bad
@@ -159,6 +160,17 @@ def test_a_spike_is_found_and_chains_that_start_as_told_do_not_see_it(of_mixture
     assert bad.excess > 100
     assert bad.verdict == "don't use"
     assert "a mode that only the weighted density has" in bad.reason
+
+
+def test_a_spike_is_found_without_hessians_too(of_mixture, monkeypatch):
+    """As in models of more than a hundred parameters."""
+    monkeypatch.setattr(spikes, "_MAX_PARAMS", 1)
+    coreset = of_mixture
+    start = coreset.init_params()
+    found = spikes.find_spike(
+        coreset.likelihood, coreset.arguments.data, np.asarray(coreset.weights), start
+    )
+    assert found > 100
 
 
 def test_a_regression_has_no_spike():
