@@ -11,7 +11,6 @@ from jaxcoreset.coreset.report import Report
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
 from jaxcoreset.selection.rounds import MIN_RELATIVE_ESS, Round
-from jaxcoreset.selection.tolerance import MEAN_SHIFT
 
 # If the relative error at held-out draws is this many times that at the solver's draws, more rows
 # hardly help.
@@ -29,7 +28,7 @@ def check_tolerance(tol: Tolerance, report: Report, pool: DrawPool) -> None:
     if reached <= tol.kl and (shifts := report.curve.get("mean_shift")) is not None:
         found = (
             f"a posterior mean is still off by up to {np.min(shifts):.2g} standard deviations; "
-            f"expected at most {MEAN_SHIFT * tol.kl**0.5:.2g}"
+            f"expected at most {tol.max_shift:.2g}"
         )
     tried = int(report.curve["size"][-1])
     advice = "Raise max_size, tol or candidates"

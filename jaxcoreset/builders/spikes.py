@@ -5,6 +5,9 @@ or nearly so at each heavy row, while in the full posterior a single row weighs 
 start near the full posterior never see such a spike, and chains from NumPyro's default start may
 end in it. So the weighted density is maximised from starting points that are spread as NumPyro's
 are, and what is found is compared with the log-likelihood of all rows.
+
+With a proxy the remainders of a few heavy rows may have a mode where no draw of π̂ was. It is looked
+for around the first mode.
 """
 
 import functools
@@ -18,7 +21,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from jaxcoreset.builders.posterior_sampler import find_mode
-from jaxcoreset.likelihood.expansion import Proxy
+from jaxcoreset.likelihood.expansion import Proxy, terms_of_rows
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.verification import other_rows
 from jaxcoreset.solvers.numerics import HIGHEST
@@ -35,9 +38,10 @@ _NUM_POINTS, _ROUNDING = 9, 50.0
 # A mode is a spike if its weighted density is higher by this many nats than the full density, both
 # relative to a draw of π̂.
 _MIN_EXCESS = 10.0
-# With a proxy there are no spikes, but there may be a second mode in the bulk, this many Mahalanobis
-# radii from the first.
+# With a proxy there may be a second mode in the bulk, looked for from these Mahalanobis radii
+# on. A smaller excess counts, unless the density is lower than the first mode by more than this.
 _RADII_WITH_PROXY = 3.0, 6.0
+_MIN_EXCESS_WITH_PROXY, _NEGLIGIBLE_MODE = 2.0, 6.0
 
 
 def find_spike(
@@ -69,10 +73,9 @@ def find_spike(
         return np.sum([np.asarray(x, np.float64) for x in by_site.values()], axis=0)
 
     lines = (np.linspace(centre, start, _NUM_POINTS) for start in starts[: len(starts) // 2])
+    concave = (_is_concave(np.stack([values(at, data) for at in line])) for line in lines)
     # The remainder of a concave function need not be concave.
-    if proxy is None and all(
-        _is_concave(np.stack([values(at, data) for at in line])) for line in lines
-    ):
+    if proxy is None and all(concave):
         return None
     find = _modes_by_gradients if is_large else _modes
     modes, energies, converged = map(
@@ -81,21 +84,32 @@ def find_spike(
     )
     # A search that has not converged may be on its way to an unbounded density.
     is_mode = converged | (energies < energies[-1] - _MIN_EXCESS)
+    if proxy is not None:
+        is_mode &= energies < energies[-1] + _NEGLIGIBLE_MODE
     found = modes[is_mode & np.isfinite(energies) & np.isfinite(modes).all(axis=1)]
     rows = other_rows(likelihood, reference)
     factor = likelihood.num_data / rows[0].shape[0]
+    terms = None
+    if proxy is not None:
+        counts = np.full(rows[0].shape[0], factor)
+        terms = terms_of_rows(likelihood, rows, counts, np.asarray(proxy.center))
 
     def excess(flat: np.ndarray) -> float:
         """The weighted log-likelihood less that of all rows, estimated by some."""
-        weighted = weights @ values(flat, data)
-        if proxy is not None:
+        weighted, whole = weights @ values(flat, data), factor * values(flat, rows).sum()
+        if proxy is not None and terms is not None:
             weighted = proxy.log_likelihood(jnp.asarray(flat), jnp.asarray(weighted, flat.dtype))
-        return float(weighted - factor * values(flat, rows).sum())
+            # The expansions of all rows are known, so that only remainders are estimated.
+            delta = np.asarray(flat - proxy.center, np.float64)
+            whole -= terms.at(delta)
+            whole += proxy.expansion.at(np.asarray(flat, np.float64)[None])[0]
+        return float(weighted - whole)
 
     if not len(found):
         return None
     worst = max(map(excess, found)) - excess(centre)
-    return worst if worst > _MIN_EXCESS else None
+    least = _MIN_EXCESS if proxy is None else _MIN_EXCESS_WITH_PROXY
+    return worst if worst > least else None
 
 
 def _starts(num: int, centre: np.ndarray, proxy: Proxy | None) -> np.ndarray:

@@ -90,6 +90,10 @@ class Terms:
     gradient: Float[np.ndarray, " d"]
     hessian: Float[np.ndarray, "d d"]
 
+    def at(self, delta: Float[np.ndarray, " d"]) -> float:
+        """The second-order expansion at a distance from the point."""
+        return float(self.value + delta @ self.gradient + 0.5 * delta @ self.hessian @ delta)
+
 
 class Proxy(eqx.Module):
     """The log-likelihood of a coreset with a proxy, but for its constant, as a pytree of arrays.
