@@ -140,7 +140,7 @@ def over_draws(evaluate: Any) -> Any:
     return jax.jit(lambda draws: jax.lax.map(evaluate, draws, batch_size=_BATCH))
 
 
-def distance(case: Case, coreset: Any, truth: Truth, num_draws: int = 1200) -> Distance:
+def distance(case: Case, coreset: Any, truth: Truth, num_draws: int = 1500) -> Distance:
     """Compare the posterior of a coreset with that of all rows."""
     draws, log_proposal = truth.draws, None
     if draws is None:
