@@ -46,6 +46,9 @@ from jaxcoreset.weighting import DrawSource, Weighting
 from jaxcoreset.weighting.auto import AutoWeighting, float64_is_left
 from jaxcoreset.weighting.errors import UnusableWeightingError
 
+# A build whose coreset has a second mode beside its proxy is repeated with so many times the draws.
+_MORE_DRAWS = 4
+
 
 class CoresetBuilder:
     """Builds a coreset of a NumPyro model's data. Configure it, then run it, as with ``MCMC``.
@@ -349,9 +352,10 @@ class CoresetBuilder:
         pool: DrawPool,
         draws_key: PRNGKeyArray,
         solver_key: PRNGKeyArray,
+        may_take_more: bool = True,
     ) -> list[Coreset]:
         """Build until the coreset's own posterior agrees with the π̂ that it was built under."""
-        likelihood, clock = construction.likelihood, construction.clock
+        likelihood, clock, first_pool = construction.likelihood, construction.clock, pool
         most = MOST_ROUNDS if isinstance(self.rounds, str) else self.rounds
         goal = construction.tol, self.num_held_out, construction.max_shift
         checker = Checker(likelihood, *goal)
@@ -392,6 +396,11 @@ class CoresetBuilder:
         found = up_to_best(found)
         with clock.stage("agreement"):
             look_for_spike(found[-1])
+        has_second_mode = found[-1].proxy is not None and found[-1].report.spike is not None
+        if has_second_mode and may_take_more and self.num_draws is None:
+            # It is between the draws, and more draws mostly leave no room for one.
+            more = construction.with_draws(_MORE_DRAWS * found[-1].report.num_draws)
+            return self._repair(more, source, first_pool, draws_key, solver_key, False)
         if self.tol is not None and self.tol.throw:
             check_tolerance(self.tol, found[-1].report, pool)
         warn_if_bad(found[-1].report)

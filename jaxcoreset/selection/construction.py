@@ -98,6 +98,10 @@ class Construction:
     distinct: DistinctRows | None = None
     allows_rows_alone: bool = True
 
+    def with_draws(self, num: int) -> "Construction":
+        """The same with another number of draws for the solver."""
+        return dataclasses.replace(self, num_draws=num)
+
     def embed(self, pool: DrawPool, size: int | None = None) -> None:
         """Add the candidates and draws that a build of a size needs to the pool.
 
@@ -149,7 +153,8 @@ class Construction:
         """What may stand for all rows, but for an expansion alone."""
         if pool.expansion is None:
             return ("rows",)
-        return ("proxy and rows", "rows") if self.allows_rows_alone else ("proxy and rows",)
+        both: tuple[Approach, ...] = ("proxy and rows",) if pool.has_remainders else ()
+        return (*both, "rows") if self.allows_rows_alone else both
 
     def _select(
         self, pool: DrawPool, size: int, key: PRNGKeyArray, approach: Approach
@@ -190,6 +195,8 @@ class Construction:
             found.append(alone)
         while True:
             self.embed(pool, size)
+            if not self._approaches(pool):
+                return found[-1]
             enough = max(1, pool.count("solver") // DRAWS_PER_ROW)
             if enough < size and pool.is_exhausted:
                 size = enough

@@ -321,6 +321,12 @@ class DrawPool:
             return CoresetProblem(atoms[0], target[0])
         return CoresetProblem(jnp.concatenate(atoms, axis=1), jnp.concatenate(target))
 
+    @property
+    def has_remainders(self) -> bool:
+        """False if the rows' remainders fade out at all draws of the solver."""
+        parts = [part for part in self._parts["solver"] if part.size > 1]
+        return any(bool(jnp.any(self.values(part, "proxy and rows")[0] != 0)) for part in parts)
+
     def norm(self, use: Use) -> float:
         """The norm of the target of all rows under the draws of one use, without a proxy."""
         parts = [part for part in self._parts[use] if part.size > 1]

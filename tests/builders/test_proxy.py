@@ -169,6 +169,30 @@ def test_a_small_tolerance_is_met_in_float64_where_float32_is_too_coarse():
     assert reports[1e-5].is_within_tol
 
 
+def test_a_second_mode_between_the_draws_is_found_and_more_draws_leave_none():
+    X, y = _load("ds1_500")
+    y = (y > 0).astype(int)
+    settings = {"size": 10, "rounds": 1, "proxy": jc.Taylor(), "progress_bar": False}
+    builders = [jc.CoresetBuilder(logistic, **settings, num_draws=num) for num in (500, None)]
+    with pytest.warns(UserWarning, match="has a mode that the full posterior does not have"):
+        few = builders[0].run(jax.random.key(10), X, y)
+    many = builders[1].run(jax.random.key(10), X, y)
+    assert few.report.spike > 2
+    assert many.report.spike is None
+    assert many.report.num_draws == 8_000
+    assert many.report.kl < 0.8 * few.report.kl
+
+
+def test_remainders_that_fade_out_everywhere_leave_the_expansion():
+    X, y = data(300, seed=6)
+    far = {"b": np.random.default_rng(0).normal(size=(2000, 3)) * 0.01 + 40.0}
+    center = jc.Taylor(center={"b": np.zeros(3)})
+    for goal in ({"size": 5}, {"tol": jc.Tolerance(0.01, throw=False)}):
+        coreset = build(logistic, X, y, proxy=center, weighting=jc.Draws(far), rounds=1, **goal)
+        assert len(coreset) == 0
+        assert coreset.report.proxy == "Taylor"
+
+
 @pytest.mark.parametrize("size", [10, 20])
 def test_no_second_mode_far_from_the_posterior(size):
     """Without the fade, NUTS on this coreset leaves for ever."""
