@@ -84,6 +84,43 @@ def fade_by_nuts(case: Case, ks: list[int], num_draws: int) -> list[dict[str, An
     return rows
 
 
+def modes(case: Case, k: int, seeds: int, trials: list[tuple[float, int]]) -> list[dict[str, Any]]:
+    """How many builds have a second mode, by the radius of the fade and the number of draws."""
+    approximation = LaplaceFitter(jc.model_likelihood(case.model, case.args))()
+    sd = np.sqrt(np.diag(approximation.covariance))
+    rows = []
+    for offset, count in trials:
+        errors, sums, found = [], [], []
+        with radius(offset):
+            for seed in range(seeds):
+                builder = jc.CoresetBuilder(
+                    case.model, k, proxy=jc.Taylor(), rounds=1, num_draws=count, progress_bar=False
+                )
+                coreset = builder.run(jax.random.key(seed), *case.args)
+                errors.append(coreset.report.kl)
+                sums.append(float(np.sum(coreset.weights)))
+                found.append(truth.second_modes(coreset, approximation.mode, sd))
+        heights = [one["best of them less the mode, nats"] for one in found]
+        rows.append(
+            {
+                "data": case.name,
+                "k": k,
+                "radius": _label(offset),
+                "draws": count,
+                "builds": seeds,
+                "with a second mode": sum(one["second modes"] > 0 for one in found),
+                "higher than the mode": sum(
+                    height is not None and height > 0 for height in heights
+                ),
+                "median KL": float(np.median(errors)),
+                "largest KL": float(np.max(errors)),
+                "largest sum of weights / n": max(sums) / case.num_rows,
+            }
+        )
+        print("  ", rows[-1], flush=True)
+    return rows
+
+
 def precision(case: Case, ks: list[int], num_judging: int) -> list[dict[str, Any]]:
     """Errors by the precision of the solver's atoms, and of everything."""
     one = Sweep(case, max(ks), num_judging)
@@ -196,6 +233,10 @@ def jobs(quick: bool, data_dir: Path | None, only: str | None) -> dict[str, Call
     )
     for name in small:
         found[f"fade, {name}"] = lambda name=name: fade(paper(name), ks, 4000)
+    for k in (10, 20):
+        found[f"modes, ds1_500, k = {k}"] = lambda k=k: modes(
+            paper("ds1_500"), k, 6, [(4.0, 500), (4.0, 1000), (4.0, 2000), (3.0, 500), (2.0, 500)]
+        )
     for name in small:
         found[f"precision, {name}"] = lambda name=name: precision(paper(name), ks, 2000)
     for name in ("ds1_500", "airportdelays_500"):

@@ -23,9 +23,9 @@ from benchmarks.proxy.data import Case
 
 CHAINS = 4
 # Optimisations from outside start at these distances, in posterior standard deviations.
-_DISTANCES = (5.0, 10.0, 20.0, 50.0)
+_DISTANCES = (3.0, 6.0, 12.0, 50.0)
 _STARTS = 8
-_SECOND_MODE = 3.0
+_SECOND_MODE = 0.5
 _PROXIES = {"rows alone": None, "proxy + rows": jc.Taylor()}
 
 
