@@ -22,6 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks import common
 from benchmarks.proxy import ablation, kl, timing, truth, wide
 
@@ -49,6 +51,22 @@ PARTS: dict[str, Jobs] = {
     "ablation": ablation.jobs,
     "time": timing.jobs,
 }
+
+
+def summary(result: dict[str, Any]) -> dict[str, float]:
+    """What the page says in one line, of the part `kl`."""
+    found = result.get("kl", {}).values()
+    ratios = [one for row in found for one in row["rows / auto, k to 20"]]
+    largest = [row["largest ratio of auto to the better"] for row in found]
+    within = [ratio <= 1.05 for ratio in largest]
+    if not ratios:
+        return {}
+    return {
+        "sets": len(largest),
+        "sets within 1.05": sum(within),
+        "largest ratio of auto to the better": max(largest),
+        "median of rows / auto, k to 20": float(np.median(ratios)),
+    }
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -80,6 +98,7 @@ def main(arguments: list[str] | None = None) -> None:
             if options.only in (None, name):
                 result.setdefault(part, {})[name] = job()
                 environments[part] = environment
+                result["summary"] = summary(result)
                 common.write(out, result)
 
 

@@ -21,7 +21,7 @@ _TRUTH = (
     "error of a mean, sd",
     "sd ratio",
     "farthest draw, sd",
-    "second modes",
+    "farthest mode, sd",
     "divergent",
 )
 
@@ -101,6 +101,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
         "± ": row["its standard error"],
         "error of a mean, sd": row["largest error of a mean, in sd"],
         "farthest draw, sd": row["farthest draw, in sd"],
+        "farthest mode, sd": row["farthest end, in sd"],
         "sd ratio": f"{low:.2f} to {high:.2f}",
     }
 
