@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks import common
 from benchmarks.builds import tables as builds
 from benchmarks.paper import runner
+from benchmarks.proxy import tables as proxy
 from benchmarks.robustness import tables as robustness
 from benchmarks.scale import tables as scale
 from benchmarks.solvers import tables as solvers
@@ -24,7 +25,13 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 DOCS = ROOT / "docs"
 
-_TABLES = {**solvers.TABLES, **builds.TABLES, **scale.TABLES, **robustness.TABLES}
+_TABLES = {
+    **solvers.TABLES,
+    **builds.TABLES,
+    **scale.TABLES,
+    **robustness.TABLES,
+    **proxy.TABLES,
+}
 
 # What a table of `benchmarks.scale` needs to have been measured.
 _SCALE_PARTS = {
@@ -61,7 +68,11 @@ def table(name: str) -> str:
     if not path.is_file():
         return missing
     result = json.loads(path.read_text())
-    parts = {"solvers": [name], "scale": _SCALE_PARTS.get(name, [])}.get(source, [])
+    parts = {
+        "solvers": [name],
+        "scale": _SCALE_PARTS.get(name, []),
+        "proxy": proxy.PARTS.get(name, []),
+    }.get(source, [])
     if any(part not in result for part in parts):
         return missing
     at = result["environment"]

@@ -1,0 +1,81 @@
+"""The benchmark of proxies: its quick run, its trial of a regression, and its measures."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.proxy import __main__ as program
+from benchmarks.proxy import ablation, data, regression, tables, truth
+from jaxcoreset.likelihood import expansion
+
+
+def test_parts_are_joined_in_one_file_and_have_tables(tmp_path):
+    out = tmp_path / "proxy.json"
+    program.main(["--quick", "--parts", "kl", "--out", str(out)])
+    # As if another part had been measured before.
+    result = json.loads(out.read_text())
+    out.write_text(json.dumps(result | {"time": {"size = 20": []}}))
+    program.main(["--quick", "--parts", "kl", "--only", "small logistic", "--out", str(out)])
+    result = json.loads(out.read_text())
+    assert set(result) >= {"kl", "time", "environments"}
+    found = result["kl"]["small logistic"]
+    assert [cell["k"] for cell in found["cells"]] == [5, 20]
+    assert found["cells"][0]["proxy + rows"] < found["cells"][0]["rows alone"]
+    assert found["largest ratio of auto to the better"] < 1.5
+    assert "small logistic" in tables.TABLES["proxy_kl"][1](result)
+    assert "| yes |" in tables.TABLES["proxy_checks"][1](result)
+
+
+@pytest.mark.parametrize(
+    "make", [data.wide_logistic, data.wide_poisson, data.wide_robust], ids=lambda f: f.__name__
+)
+def test_wide_tables_have_their_width_and_rare_levels(make):
+    z, y = make(3000, 40).args
+    assert z.shape == (3000, 40)
+    assert len(y) == 3000
+    np.testing.assert_array_equal(z[:, 0], 1)
+    is_level = np.isin(z, (0, 1)).all(axis=0)
+    shares = z[:, is_level].mean(axis=0)
+    assert 0 < shares.min() < 0.02
+    numeric = np.corrcoef(z[:, ~is_level].T)
+    assert np.abs(numeric - np.eye(len(numeric))).max() > 0.5
+
+
+def test_hermite_features_are_orthonormal_under_a_standard_normal():
+    # Gauss–Hermite quadrature of four nodes is exact to the seventh degree in each coordinate.
+    nodes, mass = np.polynomial.hermite_e.hermegauss(4)
+    mass = mass / mass.sum()
+    u = np.stack(np.meshgrid(nodes, nodes, nodes, indexing="ij"), axis=-1).reshape(-1, 3)
+    weights = np.einsum("i,j,k->ijk", mass, mass, mass).ravel()
+    features = regression.hermite(u)
+    np.testing.assert_allclose((features.T * weights) @ features, np.eye(9), atol=1e-12)
+
+
+def test_curvature_is_the_hessian_of_the_features():
+    coefficients = np.random.default_rng(0).normal(size=9)
+
+    def combined(u: jax.Array) -> jax.Array:
+        i, j = np.triu_indices(3, 1)
+        features = jnp.concatenate([u, u[i] * u[j], (u**2 - 1) / np.sqrt(2)])
+        return features @ coefficients
+
+    expected = jax.hessian(combined)(jnp.zeros(3))
+    np.testing.assert_allclose(regression.curvature(coefficients, 3), expected, atol=1e-6)
+
+
+def test_the_divergence_of_moments_is_that_of_the_gaussians():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(400_000, 1)), 0.5 + 2 * rng.normal(size=(400_000, 1))
+    # (σ₁² + δ²)/2σ₂² + (σ₂² + δ²)/2σ₁² − 1, with σ = 1, 2 and δ = 0.5.
+    expected = (1 + 0.25) / 8 + (4 + 0.25) / 2 - 1
+    assert truth.moments_divergence(a, b) == pytest.approx(expected, rel=0.02)
+
+
+def test_the_radius_is_the_librarys_again_after_a_trial():
+    before = expansion._radius(4)
+    with ablation.radius(1e6):
+        assert expansion._radius(4) > 1e5
+    assert expansion._radius(4) == before
