@@ -21,17 +21,17 @@ from jaxcoreset.builders.outcome import (
     reported_estimate,
     up_to_best,
 )
-from jaxcoreset.builders.preparing import bound_solver, expand, expand_again
+from jaxcoreset.builders.preparing import bound_solver, expand, expand_again, likelihood_of, refined
 from jaxcoreset.builders.settings import Candidates, Checkpoint, Execution, Taylor, Tolerance
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection
 from jaxcoreset.coreset.exact import coreset_of_all, exact_coreset
-from jaxcoreset.coreset.report import warn_if_bad
+from jaxcoreset.coreset.warn import warn_if_bad
 from jaxcoreset.data.checkpoint import MODEL_VALUES, CheckpointFile, build_settings, settings_of_all
 from jaxcoreset.data.distinct import find_distinct
 from jaxcoreset.data.processes import SINGLE_PROCESS, DistributedProcesses
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
-from jaxcoreset.likelihood.from_model import model_likelihood
+from jaxcoreset.likelihood.integration import Integration
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import Float32Error
 from jaxcoreset.likelihood.trace import one_at_a_time
@@ -91,6 +91,13 @@ class CoresetBuilder:
             not say, and there may be none. "auto" solves with and without it, and takes the coreset
             with fewer rows that keeps to `tol`, or with `size` that of the smaller error. None is a
             coreset of rows alone.
+        groups: the argument that says to which group a row belongs, such as "plane" or
+            "data['plane']", for a model with an effect of each group. A group is then what is
+            chosen and weighted, and `size` is a number of groups: their effects are integrated out,
+            and the coreset's model has the shared parameters only. If None, each row with a latent
+            of its own is a group.
+        integration: how the effects are integrated out, `AdaptiveQuadrature` or `LaplaceIntegral`;
+            by default the first for effects of one or two dimensions, and the second beyond.
 
     Raises:
         TypeError: if `weighting`, `solver` or another setting has the wrong type.
@@ -116,6 +123,8 @@ class CoresetBuilder:
         checkpoint: str | os.PathLike | Checkpoint | None = None,
         progress_bar: bool = True,
         proxy: Literal["auto"] | Taylor | None = None,
+        groups: str | None = None,
+        integration: Integration | None = None,
     ):
         if (size is None) == (tol is None):
             raise ValueError(
@@ -140,7 +149,13 @@ class CoresetBuilder:
             )
         if not isinstance(proxy, Taylor | None) and proxy != "auto":
             raise TypeError(f'proxy is {proxy!r}; expected "auto", Taylor() or None.')
+        if not isinstance(groups, str | None) or not isinstance(integration, Integration | None):
+            raise TypeError(
+                f"groups is {groups!r} and integration {integration!r}; expected the name of an "
+                "argument, and AdaptiveQuadrature(), LaplaceIntegral() or None."
+            )
         self.model = model
+        self.groups, self.integration = groups, integration
         self.proxy: Literal["auto"] | Taylor | None = proxy
         self.size = None if size is None else check_int("size", size, 1)
         self.tol = tol if tol is None or isinstance(tol, Tolerance) else Tolerance(tol)
@@ -177,6 +192,8 @@ class CoresetBuilder:
             "data_axes": self.data_axes,
             "plate": self.plate,
             "proxy": self.proxy,
+            "groups": self.groups,
+            "integration": self.integration,
         }
 
     def run(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Coreset:
@@ -240,6 +257,8 @@ class CoresetBuilder:
             likelihood.rows.keep(np.concatenate([np.zeros(0, np.int64), *found]))
         with clock.stage("weighting"):
             source = self._source(likelihood, weighting_key)
+            construction = refined(construction, source, draws_key)
+            likelihood = construction.likelihood
         pool = DrawPool(likelihood, source, draws_key, self.execution.batch_size, self.progress_bar)
         with clock.stage("weighting"):
             expand(self.proxy, construction, pool)
@@ -282,10 +301,12 @@ class CoresetBuilder:
     ) -> Construction:
         clock = Clock()
         with clock.stage("model"):
-            likelihood = model_likelihood(
+            likelihood = likelihood_of(
                 self.model,
                 args,
                 kwargs,
+                self.groups,
+                self.integration,
                 data_axes=self.data_axes,
                 plate=self.plate,
                 key=start_key,
@@ -424,4 +445,5 @@ class CoresetBuilder:
             passes=dict(likelihood.rows.passes),
             candidate_searches=list(construction.searches),
             num_distinct=None if construction.distinct is None else construction.distinct.num,
+            **construction.facts,
         )

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +19,20 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpyro.infer import MCMC
 
-from jaxcoreset.coreset.frame import as_frame, check_stands_alone, without_formulas
+from jaxcoreset.coreset.frame import AsTable
 from jaxcoreset.coreset.model_name import import_model, name_of
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.coreset.update import updated
 from jaxcoreset.coreset.warm_start import WarmStart, warm_start
 from jaxcoreset.data.arrays import encode, save_archive
-from jaxcoreset.data.messages import require
 from jaxcoreset.data.rows import PassContext
-from jaxcoreset.data.utils import Clock, check_int, write_whole
+from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.arguments import Arguments
 from jaxcoreset.likelihood.expansion import Proxy
+from jaxcoreset.likelihood.group_arguments import flat_call
+from jaxcoreset.likelihood.group_model import GroupModel, MarginalModel
+from jaxcoreset.likelihood.grouping import Grouping
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import in_enough_precision
 from jaxcoreset.likelihood.weighted import weighted_model
@@ -38,13 +40,10 @@ from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.weighting.laplace import LaplaceApproximation
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 FORMAT = 1
 
 
-class Coreset:
+class Coreset(AsTable):
     """Weighted rows whose posterior approximates that of all the data.
 
     ``coreset.model(*coreset.args, **coreset.kwargs)`` is a plain NumPyro model: it works with NUTS,
@@ -78,6 +77,9 @@ class Coreset:
         summary: what `update` needs of the rows that the coreset was built from, or None.
         proxy: what stands for all rows beside the weighted ones; None if nothing does. With it
             there may be no rows; `args` and `kwargs` then hold one row, which counts for nothing.
+        grouping: of a coreset of groups, what is known of the arguments and the integral over
+            effects; None for one of rows. With groups `indices` number groups, and `args` and
+            `kwargs` hold all the rows of these groups, whose labels are 0, 1, ….
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Coreset:
         likelihood: ModelLikelihood | None = None,
         summary: DataSummary | None = None,
         proxy: Proxy | None = None,
+        grouping: Grouping | None = None,
     ):
         self.indices: Int[np.ndarray, " m"] = np.asarray(indices, np.int64)
         self.weights: Float[np.ndarray, " m"] = np.asarray(weights)
@@ -104,6 +107,7 @@ class Coreset:
         self.likelihood = likelihood
         self.summary = summary
         self.proxy = proxy
+        self.grouping = grouping
         self._full_model = model
         self.data_dims = dict(data_dims)
         self._model_name = model_name or name_of(model)
@@ -113,16 +117,22 @@ class Coreset:
     @property
     def args(self) -> tuple:
         """The model's positional arguments with only these rows."""
-        return self.arguments.call[0]
+        return self._call[0]
 
     @property
     def kwargs(self) -> dict[str, Any]:
         """The model's keyword arguments with only these rows."""
-        return self.arguments.call[1]
+        return self._call[1]
+
+    @property
+    def _call(self) -> tuple[tuple, dict]:
+        if self.grouping is None:
+            return self.arguments.call
+        return flat_call(self.grouping.positions, self.arguments)
 
     @property
     def model(self) -> Callable:
-        """The weighted model.
+        """The weighted model; of groups, that of the shared parameters.
 
         Raises:
             ValueError: if the coreset was loaded without its model, and without trust in the name
@@ -130,7 +140,10 @@ class Coreset:
         """
         if self._model is None:
             weights = self.weights if len(self) else np.zeros(1, self.weights.dtype)
-            self._model = weighted_model(self.full_model, weights, self.data_dims, proxy=self.proxy)
+            model = self.full_model
+            if self.grouping is not None:
+                model = MarginalModel(self.grouping.model(model, self.arguments), self.arguments)
+            self._model = weighted_model(model, weights, self.data_dims, proxy=self.proxy)
         return self._model
 
     @property
@@ -170,13 +183,19 @@ class Coreset:
                 in more than the rows.
             ModelError: if a row's log-likelihood depends on other rows.
         """
-        arguments = self.arguments.like(args, kwargs)
-        self.arguments.check_same_constants(arguments)
-        model = self.full_model
+        model, before = self.full_model, self.arguments
+        evaluated: Callable = model
+        if self.grouping is None:
+            arguments = before.like(args, kwargs)
+        else:
+            arguments = self.grouping.lay_out(model, args, kwargs)
+            before = self.grouping.counted(before)
+            evaluated = self.grouping.model(model, before)
+        before.check_same_constants(arguments)
 
         def run(context: PassContext) -> Coreset:
-            solved = updated(model, arguments, self.report, self.summary, key, context, self.proxy)
-            return coreset_of_selection(model, **solved)
+            given = arguments, self.report, self.summary, key, context, self.proxy
+            return coreset_of_selection(model, **updated(evaluated, *given))
 
         return in_enough_precision(run, self.report.precision)
 
@@ -245,7 +264,7 @@ class Coreset:
 
     def __repr__(self) -> str:
         kl = "not known" if math.isinf(self.report.kl) else f"{self.report.kl:.2g}"
-        return f"<Coreset: {len(self)} of {self.report.num_data:,} rows, KL {kl}>"
+        return f"<Coreset: {len(self)} of {self.report.num_data:,} {self.report.unit}, KL {kl}>"
 
     def __getstate__(self) -> dict[str, Any]:
         # The likelihood has compiled functions, which cannot be pickled, and all the data. The
@@ -283,13 +302,14 @@ class Coreset:
         arrays: dict[str, np.ndarray] = {}
         header = {
             "format": FORMAT,
-            "args": encode(list(self.args), arrays, "args"),
-            "kwargs": encode(self.kwargs, arrays, "kwargs"),
+            "args": encode(list(self.arguments.call[0]), arrays, "args"),
+            "kwargs": encode(self.arguments.call[1], arrays, "kwargs"),
             "report": self.report.to_dict(),
             "data_dims": self.data_dims,
             "model": self._model_name,
             "data_names": self.data_names,
             "count_places": self.arguments.counts_at,
+            "grouping": None if self.grouping is None else self.grouping.to_dict(),
             "summary": None
             if self.summary is None
             else encode(self.summary.to_dict(), arrays, "summary"),
@@ -297,78 +317,6 @@ class Coreset:
         }
         arrays |= {"indices": self.indices, "weights": self.weights}
         return save_archive(path, header, arrays)
-
-    def to_frame(
-        self, table: "pd.DataFrame | None" = None, *, weight: str = "weight", row: str = "row"
-    ) -> "pd.DataFrame":
-        """The coreset as a table, with one line for each of its rows.
-
-        Args:
-            table: the data frame of n rows that the model's arguments were made from. If left out,
-                the columns are those arguments themselves.
-            weight: the name of the column of weights.
-            row: the name of the column of row numbers, which count from 0.
-
-        Returns:
-            A data frame of m rows: the row numbers, the weights, and either the columns of the
-            table at these rows, with the index of the table, or the model's data by argument name:
-            an array of one axis as ``y``, other arrays as ``X[0]``, ``X[1]``, ....
-
-        Raises:
-            ValueError: if the coreset has a proxy, without which the rows mean nothing; if the
-                table does not have n rows, or has a column with the name of the weights or of the
-                row numbers.
-            TypeError: if `table` is not a data frame.
-            ModuleNotFoundError: if pandas is not installed; the extra ``tables`` brings it.
-        """
-        check_stands_alone(self.proxy)
-        data = dict(zip(self.data_names, self.arguments.data, strict=True))
-        return as_frame(self.indices, self.weights, data, self.report.num_data, table, weight, row)
-
-    def to_csv(
-        self,
-        path: str | os.PathLike,
-        table: "pd.DataFrame | None" = None,
-        *,
-        escape_formulas: bool = True,
-        **names: str,
-    ) -> Path:
-        """Write `to_frame` as CSV with a header and without the index, atomically.
-
-        Args:
-            path: the file.
-            table: see `to_frame`.
-            escape_formulas: whether text and names that begin with ``=``, ``+``, ``-`` or ``@`` and
-                are no numbers get an apostrophe before them: a spreadsheet would run them.
-            **names: `weight` and `row`, see `to_frame`.
-
-        Returns:
-            The path written.
-        """
-        frame = self.to_frame(table, **names)
-        frame = without_formulas(frame) if escape_formulas else frame
-        return write_whole(path, lambda file: frame.to_csv(file, index=False, encoding="utf-8"))
-
-    def to_parquet(
-        self, path: str | os.PathLike, table: "pd.DataFrame | None" = None, **names: str
-    ) -> Path:
-        """Write `to_frame` as Parquet without the index, atomically.
-
-        Args:
-            path: the file.
-            table: see `to_frame`.
-            **names: `weight` and `row`, see `to_frame`.
-
-        Returns:
-            The path written.
-
-        Raises:
-            ModuleNotFoundError: if pandas or pyarrow is not installed; the extra ``tables`` brings
-                them.
-        """
-        frame = self.to_frame(table, **names)
-        require("pyarrow")
-        return write_whole(path, lambda file: frame.to_parquet(file, engine="pyarrow", index=False))
 
 
 def coreset_of_rows(
@@ -385,17 +333,20 @@ def coreset_of_rows(
     keep_likelihood: bool = True,
 ) -> Coreset:
     """The coreset of some rows of a model's data, in increasing order, with positive weights."""
+    marginal, arguments = likelihood.model, likelihood.arguments.with_data(data)
+    grouping = Grouping.of(marginal) if isinstance(marginal, GroupModel) else None
     return Coreset(
         model,
         indices,
         weights,
-        likelihood.arguments.with_data(data),
+        arguments if grouping is None else grouping.trimmed(arguments),
         report,
         data_dims=likelihood.data_dims,
         approximation=approximation,
         likelihood=likelihood if keep_likelihood else None,
         summary=summary,
         proxy=proxy,
+        grouping=grouping,
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jaxcoreset.data.messages import did_you_mean, listed
-from jaxcoreset.likelihood.arguments import Arguments, ModelError, flatten, is_array
+from jaxcoreset.likelihood.arguments import Arguments, ModelError, is_array
 
 
 @dataclass(frozen=True)
@@ -235,9 +235,10 @@ def one_group(positions: GroupPositions, leaves: Sequence, data: Sequence) -> tu
     return positions.call_with(filled, num_rows, 1, labels), mask
 
 
-def flattened(model: Any, args: tuple, kwargs: dict) -> Arguments:
-    """The arguments of a call; arrays of text are let through, as they may be labels."""
-    return flatten(model, args, kwargs)
+def rows_as_groups(arguments: Arguments, positions: GroupPositions) -> GroupTable:
+    """Each row as a group."""
+    num = arguments.leaves[positions.rows[0]].shape[0]
+    return GroupTable(arguments, positions, np.arange(num), None, num)
 
 
 def _host(leaf: Any) -> np.ndarray:

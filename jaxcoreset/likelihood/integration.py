@@ -38,6 +38,8 @@ _FIRST_DAMPING, _DAMPING = 1.0, 4.0
 _LEAST_PIVOT = 1e-6
 # A rise that rounding may hide, relative to the log-density.
 _ROUNDING = 4.0
+# Degrees of freedom of the Student distribution that proposes effects.
+STUDENT_DEGREES = 5.0
 # Chord steps that a Laplace integral is differentiated through.
 _CHORD_STEPS = 2
 
@@ -132,6 +134,34 @@ class LaplaceIntegral(Integration):
         return None
 
 
+class QuasiMonteCarlo(Integration):
+    """Importance sampling from a Student distribution at the mode, to measure other integrals by.
+
+    Args:
+        num_points: the number of points, which are those of a scrambled Sobol sequence.
+    """
+
+    num_points: int = 1 << 12
+
+    def check(self, num_dims: int) -> None:
+        """See `Integration.check`."""
+
+    def log_integral(
+        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
+    ) -> Float[Array, ""]:
+        """See `Integration.log_integral`."""
+        mode, factor = jax.lax.stop_gradient(find_mode(fixed, num_dims))
+        points, log_weights = _student_points(self.num_points, num_dims)
+        steps = jnp.asarray(points, mode.dtype)
+        points = mode + jax.vmap(lambda step: solve_upper(factor, step))(steps)
+        values = jax.vmap(log_density)(points) + jnp.asarray(log_weights, mode.dtype)
+        return jax.nn.logsumexp(values) - jnp.sum(jnp.log(jnp.diagonal(factor)))
+
+    def finer(self) -> None:
+        """See `Integration.finer`."""
+        return None
+
+
 def default_integration(num_dims: int) -> Integration:
     """Quadrature for one or two dimensions, Laplace's approximation beyond."""
     return AdaptiveQuadrature() if num_dims <= 2 else LaplaceIntegral()
@@ -150,6 +180,21 @@ def gauss_hermite(
     points = np.array(list(itertools.product(nodes, repeat=num_dims)))
     sums = [sum(some) for some in itertools.product(log_weights, repeat=num_dims)]
     return points.reshape(-1, num_dims), np.array(sums)
+
+
+@functools.cache
+def _student_points(
+    num_points: int, num_dims: int
+) -> tuple[Float[np.ndarray, "k d"], Float[np.ndarray, " k"]]:
+    """Points of a Student distribution, and the logs of one over their number and density."""
+    from scipy.stats import chi2, multivariate_t, norm, qmc
+
+    uniform = qmc.Sobol(num_dims + 1, seed=0).random(num_points)
+    uniform = np.clip(uniform, 1e-12, 1 - 1e-12)
+    scale = np.sqrt(STUDENT_DEGREES / chi2.ppf(uniform[:, :1], STUDENT_DEGREES))
+    points = norm.ppf(uniform[:, 1:]) * scale
+    density = multivariate_t(np.zeros(num_dims), np.eye(num_dims), df=STUDENT_DEGREES)
+    return points, -np.log(num_points) - np.reshape(density.logpdf(points), -1)
 
 
 def find_mode(

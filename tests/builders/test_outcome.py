@@ -12,7 +12,8 @@ from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
 from jaxcoreset.builders.outcome import up_to_best
-from jaxcoreset.coreset.report import Report, warn_if_bad
+from jaxcoreset.coreset.report import Report
+from jaxcoreset.coreset.warn import warn_if_bad
 from jaxcoreset.data.utils import Clock
 from jaxcoreset.selection.rounds import Checker
 from jaxcoreset.weighting.chains import Transitions, mixing_trouble

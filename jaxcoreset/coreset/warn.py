@@ -1,0 +1,23 @@
+"""Warnings of coresets that should not be used as they are."""
+
+import warnings
+
+from jaxcoreset.coreset.report import MAX_KL, Report
+
+
+def warn_if_bad(report: Report) -> None:
+    """Warn of a coreset that is far from the full posterior, or whose error was not checked."""
+    remedies = (
+        "raise size (or lower tol), write the model so that NUTS moves in it, or use another "
+        "weighting, such as SubsampleNUTS() or Draws(samples)"
+    )
+    if report.kl > MAX_KL or report.trouble is not None:
+        warnings.warn(f"{report.verdict} To mend it, {remedies}.", stacklevel=4)
+    if report.spike is not None:
+        warnings.warn(
+            "the density of the weighted rows has a mode that the full posterior does not have: a "
+            "component may shrink onto one heavy row. Start the chains where the coreset was "
+            "built, init_params=coreset.init_params(num_chains), or give the scale a prior that "
+            "keeps it from zero.",
+            stacklevel=4,
+        )
