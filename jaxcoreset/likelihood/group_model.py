@@ -59,6 +59,7 @@ class GroupModel:
     positions: GroupPositions
     structure: GroupStructure
     integration: Integration
+    _memory: dict = dataclasses.field(default_factory=dict, repr=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Run the model; the arguments are those of the user's model, with groups laid out."""
@@ -67,7 +68,7 @@ class GroupModel:
 
     def with_integration(self, integration: Integration) -> "GroupModel":
         """The same model with another integral."""
-        return dataclasses.replace(self, integration=integration)
+        return dataclasses.replace(self, integration=integration, _memory={})
 
     def _sample(self, leaves: Sequence, data: Sequence, batch_rows: int | None) -> None:
         shared = self._shared(leaves, [leaf[0] for leaf in data])
@@ -90,15 +91,10 @@ class GroupModel:
             data: the leaves that are, with m groups.
             batch_rows: the number of rows that are evaluated at once; all by default.
         """
-        fixed = jax.lax.stop_gradient(dict(shared))
-        num_dims = self.structure.num_dims
+        evaluate, given = self._of_one_group(leaves), dict(shared)
 
         def one(own: tuple) -> Array:
-            # Both are traced with plain numbers, so that only what depends on the effect repeats.
-            origin = jnp.zeros(num_dims, _float_of(shared))
-            still = prepare(lambda z: self.log_density(fixed, z, leaves, own), origin)
-            moving = prepare(lambda z: self.log_density(shared, z, leaves, own), origin)
-            return self.integration.log_integral(still, moving, num_dims)
+            return evaluate(given, own)
 
         data = tuple(jnp.asarray(leaf) for leaf in data)
         num_groups = data[0].shape[0]
@@ -107,6 +103,31 @@ class GroupModel:
         if size >= num_groups:
             return jax.vmap(one)(data)
         return jax.lax.map(one, data, batch_size=size)
+
+    def _of_one_group(self, leaves: Sequence) -> Callable[[Mapping[str, Array], tuple], Array]:
+        """log p_g of one group, from the shared parameters and the group's data.
+
+        JAX traces it once, since it is the same function as long as all that is no data is the same.
+        """
+        positions = self.positions
+        skipped = {*positions.data_at, *positions.row_counts, *positions.group_counts}
+        constants = [None if i in skipped else leaf for i, leaf in enumerate(leaves)]
+        mark = tuple(map(id, constants))
+        if self._memory.get("mark") != mark:
+
+            def evaluate(shared: Mapping[str, Array], own: tuple) -> Array:
+                return self._log_marginal(shared, constants, own)
+
+            self._memory.update(mark=mark, constants=constants, evaluate=jax.jit(evaluate))
+        return self._memory["evaluate"]
+
+    def _log_marginal(self, shared: Mapping[str, Array], leaves: Sequence, own: tuple) -> Array:
+        num_dims = self.structure.num_dims
+        origin = jnp.zeros(num_dims, _float_of(shared))
+        fixed = jax.lax.stop_gradient(dict(shared))
+        still = prepare(lambda z: self.log_density(fixed, z, leaves, own), origin)
+        moving = prepare(lambda z: self.log_density(shared, z, leaves, own), origin)
+        return self.integration.log_integral(still, moving, num_dims)
 
     @property
     def _mask_at(self) -> int:
