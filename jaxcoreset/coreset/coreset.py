@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpyro.infer import MCMC
 
 from jaxcoreset.coreset.frame import AsTable
+from jaxcoreset.coreset.group_effects import effects_of_groups
 from jaxcoreset.coreset.model_name import import_model, name_of
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.summary import DataSummary
@@ -217,6 +218,41 @@ class Coreset(AsTable):
             dense_mass=dense_mass,
             key=key,
         )
+
+    def group_effects(
+        self,
+        key: PRNGKeyArray,
+        mcmc: MCMC | Mapping[str, Any],
+        *args: Any,
+        num_draws: int = 64,
+        moments: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, np.ndarray]:
+        """Draws of the effects of *all* groups, also those that are not in the coreset.
+
+        They take one pass over all rows. Given the shared parameters the effects of groups are
+        independent, so each is drawn from its own rows; see `jaxcoreset.likelihood.group_effects`.
+
+        Args:
+            key: a JAX random key.
+            mcmc: NUTS that has run on ``coreset.model``, or a dictionary of constrained samples.
+            *args: the model's positional arguments with all rows; needed if the coreset was loaded.
+            num_draws: the number of draws of the shared parameters, evenly spaced, each with one
+                draw of all effects.
+            moments: whether to return the mean and the standard deviation of each effect only, for
+                as many groups as their draws would not fit in memory.
+            **kwargs: the model's keyword arguments with all rows.
+
+        Returns:
+            By site, for the latent sites of groups and deterministic sites with one entry per
+            group, an array of shape (num_draws, G, …) whose groups are in the order of `indices`;
+            with `moments` one of shape (2, G, …). ``arviz.from_dict`` takes the draws with a
+            leading axis of chains.
+
+        Raises:
+            ValueError: if the coreset is not one of groups, or its data are missing.
+        """
+        return effects_of_groups(self, key, mcmc, args, kwargs, num_draws, moments)
 
     def init_params(self, num_chains: int = 1) -> dict[str, Array]:
         """Starting points for chains on the coreset, for ``MCMC.run(..., init_params=...)``.

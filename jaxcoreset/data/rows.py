@@ -10,7 +10,7 @@ processes.
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,6 +114,14 @@ class Rows:
         even = 1 << max(0, int(np.ceil(np.log2(self.num_rows / _FEWEST_BLOCKS))))
         return min(block_rows(width, row_bytes(self.data)), max(_SMALLEST_BLOCK, even))
 
+    def numbers(self, indices: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
+        """The numbers that a user knows rows by, of rows by their place here."""
+        return indices
+
+    def places(self, numbers: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
+        """The inverse of `numbers`."""
+        return numbers
+
     def close_checkpoint(self) -> None:
         """Stop writing the results of passes to the checkpoint."""
         self.context = dataclasses.replace(self.context, checkpoint=None)
@@ -205,15 +213,7 @@ class Rows:
                 first = self.num_local if entry.is_done else first
                 on_rows(first)
             if first < self.num_local:
-                groups = evaluate_blocks(
-                    fn,
-                    args,
-                    (self.data, tuple(per_row)),
-                    self.block(width),
-                    first=first,
-                    mesh=context.mesh,
-                    batch_size=context.batch_size,
-                )
+                groups = self.evaluate(fn, args, width, per_row, first=first)
                 for at, num, values in groups:
                     state = add(state, jax.tree.map(np.asarray, values), self.offset + at, num)
                     on_rows(num)
@@ -222,6 +222,34 @@ class Rows:
             if entry is not None and not entry.is_done:
                 entry.finish(state)
         return context.processes.gather(state)
+
+    def evaluate(
+        self,
+        fn: Callable[[PyTree, PyTree, Bool[Array, " b"]], PyTree],
+        args: PyTree,
+        width: int,
+        per_row: Sequence = (),
+        *,
+        first: int = 0,
+    ) -> Iterator[tuple[int, int, PyTree]]:
+        """Evaluate a function on all blocks of rows of this process, see `evaluate_blocks`.
+
+        Args:
+            fn: see `map_reduce`.
+            args: see `map_reduce`.
+            width: see `map_reduce`.
+            per_row: see `map_reduce`.
+            first: the row to begin at, the first of a block.
+        """
+        return evaluate_blocks(
+            fn,
+            args,
+            (self.data, tuple(per_row)),
+            self.block(width),
+            first=first,
+            mesh=self.context.mesh,
+            batch_size=self.context.batch_size,
+        )
 
     @property
     def _tree(self) -> Any:

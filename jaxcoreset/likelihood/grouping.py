@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.likelihood.arguments import Arguments, ModelError, flatten
 from jaxcoreset.likelihood.group_arguments import (
     GroupPositions,
@@ -94,3 +95,8 @@ class Grouping:
         nodes = plain["num_nodes"]
         integration = LaplaceIntegral() if nodes is None else AdaptiveQuadrature(nodes)
         return cls(GroupPositions.from_dict(plain["positions"]), integration)
+
+
+def rows_of(arguments: Arguments, context: PassContext = PassContext()) -> Rows:  # noqa: B008
+    """Groups laid out as rows."""
+    return Rows(arguments.data, context)
