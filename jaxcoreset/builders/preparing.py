@@ -25,7 +25,6 @@ from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
 from jaxcoreset.weighting import DrawSource
 
-
 # What the error of the integrals over effects may add, in nats, or as a part of the tolerance.
 _INTEGRAL_KL, _PART_OF_TOL = 1e-3, 0.1
 # The number of draws at which it is measured.
@@ -40,7 +39,7 @@ def likelihood_of(
     integration: Integration | None,
     **settings: Any,
 ) -> ModelLikelihood:
-    """The log-likelihoods of rows, or of groups if they are named or rows have latents of their own.
+    """The log-likelihoods of rows; of groups if they are named, or rows have latents of their own.
 
     Args:
         model: the model.
@@ -63,9 +62,7 @@ def likelihood_of(
                     "says to which group a row belongs, groups=."
                 )
             return found
-    return group_likelihood(
-        model, args, kwargs, groups=groups, integration=integration, **settings
-    )
+    return group_likelihood(model, args, kwargs, groups=groups, integration=integration, **settings)
 
 
 def refined(construction: Construction, source: DrawSource, key: PRNGKeyArray) -> Construction:

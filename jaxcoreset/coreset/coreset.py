@@ -31,9 +31,10 @@ from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.arguments import Arguments
 from jaxcoreset.likelihood.expansion import Proxy
+from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.group_arguments import flat_call
 from jaxcoreset.likelihood.group_model import GroupModel, MarginalModel
-from jaxcoreset.likelihood.grouping import Grouping
+from jaxcoreset.likelihood.grouping import Grouping, likelihood_of_layout
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import in_enough_precision
 from jaxcoreset.likelihood.weighted import weighted_model
@@ -184,21 +185,28 @@ class Coreset(AsTable):
                 in more than the rows.
             ModelError: if a row's log-likelihood depends on other rows.
         """
-        model, before = self.full_model, self.arguments
-        evaluated: Callable = model
-        if self.grouping is None:
-            arguments = before.like(args, kwargs)
-        else:
-            arguments = self.grouping.lay_out(model, args, kwargs)
-            before = self.grouping.counted(before)
-            evaluated = self.grouping.model(model, before)
-        before.check_same_constants(arguments)
+        model = self.full_model
+        likelihood_in = self._likelihood_of(args, kwargs)
 
         def run(context: PassContext) -> Coreset:
-            given = arguments, self.report, self.summary, key, context, self.proxy
-            return coreset_of_selection(model, **updated(evaluated, *given))
+            solved = updated(likelihood_in, self.report, self.summary, key, context, self.proxy)
+            return coreset_of_selection(model, **solved)
 
         return in_enough_precision(run, self.report.precision)
+
+    def _likelihood_of(
+        self, args: tuple, kwargs: dict[str, Any]
+    ) -> Callable[[PassContext], ModelLikelihood]:
+        """The function that makes the likelihood of other rows in a context."""
+        model, grouping = self.full_model, self.grouping
+        if grouping is not None:
+            layout = grouping.lay_out(model, args, kwargs, self.arguments)
+            marginal = grouping.model(model, self.arguments)
+            return lambda context: likelihood_of_layout(marginal, layout, context=context)
+        arguments = self.arguments.like(args, kwargs)
+        self.arguments.check_same_constants(arguments)
+        call, axes = arguments.call, arguments.axes
+        return lambda context: model_likelihood(model, *call, data_axes=axes, context=context)
 
     def warm_start(
         self,
@@ -369,6 +377,10 @@ def coreset_of_rows(
     keep_likelihood: bool = True,
 ) -> Coreset:
     """The coreset of some rows of a model's data, in increasing order, with positive weights."""
+    order = np.argsort(indices, kind="stable")
+    if (np.diff(order) != 1).any():
+        indices, weights = indices[order], weights[order]
+        data = tuple(leaf[order] for leaf in data)
     marginal, arguments = likelihood.model, likelihood.arguments.with_data(data)
     grouping = Grouping.of(marginal) if isinstance(marginal, GroupModel) else None
     return Coreset(
@@ -424,7 +436,7 @@ def coreset_of_selection(
     return coreset_of_rows(
         model,
         pool.likelihood,
-        pool.indices_of(positions),
+        pool.numbers_of(positions),
         selection.weights,
         data,
         Report.of_selection(pool, selection, clock, **facts),

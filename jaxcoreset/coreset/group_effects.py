@@ -10,7 +10,6 @@ from numpyro.infer import MCMC
 
 from jaxcoreset.data.utils import check_int
 from jaxcoreset.likelihood.group_effects import draw_effects
-from jaxcoreset.likelihood.grouping import rows_of
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
 from jaxcoreset.weighting.chains import chain_samples
 
@@ -34,11 +33,10 @@ def effects_of_groups(
         )
     model = coreset.full_model
     if args or kwargs:
-        arguments = coreset.grouping.lay_out(model, args, kwargs)
-        coreset.grouping.counted(coreset.arguments).check_same_constants(arguments)
-        rows = rows_of(arguments)
+        layout = coreset.grouping.lay_out(model, args, kwargs, coreset.arguments)
+        rows = layout.rows()
     elif coreset.likelihood is not None:
-        arguments, rows = coreset.likelihood.arguments, coreset.likelihood.rows
+        rows = coreset.likelihood.rows
     else:
         raise ValueError(
             "the data that the coreset was built from are not available, because it was loaded, "
@@ -54,6 +52,6 @@ def effects_of_groups(
     samples = chain_samples(mcmc, latent_shapes(coreset.model, (coreset.args, coreset.kwargs)))
     flat = samples.thin(num_draws)[0].flat()
     draws = {name: jnp.asarray(x[:num_draws]) for name, x in flat.items()}
-    found = draw_effects(marginal, rows, arguments.leaves, draws, key, moments=moments)
+    found = draw_effects(marginal, rows, coreset.arguments.leaves, draws, key, moments=moments)
     order = np.argsort(rows.numbers(np.arange(rows.num_rows)))
     return {name: values[:, order] for name, values in found.items()}

@@ -16,7 +16,13 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jaxcoreset.data.messages import did_you_mean, listed
+from jaxcoreset.data.ragged import Ragged, choose_lengths
+from jaxcoreset.data.rows import PassContext, Rows
+from jaxcoreset.data.sources.base import SourceArray
 from jaxcoreset.likelihood.arguments import Arguments, ModelError, is_array
+
+# Groups that stand for all of them where a model is traced.
+_TEMPLATE = 64
 
 
 @dataclass(frozen=True)
@@ -89,9 +95,7 @@ class GroupTable:
     num_groups: int
 
 
-def find_labels(
-    arguments: Arguments, groups: str
-) -> tuple[int, Int[np.ndarray, " n"], np.ndarray]:
+def find_labels(arguments: Arguments, groups: str) -> tuple[int, Int[np.ndarray, " n"], np.ndarray]:
     """The position of the argument with this name, its labels as numbers, and the labels by number.
 
     Raises:
@@ -132,6 +136,12 @@ def possible_counts(
         for i, leaf in enumerate(arguments.leaves)
         if i != labels and hasattr(leaf, "shape") and tuple(leaf.shape[:1]) == (n,)
     )
+    for i in (labels, *rows):
+        if isinstance(arguments.leaves[i], SourceArray):
+            raise ModelError(
+                f"argument {arguments.names[i]} is read from a source; with groups, arrays in "
+                "memory are expected: read it first, np.concatenate of its batches."
+            )
     for i in rows:
         if not is_array(arguments.leaves[i]):
             raise ModelError(
@@ -159,28 +169,60 @@ def possible_counts(
 
 
 def _is_count(leaf: Any) -> bool:
-    return isinstance(leaf, int | np.integer) and not isinstance(leaf, bool) and leaf > 0
+    is_integer = isinstance(leaf, int | np.integer) and not isinstance(leaf, bool)
+    return is_integer and int(leaf) > 0
 
 
-def lay_out(table: GroupTable) -> Arguments:
-    """The arguments with groups as rows: (G, L, …) for what has rows, and a mask for the labels."""
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Groups laid out as rows.
+
+    Attributes:
+        arguments: the model's arguments with groups as rows: (G, L, …) for what has rows, and a
+            mask for the labels. With groups of very different sizes they have some groups only.
+        data: what has a leading axis of groups, with all of them; some arrays may be `Ragged`.
+        order: the number of each group, where groups are in the order of their sizes; else None.
+    """
+
+    arguments: Arguments
+    data: tuple
+    order: Int[np.ndarray, " g"] | None
+
+    def rows(self, context: PassContext | None = None) -> Rows:
+        """The groups as rows."""
+        return Rows(self.data, context or PassContext(), self.order)
+
+
+def lay_out(table: GroupTable) -> Layout:
+    """The groups as rows."""
     positions, leaves = table.positions, list(table.arguments.leaves)
+    order = None
     if positions.labels is None:
         for i in positions.rows:
-            leaves[i] = _host(leaves[i])[:, None]
+            leaves[i] = np.asarray(leaves[i])[:, None]
     else:
-        order, mask = order_of(table.labels, table.num_groups)
+        sizes = np.bincount(table.labels, minlength=table.num_groups)
+        lengths = choose_lengths(sizes)
+        by_group = np.argsort(table.labels, kind="stable")
+        starts = np.cumsum(sizes) - sizes
+        if len(lengths) > 1:
+            order = np.argsort(np.searchsorted(lengths, sizes), kind="stable")
+            starts, sizes = starts[order], sizes[order]
         for i in positions.rows:
-            leaves[i] = _host(leaves[i])[order]
+            leaves[i] = Ragged(np.asarray(leaves[i])[by_group], starts, sizes, lengths)
         for i in positions.groups:
-            leaves[i] = _host(leaves[i])
-        leaves[positions.labels] = mask
-    return dataclasses.replace(
-        table.arguments,
-        leaves=tuple(leaves),
-        data_at=positions.data_at,
-        counts_at=positions.group_counts,
+            leaves[i] = np.asarray(leaves[i]) if order is None else np.asarray(leaves[i])[order]
+        leaves[positions.labels] = Ragged(None, starts, sizes, lengths)
+        if order is None:
+            leaves = [leaf[:] if isinstance(leaf, Ragged) else leaf for leaf in leaves]
+    data = tuple(leaves[i] for i in positions.data_at)
+    if order is not None:
+        for i in positions.data_at:
+            leaves[i] = leaves[i][:_TEMPLATE]
+    arguments = dataclasses.replace(
+        table.arguments, leaves=tuple(leaves), data_at=positions.data_at, counts_at=()
     )
+    return Layout(arguments, data, order)
 
 
 def order_of(
@@ -239,7 +281,3 @@ def rows_as_groups(arguments: Arguments, positions: GroupPositions) -> GroupTabl
     """Each row as a group."""
     num = arguments.leaves[positions.rows[0]].shape[0]
     return GroupTable(arguments, positions, np.arange(num), None, num)
-
-
-def _host(leaf: Any) -> np.ndarray:
-    return np.asarray(leaf)

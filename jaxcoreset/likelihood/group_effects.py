@@ -9,6 +9,7 @@ effect, so the chain converges geometrically (Mengersen and Tweedie 1996, Annals
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import equinox as eqx
 import jax
@@ -49,7 +50,8 @@ def draw_effects(
         By site an array of shape (s, G, …), the groups in the order of `rows`; with `moments` one
         of shape (2, G, …).
     """
-    sampler = _Sampler(marginal, tuple(leaves), moments)
+    constants = [None if i in marginal.positions.data_at else x for i, x in enumerate(leaves)]
+    sampler = _Sampler(_Constants(constants, marginal), moments)
     num = next(iter(draws.values())).shape[0]
     numbers = np.arange(rows.num_local, dtype=np.uint32)
     found: list[dict[str, np.ndarray]] = []
@@ -67,11 +69,18 @@ def _block(args: tuple, rows: tuple, counted: Array) -> PyTree:
     return jax.lax.map(lambda own: sampler(draws, key, *own), (data, numbers))
 
 
+@dataclass(frozen=True, eq=False)
+class _Constants:
+    """What programs are made from: the model, and its arguments that are no data."""
+
+    leaves: list
+    marginal: GroupModel
+
+
 class _Sampler(eqx.Module):
     """Draws of one group's effect, one for each draw of the shared parameters."""
 
-    marginal: GroupModel = eqx.field(static=True)
-    leaves: tuple = eqx.field(static=True)
+    constants: _Constants = eqx.field(static=True)
     moments: bool = eqx.field(static=True)
 
     def __call__(
@@ -84,14 +93,13 @@ class _Sampler(eqx.Module):
             return found
         return {name: jnp.stack([x.mean(axis=0), x.std(axis=0)]) for name, x in found.items()}
 
-    def _draw(
-        self, key: PRNGKeyArray, shared: Mapping[str, Array], own: tuple
-    ) -> dict[str, Array]:
-        marginal, structure = self.marginal, self.marginal.structure
+    def _draw(self, key: PRNGKeyArray, shared: Mapping[str, Array], own: tuple) -> dict[str, Array]:
+        marginal, leaves = self.constants.marginal, self.constants.leaves
+        structure = marginal.structure
         num_dims = structure.num_dims
         origin = jnp.zeros(num_dims, jnp.result_type(float))
         log_density = prepare(
-            lambda effect: marginal.log_density(shared, effect, self.leaves, own), origin
+            lambda effect: marginal.log_density(shared, effect, leaves, own), origin
         )
         mode, factor = find_mode(log_density, num_dims)
         key, normal_key, scale_key = jax.random.split(key, 3)
@@ -104,7 +112,7 @@ class _Sampler(eqx.Module):
         log_ratios = jax.vmap(log_density)(points) - log_proposal
         chosen = _metropolis(key, jnp.where(jnp.isnan(log_ratios), -jnp.inf, log_ratios))
         with full_precision():
-            sites, _, _ = marginal.run_group(shared, points[chosen], self.leaves, own)
+            sites, _, _ = marginal.run_group(shared, points[chosen], leaves, own)
         dims = {name: site.value_dim for name, site in structure.local.items()}
         dims |= structure.effects
         return {

@@ -6,12 +6,12 @@ from typing import Any
 from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.data.rows import PassContext
-from jaxcoreset.likelihood.arguments import flatten
-from jaxcoreset.likelihood.from_model import model_likelihood
+from jaxcoreset.likelihood.arguments import ModelError, flatten
 from jaxcoreset.likelihood.group_arguments import GroupPositions, lay_out, rows_as_groups
 from jaxcoreset.likelihood.group_check import check_groups
 from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.group_structure import find_table, structure_of
+from jaxcoreset.likelihood.grouping import likelihood_of_layout
 from jaxcoreset.likelihood.integration import Integration, default_integration
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.structure import find_data
@@ -54,6 +54,11 @@ def group_likelihood(
         ValueError: if the effects have too many dimensions for the integration.
     """
     given = dict(kwargs or {})
+    if context.processes.count > 1:
+        raise ModelError(
+            "several processes build one coreset of groups; expected a single process: leave out "
+            "Execution(processes=…)."
+        )
     if groups is None:
         arguments = find_data(model, tuple(args), given, data_axes, plate)[0]
         counts = arguments.counting_rows().counts_at
@@ -65,7 +70,4 @@ def group_likelihood(
     integration.check(structure.num_dims)
     marginal = GroupModel(model, table.arguments.tree, table.positions, structure, integration)
     check_groups(marginal, table)
-    laid_out = lay_out(table)
-    return model_likelihood(
-        marginal, *laid_out.call, data_axes=laid_out.axes, key=key, context=context
-    )
+    return likelihood_of_layout(marginal, lay_out(table), key=key, context=context)

@@ -83,7 +83,7 @@ class GroupModel:
         data: Sequence,
         batch_rows: int | None = None,
     ) -> Float[Array, " m"]:
-        """log p_g of m groups at constrained shared parameters.
+        """The logs of p_g of m groups at constrained shared parameters.
 
         Args:
             shared: the shared parameters.
@@ -105,9 +105,9 @@ class GroupModel:
         return jax.lax.map(one, data, batch_size=size)
 
     def _of_one_group(self, leaves: Sequence) -> Callable[[Mapping[str, Array], tuple], Array]:
-        """log p_g of one group, from the shared parameters and the group's data.
+        """The log of p_g of one group, from the shared parameters and the group's data.
 
-        JAX traces it once, since it is the same function as long as all that is no data is the same.
+        JAX traces it once: it is the same function as long as all that is no data is the same.
         """
         positions = self.positions
         skipped = {*positions.data_at, *positions.row_counts, *positions.group_counts}
@@ -137,7 +137,7 @@ class GroupModel:
     def log_density(
         self, shared: Mapping[str, Array], effect: Float[Array, " d"], leaves: Sequence, own: tuple
     ) -> Float[Array, ""]:
-        """log Π p(y | z, φ) p(z | φ) of one group at an unconstrained effect, up to no constant."""
+        """The log of Π p(y | z, φ) p(z | φ) of one group, at an unconstrained effect."""
         sites, log_jacobian, mask = self.run_group(shared, effect, leaves, own)
         total = log_jacobian
         for name in (*self.structure.local, *self.structure.groups):

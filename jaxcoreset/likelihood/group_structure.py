@@ -5,8 +5,7 @@ the groups is *local*: its entry for a group is that group's effect. An observed
 rows, or with the groups; all else is shared.
 """
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,7 +196,7 @@ def structure_of(
             shared.append(name)
             continue
         _refuse_dependent(name, value, grows, own)
-        assert value is not None
+        assert value is not None and grows is not None
         one, two = first.unconstrained[name], second.unconstrained[name]
         within = _growth(one, two)
         if within is None or not within[1]:

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
-from jaxcoreset.data.rows import PassContext, Rows
+from jaxcoreset.data.rows import PassContext
 from jaxcoreset.likelihood.arguments import Arguments, ModelError, flatten
+from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.group_arguments import (
     GroupPositions,
+    Layout,
     flat_call,
     lay_out,
     rows_as_groups,
@@ -18,6 +21,7 @@ from jaxcoreset.likelihood.group_arguments import (
 from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.group_structure import find_table, structure_of
 from jaxcoreset.likelihood.integration import AdaptiveQuadrature, Integration, LaplaceIntegral
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +52,20 @@ class Grouping:
         structure = structure_of(model, flatten(model, args, kwargs), self.positions)
         return GroupModel(model, arguments.tree, self.positions, structure, self.integration)
 
-    def lay_out(self, model: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Arguments:
-        """The arguments of other groups, as a user writes them, laid out as rows.
+    def lay_out(
+        self, model: Callable, args: tuple, kwargs: Mapping[str, Any], before: Arguments
+    ) -> Layout:
+        """Other groups, from arguments as a user writes them.
+
+        Args:
+            model: the user's model.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            before: the arguments of these groups, laid out.
 
         Raises:
-            ModelError: if the arguments have other roles than those of these groups.
+            ModelError: if the arguments have other roles than those of these groups, or one that is
+                no data has another value.
         """
         arguments = flatten(model, args, dict(kwargs))
         labels = self.positions.labels
@@ -66,9 +79,11 @@ class Grouping:
                 f"the arguments ({arguments}) are laid out otherwise than those that the coreset "
                 "was built from; pass the same arguments, in which only the groups differ."
             )
-        return self.counted(lay_out(table))
+        layout = lay_out(table)
+        self._counted(before).check_same_constants(self._counted(layout.arguments))
+        return layout
 
-    def counted(self, arguments: Arguments) -> Arguments:
+    def _counted(self, arguments: Arguments) -> Arguments:
         """The arguments with their counts marked, so that these are not taken as constants."""
         counts = (*self.positions.group_counts, *self.positions.row_counts)
         return dataclasses.replace(arguments, counts_at=counts)
@@ -97,6 +112,20 @@ class Grouping:
         return cls(GroupPositions.from_dict(plain["positions"]), integration)
 
 
-def rows_of(arguments: Arguments, context: PassContext = PassContext()) -> Rows:  # noqa: B008
-    """Groups laid out as rows."""
-    return Rows(arguments.data, context)
+def likelihood_of_layout(
+    marginal: GroupModel,
+    layout: Layout,
+    *,
+    key: PRNGKeyArray | None = None,
+    context: PassContext | None = None,
+) -> ModelLikelihood:
+    """The log-likelihoods of groups; arguments and errors as in `model_likelihood`."""
+    arguments, rows = layout.arguments, layout.rows(context)
+    return model_likelihood(
+        marginal,
+        *arguments.call,
+        data_axes=arguments.axes,
+        key=key,
+        context=rows.context,
+        rows=rows,
+    )

@@ -1,6 +1,6 @@
 """How accurate the integrals over groups' effects are, in nats of the divergence that matters.
 
-The log-likelihood of all groups is evaluated with more accurate integrals at draws of the weighting.
+The log-likelihood of all groups is evaluated with more accurate integrals at draws of π̂.
 The variance over the draws of the difference is what the integrals add to the symmetrised KL
 divergence. It is measured on some groups: their mean difference times the number of groups is the
 part that all groups share, and what is left is independent noise.
@@ -63,9 +63,7 @@ def integral_error(marginal: GroupModel, likelihood: ModelLikelihood, draws: Par
     chosen = np.linspace(0, num - 1, min(num, _NUM_GROUPS, max(8, _MOST_ROWS // rows)))
     data = likelihood.take(np.unique(chosen.round().astype(np.int64)))
     reference = marginal.with_integration(_reference(marginal))
-    own, other = (
-        _evaluate(likelihood, one, draws, tuple(data)) for one in (marginal, reference)
-    )
+    own, other = (_evaluate(likelihood, one, draws, tuple(data)) for one in (marginal, reference))
     differences = own - other
     size = differences.shape[1]
     shared = np.var(differences.mean(axis=1), ddof=1)

@@ -138,7 +138,7 @@ class QuasiMonteCarlo(Integration):
     """Importance sampling from a Student distribution at the mode, to measure other integrals by.
 
     Args:
-        num_points: the number of points, which are those of a scrambled Sobol sequence.
+        num_points: the number of points, which are those of a Halton sequence.
     """
 
     num_points: int = 1 << 12
@@ -187,14 +187,19 @@ def _student_points(
     num_points: int, num_dims: int
 ) -> tuple[Float[np.ndarray, "k d"], Float[np.ndarray, " k"]]:
     """Points of a Student distribution, and the logs of one over their number and density."""
-    from scipy.stats import chi2, multivariate_t, norm, qmc
+    from scipy.special import gammaln
+    from scipy.stats import chi2, norm, qmc
 
-    uniform = qmc.Sobol(num_dims + 1, seed=0).random(num_points)
+    uniform = qmc.Halton(num_dims + 1, scramble=False).random(num_points + 1)[1:]
     uniform = np.clip(uniform, 1e-12, 1 - 1e-12)
     scale = np.sqrt(STUDENT_DEGREES / chi2.ppf(uniform[:, :1], STUDENT_DEGREES))
     points = norm.ppf(uniform[:, 1:]) * scale
-    density = multivariate_t(np.zeros(num_dims), np.eye(num_dims), df=STUDENT_DEGREES)
-    return points, -np.log(num_points) - np.reshape(density.logpdf(points), -1)
+    degrees = STUDENT_DEGREES
+    constant = gammaln((degrees + num_dims) / 2) - gammaln(degrees / 2)
+    constant -= num_dims / 2 * np.log(degrees * np.pi)
+    squares = np.sum(points**2, axis=1) / degrees
+    log_density = constant - (degrees + num_dims) / 2 * np.log1p(squares)
+    return points, -np.log(num_points) - log_density
 
 
 def find_mode(
