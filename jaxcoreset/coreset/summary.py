@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxcoreset.data.arrays import leading, require_type
-from jaxcoreset.data.ragged import is_ragged
+from jaxcoreset.data.ragged import has_lengths
 from jaxcoreset.likelihood.likelihood import Params
 from jaxcoreset.selection.draws import DrawPool, Use
 
@@ -71,7 +71,7 @@ class DataSummary:
         if kept.size > _MOST_CANDIDATES:
             even = np.linspace(0, kept.size - 1, _MOST_CANDIDATES).astype(np.int64)
             kept = np.union1d(even, positions)
-        if is_ragged(pool.candidate_data):  # a few long ones would make all of them long
+        if has_lengths(pool.candidate_data):  # a few long ones would make all of them long
             kept = np.sort(positions) if positions.size else kept[:1]
         data = tuple(np.asarray(leaf[kept]) for leaf in pool.candidate_data)
         return cls(parts, data, pool.numbers_of(kept), pool.source.inefficiency)

@@ -79,6 +79,12 @@ def is_ragged(tree: PyTree) -> bool:
     return any(isinstance(leaf, Ragged) for leaf in jax.tree.leaves(tree))
 
 
+def has_lengths(tree: PyTree) -> bool:
+    """True if some of the arrays are ragged, with lists of more than one length."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Ragged)]
+    return any(len(leaf.lengths) > 1 for leaf in leaves)
+
+
 def runs_of(tree: PyTree, num: int) -> list[slice]:
     """The rows that follow one another and have one length; a single slice if none is ragged."""
     ragged = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Ragged)]

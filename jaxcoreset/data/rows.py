@@ -118,8 +118,21 @@ class Rows:
         sources = (getattr(leaf, "source", None) for leaf in jax.tree.leaves(self.data))
         return all(source is None or source.random_access for source in sources)
 
-    def block(self, width: int) -> int:
-        """The number of rows of a block if each row becomes `width` numbers."""
+    def block(self, width: int, at: int = 0) -> int:
+        """The number of rows of a block if each row becomes `width` numbers.
+
+        Args:
+            width: the number of numbers.
+            at: a row; blocks of lists of another length are not alike.
+        """
+        if self.is_ragged:
+            run = next(run for run in runs_of(self.data, self.num_local) if at < run.stop)
+            num = run.stop - run.start
+            most = block_rows(
+                width,
+                row_bytes([leaf[run.start : run.start + 1] for leaf in jax.tree.leaves(self.data)]),
+            )
+            return -(-num // -(-num // most))
         even = 1 << max(0, int(np.ceil(np.log2(self.num_rows / _FEWEST_BLOCKS))))
         return min(block_rows(width, row_bytes(self.data)), max(_SMALLEST_BLOCK, even))
 
@@ -289,7 +302,7 @@ class Rows:
                 fn,
                 args,
                 (data, per_run),
-                self.block(width),
+                self.block(width, run.start),
                 first=max(first - run.start, 0),
                 mesh=self.context.mesh,
                 batch_size=self.context.batch_size,

@@ -179,8 +179,8 @@ class Layout:
 
     Attributes:
         arguments: the model's arguments with groups as rows: (G, L, …) for what has rows, and a
-            mask for the labels. With groups of very different sizes they have some groups only.
-        data: what has a leading axis of groups, with all of them; some arrays may be `Ragged`.
+            mask for the labels. They have some of the groups only.
+        data: what has a leading axis of groups, with all of them; with labels, some are `Ragged`.
         order: the number of each group, where groups are in the order of their sizes; else None.
     """
 
@@ -213,12 +213,9 @@ def lay_out(table: GroupTable) -> Layout:
         for i in positions.groups:
             leaves[i] = np.asarray(leaves[i]) if order is None else np.asarray(leaves[i])[order]
         leaves[positions.labels] = Ragged(None, starts, sizes, lengths)
-        if order is None:
-            leaves = [leaf[:] if isinstance(leaf, Ragged) else leaf for leaf in leaves]
     data = tuple(leaves[i] for i in positions.data_at)
-    if order is not None:
-        for i in positions.data_at:
-            leaves[i] = leaves[i][:_TEMPLATE]
+    for i in positions.data_at:
+        leaves[i] = leaves[i][:_TEMPLATE]
     arguments = dataclasses.replace(
         table.arguments, leaves=tuple(leaves), data_at=positions.data_at, counts_at=()
     )

@@ -196,7 +196,8 @@ def structure_of(
             shared.append(name)
             continue
         _refuse_dependent(name, value, grows, own)
-        assert value is not None and grows is not None
+        assert value is not None
+        assert grows is not None
         one, two = first.unconstrained[name], second.unconstrained[name]
         within = _growth(one, two)
         if within is None or not within[1]:

@@ -105,7 +105,7 @@ def search_rows(
 
     def add(state: State, values: tuple, first: int, count: int) -> State:
         score, position, found = values
-        blocks, block = position.shape[0], rows.block(residual.size)
+        blocks, block = position.shape[0], rows.block(residual.size, first - rows.offset)
         row = first + (np.arange(blocks)[:, None] * block + position)
         found = jax.tree.leaves(found)[: len(leaves)]
         found = [part.reshape(-1, *part.shape[2:]) for part in found]
