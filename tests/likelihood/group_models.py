@@ -1,5 +1,7 @@
 """Hierarchical models and data for the tests of groups."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -8,55 +10,57 @@ import numpyro.distributions as dist
 
 def intercepts(X, plane, num_planes, y=None):
     """Logistic regression with a normal intercept for each plane."""
-    beta = numpyro.sample("beta", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
-    mu = numpyro.sample("mu", dist.Normal(0, 1))
-    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    beta: Any = numpyro.sample("beta", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    mu: Any = numpyro.sample("mu", dist.Normal(0, 1))
+    tau: Any = numpyro.sample("tau", dist.HalfNormal(1))
     with numpyro.plate("planes", num_planes):
-        effect = numpyro.sample("effect", dist.Normal(mu, tau))
+        effect: Any = numpyro.sample("effect", dist.Normal(mu, tau))
     with numpyro.plate("flights", X.shape[0]):
         numpyro.sample("late", dist.Bernoulli(logits=X @ beta + effect[plane]), obs=y)
 
 
 def intercepts_non_centred(X, plane, num_planes, y=None):
     """The same, with standard normal effects that are scaled."""
-    beta = numpyro.sample("beta", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
-    mu = numpyro.sample("mu", dist.Normal(0, 1))
-    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    beta: Any = numpyro.sample("beta", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    mu: Any = numpyro.sample("mu", dist.Normal(0, 1))
+    tau: Any = numpyro.sample("tau", dist.HalfNormal(1))
     with numpyro.plate("planes", num_planes):
-        effect = numpyro.deterministic("effect", mu + tau * numpyro.sample("z", dist.Normal(0, 1)))
+        effect: Any = numpyro.deterministic(
+            "effect", mu + tau * numpyro.sample("z", dist.Normal(0, 1))
+        )
     with numpyro.plate("flights", X.shape[0]):
         numpyro.sample("late", dist.Bernoulli(logits=X @ beta + effect[plane]), obs=y)
 
 
 def normals(group, num_groups, y=None):
     """Normal observations around normal group means, whose marginal has a closed form."""
-    mu = numpyro.sample("mu", dist.Normal(0, 2))
-    tau = numpyro.sample("tau", dist.HalfNormal(1))
-    sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+    mu: Any = numpyro.sample("mu", dist.Normal(0, 2))
+    tau: Any = numpyro.sample("tau", dist.HalfNormal(1))
+    sigma: Any = numpyro.sample("sigma", dist.HalfNormal(1))
     with numpyro.plate("groups", num_groups):
-        mean = numpyro.sample("mean", dist.Normal(mu, tau))
+        mean: Any = numpyro.sample("mean", dist.Normal(mu, tau))
     with numpyro.plate("rows", group.shape[0]):
         numpyro.sample("y", dist.Normal(mean[group], sigma), obs=y)
 
 
 def lines(x, group, num_groups, y=None):
     """An effect of `x.shape[1]` dimensions for each group, in a vector, with correlation."""
-    mu = numpyro.sample("mu", dist.Normal(0, 2).expand([x.shape[1]]).to_event(1))
-    tau = numpyro.sample("tau", dist.HalfNormal(1).expand([x.shape[1]]).to_event(1))
-    rho = numpyro.sample("rho", dist.Uniform(0, 0.9))
+    mu: Any = numpyro.sample("mu", dist.Normal(0, 2).expand([x.shape[1]]).to_event(1))
+    tau: Any = numpyro.sample("tau", dist.HalfNormal(1).expand([x.shape[1]]).to_event(1))
+    rho: Any = numpyro.sample("rho", dist.Uniform(0, 0.9))
     covariance = jnp.outer(tau, tau) * (rho + (1 - rho) * jnp.eye(x.shape[1]))
     with numpyro.plate("groups", num_groups):
-        effect = numpyro.sample("effect", dist.MultivariateNormal(mu, covariance))
+        effect: Any = numpyro.sample("effect", dist.MultivariateNormal(mu, covariance))
     with numpyro.plate("rows", x.shape[0]):
         numpyro.sample("y", dist.Normal(jnp.sum(x * effect[group], -1), 0.5), obs=y)
 
 
 def frailties(x, y=None):
     """Poisson counts with a gamma effect of each row: negative binomial ones."""
-    beta = numpyro.sample("beta", dist.Normal(0, 1))
-    shape = numpyro.sample("shape", dist.Gamma(4, 2))
+    beta: Any = numpyro.sample("beta", dist.Normal(0, 1))
+    shape: Any = numpyro.sample("shape", dist.Gamma(4, 2))
     with numpyro.plate("rows", x.shape[0]):
-        frailty = numpyro.sample("frailty", dist.Gamma(shape, shape))
+        frailty: Any = numpyro.sample("frailty", dist.Gamma(shape, shape))
         numpyro.sample("y", dist.Poisson(frailty * jnp.exp(1 + beta * x)), obs=y)
 
 

@@ -1,5 +1,7 @@
 """Log-likelihoods of groups, whose effects are integrated out, against closed forms and SciPy."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -200,40 +202,42 @@ def test_groups_without_rows_have_log_likelihood_zero():
 
 def _crossed(group, num_groups, y=None):
     with numpyro.plate("groups", num_groups):
-        effect = numpyro.sample("effect", dist.Normal(0, numpyro.sample("s", dist.HalfNormal(1))))
+        effect: Any = numpyro.sample(
+            "effect", dist.Normal(0, numpyro.sample("s", dist.HalfNormal(1)))
+        )
     with numpyro.plate("rows", group.shape[0]):
         versus = effect[(group + 1) % num_groups]
         numpyro.sample("y", dist.Normal(effect[group] - versus, 1), obs=y)
 
 
 def _random_walk(group, num_groups, y=None):
-    scale = numpyro.sample("s", dist.HalfNormal(1))
-    effect = numpyro.sample("effect", dist.GaussianRandomWalk(scale, num_groups))
+    scale: Any = numpyro.sample("s", dist.HalfNormal(1))
+    effect: Any = numpyro.sample("effect", dist.GaussianRandomWalk(scale, num_groups))
     with numpyro.plate("rows", group.shape[0]):
         numpyro.sample("y", dist.Normal(effect[group], 1), obs=y)
 
 
 def _running_sum(group, num_groups, y=None):
-    scale = numpyro.sample("s", dist.HalfNormal(1))
+    scale: Any = numpyro.sample("s", dist.HalfNormal(1))
     with numpyro.plate("groups", num_groups):
-        step = numpyro.sample("step", dist.Normal(0, scale))
+        step: Any = numpyro.sample("step", dist.Normal(0, scale))
     with numpyro.plate("rows", group.shape[0]):
         numpyro.sample("y", dist.Normal(jnp.cumsum(step)[group], 1), obs=y)
 
 
 def _sizes_in_the_prior(group, num_groups, y=None):
-    scale = numpyro.sample("s", dist.HalfNormal(1))
+    scale: Any = numpyro.sample("s", dist.HalfNormal(1))
     sizes = jnp.bincount(group, length=num_groups)
     with numpyro.plate("groups", num_groups):
-        effect = numpyro.sample("effect", dist.Normal(0, scale / jnp.sqrt(1 + sizes)))
+        effect: Any = numpyro.sample("effect", dist.Normal(0, scale / jnp.sqrt(1 + sizes)))
     with numpyro.plate("rows", group.shape[0]):
         numpyro.sample("y", dist.Normal(effect[group], 1), obs=y)
 
 
 def _discrete(group, num_groups, y=None):
-    share = numpyro.sample("share", dist.Beta(2, 2))
+    share: Any = numpyro.sample("share", dist.Beta(2, 2))
     with numpyro.plate("groups", num_groups):
-        kind = numpyro.sample("kind", dist.Bernoulli(share))
+        kind: Any = numpyro.sample("kind", dist.Bernoulli(share))
     with numpyro.plate("rows", group.shape[0]):
         numpyro.sample("y", dist.Normal(kind[group], 1), obs=y)
 
