@@ -6,7 +6,7 @@ import pytest
 from jaxcoreset.data.ragged import Ragged, choose_lengths, padded_alike, runs_of
 
 
-def _places(sizes, lengths):
+def _places(sizes: np.ndarray, lengths: tuple[int, ...]) -> int:
     return int(np.take(lengths, np.searchsorted(lengths, np.maximum(sizes, 1))).sum())
 
 
