@@ -19,6 +19,8 @@ from jaxcoreset.data.processes import ProcessError as ProcessError
 from jaxcoreset.data.processes import initialize_processes as initialize_processes
 from jaxcoreset.likelihood.embedding import embed as embed
 from jaxcoreset.likelihood.from_model import model_likelihood as model_likelihood
+from jaxcoreset.likelihood.integration import AdaptiveQuadrature as AdaptiveQuadrature
+from jaxcoreset.likelihood.integration import LaplaceIntegral as LaplaceIntegral
 from jaxcoreset.likelihood.likelihood import ModelLikelihood as ModelLikelihood
 from jaxcoreset.likelihood.weighted import weighted_model as weighted_model
 from jaxcoreset.solvers import AIHT as AIHT

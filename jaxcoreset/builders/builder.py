@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.builders.outcome import (
@@ -21,18 +20,24 @@ from jaxcoreset.builders.outcome import (
     reported_estimate,
     up_to_best,
 )
-from jaxcoreset.builders.preparing import bound_solver, expand, expand_again
+from jaxcoreset.builders.preparing import (
+    bound_solver,
+    expand,
+    expand_again,
+    likelihood_of,
+    pass_context,
+    refined,
+)
 from jaxcoreset.builders.settings import Candidates, Checkpoint, Execution, Taylor, Tolerance
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection
 from jaxcoreset.coreset.exact import coreset_of_all, exact_coreset
 from jaxcoreset.coreset.warn import warn_if_bad
-from jaxcoreset.data.checkpoint import MODEL_VALUES, CheckpointFile, build_settings, settings_of_all
+from jaxcoreset.data.checkpoint import MODEL_VALUES
 from jaxcoreset.data.distinct import find_distinct
-from jaxcoreset.data.processes import SINGLE_PROCESS, DistributedProcesses
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.closures import float64_for
-from jaxcoreset.likelihood.from_model import model_likelihood
+from jaxcoreset.likelihood.integration import Integration
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import Float32Error
 from jaxcoreset.likelihood.trace import one_at_a_time
@@ -96,6 +101,13 @@ class CoresetBuilder:
             not say, and there may be none. "auto" solves with and without it, and takes the coreset
             with fewer rows that keeps to `tol`, or with `size` that of the smaller error. None is a
             coreset of rows alone.
+        groups: the argument that says to which group a row belongs, such as "plane" or
+            "data['plane']", for a model with an effect of each group. A group is then what is
+            chosen and weighted, and `size` is a number of groups: their effects are integrated out,
+            and the coreset's model has the shared parameters only. If None, each row with a latent
+            of its own is a group.
+        integration: how the effects are integrated out, `AdaptiveQuadrature` or `LaplaceIntegral`;
+            by default the first for effects of one or two dimensions, and the second beyond.
 
     Raises:
         TypeError: if `weighting`, `solver` or another setting has the wrong type.
@@ -121,6 +133,8 @@ class CoresetBuilder:
         checkpoint: str | os.PathLike | Checkpoint | None = None,
         progress_bar: bool = True,
         proxy: Literal["auto"] | Taylor | None = "auto",
+        groups: str | None = None,
+        integration: Integration | None = None,
     ):
         if (size is None) == (tol is None):
             raise ValueError(
@@ -145,7 +159,13 @@ class CoresetBuilder:
             )
         if not isinstance(proxy, Taylor | None) and proxy != "auto":
             raise TypeError(f'proxy is {proxy!r}; expected "auto", Taylor() or None.')
+        if not isinstance(groups, str | None) or not isinstance(integration, Integration | None):
+            raise TypeError(
+                f"groups is {groups!r} and integration {integration!r}; expected the name of an "
+                "argument, and AdaptiveQuadrature(), LaplaceIntegral() or None."
+            )
         self.model = model
+        self.groups, self.integration = groups, integration
         self.proxy: Literal["auto"] | Taylor | None = proxy
         self.size = None if size is None else check_int("size", size, 1)
         self.tol = tol if tol is None or isinstance(tol, Tolerance) else Tolerance(tol)
@@ -182,6 +202,8 @@ class CoresetBuilder:
             "data_axes": self.data_axes,
             "plate": self.plate,
             "proxy": self.proxy,
+            "groups": self.groups,
+            "integration": self.integration,
         }
 
     def run(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Coreset:
@@ -217,7 +239,7 @@ class CoresetBuilder:
         self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], in_float64: bool = False
     ) -> list[Coreset]:
         """One build in one precision."""
-        context = self._context(key, args, kwargs, in_float64=in_float64)
+        context = pass_context(self, key, args, kwargs, in_float64=in_float64)
         checkpoint = context.checkpoint
         try:
             found = self._run(key, args, kwargs, context)
@@ -245,6 +267,8 @@ class CoresetBuilder:
             likelihood.rows.keep(np.concatenate([np.zeros(0, np.int64), *found]))
         with clock.stage("weighting"):
             source = self._source(likelihood, weighting_key)
+            construction = refined(construction, source, draws_key)
+            likelihood = construction.likelihood
         settings = self.execution.batch_size, self.progress_bar, construction.max_noise
         pool = DrawPool(likelihood, source, draws_key, *settings)
         with clock.stage("weighting"):
@@ -272,7 +296,7 @@ class CoresetBuilder:
             **kwargs: the model's keyword arguments.
         """
         key = jax.random.key(0)
-        context = self._context(key, args, kwargs, with_checkpoint=False)
+        context = pass_context(self, key, args, kwargs, with_checkpoint=False)
         construction = self._construction(key, key, args, kwargs, context, may_read=False)
         return plan_build(construction.likelihood, construction, self.weighting)
 
@@ -288,10 +312,12 @@ class CoresetBuilder:
     ) -> Construction:
         clock = Clock()
         with clock.stage("model"):
-            likelihood = model_likelihood(
+            likelihood = likelihood_of(
                 self.model,
                 args,
                 kwargs,
+                self.groups,
+                self.integration,
                 data_axes=self.data_axes,
                 plate=self.plate,
                 key=start_key,
@@ -317,33 +343,6 @@ class CoresetBuilder:
             distinct=distinct,
             allows_rows_alone=not isinstance(self.proxy, Taylor),
         )
-
-    def _context(
-        self,
-        key: PRNGKeyArray,
-        args: tuple,
-        kwargs: dict[str, Any],
-        *,
-        with_checkpoint: bool = True,
-        in_float64: bool = False,
-    ) -> PassContext:
-        """Where rows are evaluated, and the file that keeps the passes over them."""
-        together = self.execution.processes
-        processes = SINGLE_PROCESS if together is None else DistributedProcesses(together.timeout)
-        mesh = self.execution.mesh
-        if mesh is None and len(jax.local_devices()) > 1:
-            mesh = Mesh(np.array(jax.local_devices()), ("rows",))
-        if processes.count > 1:
-            processes.agree(settings_of_all(self, key, args, kwargs, processes))
-        checkpoint = None
-        if with_checkpoint and self.checkpoint is not None:
-            path = os.fspath(self.checkpoint.path) + (".float64" if in_float64 else "")
-            if processes.count > 1:
-                path = f"{path}.{processes.index}-of-{processes.count}"
-            with processes.all_or_none("checkpoint"):
-                settings = build_settings(self, key, args, kwargs, processes)
-                checkpoint = CheckpointFile(path, settings, interval=self.checkpoint.every)
-        return PassContext(mesh, self.execution.batch_size, processes, checkpoint, in_float64)
 
     def _repair(
         self,
@@ -438,4 +437,5 @@ class CoresetBuilder:
             passes=dict(likelihood.rows.passes),
             candidate_searches=list(construction.searches),
             num_distinct=None if construction.distinct is None else construction.distinct.num,
+            **construction.facts,
         )

@@ -1,19 +1,123 @@
-"""What a build needs before it solves: a solver with its labels, and an expansion of all rows."""
+"""What a build needs before it solves: a likelihood, a solver with its labels, an expansion."""
 
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.builders.settings import Taylor
+from jaxcoreset.data.checkpoint import CheckpointFile, build_settings, settings_of_all
 from jaxcoreset.data.messages import did_you_mean, listed
+from jaxcoreset.data.processes import SINGLE_PROCESS, DistributedProcesses
+from jaxcoreset.data.rows import PassContext
+from jaxcoreset.likelihood.from_model import model_likelihood
+from jaxcoreset.likelihood.group_likelihood import group_likelihood
+from jaxcoreset.likelihood.group_model import GroupModel
+from jaxcoreset.likelihood.integral_error import accurate_enough, describe
+from jaxcoreset.likelihood.integration import Integration
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.structure import LatentOfRowError
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.expanding import expansion_of, flat_center, is_far
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
+from jaxcoreset.weighting import DrawSource
+
+# What the error of the integrals over effects may add, in nats, or as a part of the tolerance.
+_INTEGRAL_KL, _PART_OF_TOL = 1e-3, 0.1
+# The number of draws at which it is measured.
+_NUM_DRAWS = 64
+
+
+def pass_context(
+    builder: Any,
+    key: PRNGKeyArray,
+    args: tuple,
+    kwargs: dict[str, Any],
+    *,
+    with_checkpoint: bool = True,
+    in_float64: bool = False,
+) -> PassContext:
+    """Where a `CoresetBuilder` evaluates rows, and the file that keeps the passes over them."""
+    together = builder.execution.processes
+    processes = SINGLE_PROCESS if together is None else DistributedProcesses(together.timeout)
+    mesh = builder.execution.mesh
+    if mesh is None and len(jax.local_devices()) > 1:
+        mesh = Mesh(np.array(jax.local_devices()), ("rows",))
+    if processes.count > 1:
+        processes.agree(settings_of_all(builder, key, args, kwargs, processes))
+    checkpoint = None
+    if with_checkpoint and builder.checkpoint is not None:
+        path = os.fspath(builder.checkpoint.path) + (".float64" if in_float64 else "")
+        if processes.count > 1:
+            path = f"{path}.{processes.index}-of-{processes.count}"
+        with processes.all_or_none("checkpoint"):
+            settings = build_settings(builder, key, args, kwargs, processes)
+            checkpoint = CheckpointFile(path, settings, interval=builder.checkpoint.every)
+    return PassContext(mesh, builder.execution.batch_size, processes, checkpoint, in_float64)
+
+
+def likelihood_of(
+    model: Callable,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    groups: str | None,
+    integration: Integration | None,
+    **settings: Any,
+) -> ModelLikelihood:
+    """The log-likelihoods of rows; of groups if they are named, or rows have latents of their own.
+
+    Args:
+        model: the model.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        groups: see `CoresetBuilder`.
+        integration: see `CoresetBuilder`.
+        **settings: see `model_likelihood`.
+    """
+    if groups is None:
+        try:
+            found = model_likelihood(model, args, kwargs, **settings)
+        except LatentOfRowError:
+            pass
+        else:
+            if integration is not None:
+                raise ValueError(
+                    f"integration is {integration!r}, but groups is None and no latent site has an "
+                    "entry for each row; expected effects to integrate out: name the argument that "
+                    "says to which group a row belongs, groups=."
+                )
+            return found
+    return group_likelihood(model, args, kwargs, groups=groups, integration=integration, **settings)
+
+
+def refined(construction: Construction, source: DrawSource, key: PRNGKeyArray) -> Construction:
+    """The construction with integrals over effects that are accurate enough, if it has any."""
+    likelihood = construction.likelihood
+    if not isinstance(likelihood.model, GroupModel):
+        return construction
+    if source.approximation is not None:
+        draws = source.approximation.draws(key, _NUM_DRAWS)
+    else:
+        draws = source.take(key, 0, min(_NUM_DRAWS, source.limit or _NUM_DRAWS))
+    tol = construction.tol
+    goal = _INTEGRAL_KL if tol is None else _PART_OF_TOL * tol
+    likelihood, error = accurate_enough(likelihood, draws, goal)
+    assert isinstance(likelihood.model, GroupModel)
+    facts = {
+        "unit": "groups",
+        "integration": describe(likelihood.model.integration),
+        "integral_kl": error,
+    }
+    return dataclasses.replace(construction, likelihood=likelihood, facts=facts)
 
 
 def expand(

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,19 +19,23 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpyro.infer import MCMC
 
-from jaxcoreset.coreset.frame import as_frame, without_formulas, write_proxy
+from jaxcoreset.coreset.frame import AsTable
+from jaxcoreset.coreset.group_effects import effects_of_groups
 from jaxcoreset.coreset.model_name import import_model, name_of
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.coreset.update import updated
 from jaxcoreset.coreset.warm_start import WarmStart, warm_start
 from jaxcoreset.data.arrays import encode, save_archive
-from jaxcoreset.data.messages import require
 from jaxcoreset.data.rows import PassContext
-from jaxcoreset.data.utils import Clock, check_int, write_whole
+from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.arguments import Arguments
 from jaxcoreset.likelihood.closures import float64_for
 from jaxcoreset.likelihood.expansion import Proxy
+from jaxcoreset.likelihood.from_model import model_likelihood
+from jaxcoreset.likelihood.group_arguments import flat_call
+from jaxcoreset.likelihood.group_model import GroupModel, MarginalModel
+from jaxcoreset.likelihood.grouping import Grouping, likelihood_of_layout
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import in_enough_precision
 from jaxcoreset.likelihood.weighted import weighted_model
@@ -39,13 +43,10 @@ from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.weighting.laplace import LaplaceApproximation
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 FORMAT = 1
 
 
-class Coreset:
+class Coreset(AsTable):
     """Weighted rows whose posterior approximates that of all the data.
 
     ``coreset.model(*coreset.args, **coreset.kwargs)`` is a plain NumPyro model: it works with NUTS,
@@ -78,6 +79,9 @@ class Coreset:
         summary: what `update` needs of the rows that the coreset was built from, or None.
         proxy: what stands for all rows beside the weighted ones; None if nothing does. With it
             there may be no rows; `args` and `kwargs` then hold one row, which counts for nothing.
+        grouping: of a coreset of groups, what is known of the arguments and the integral over
+            effects; None for one of rows. With groups `indices` number groups, and `args` and
+            `kwargs` hold all the rows of these groups, whose labels are 0, 1, ….
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class Coreset:
         likelihood: ModelLikelihood | None = None,
         summary: DataSummary | None = None,
         proxy: Proxy | None = None,
+        grouping: Grouping | None = None,
     ):
         self.indices: Int[np.ndarray, " m"] = np.asarray(indices, np.int64)
         self.weights: Float[np.ndarray, " m"] = np.asarray(weights)
@@ -104,6 +109,7 @@ class Coreset:
         self.likelihood = likelihood
         self.summary = summary
         self.proxy = proxy
+        self.grouping = grouping
         self._full_model = model
         self.data_dims = dict(data_dims)
         self._model_name = model_name or name_of(model)
@@ -113,16 +119,22 @@ class Coreset:
     @property
     def args(self) -> tuple:
         """The model's positional arguments with only these rows."""
-        return self.arguments.call[0]
+        return self._call[0]
 
     @property
     def kwargs(self) -> dict[str, Any]:
         """The model's keyword arguments with only these rows."""
-        return self.arguments.call[1]
+        return self._call[1]
+
+    @property
+    def _call(self) -> tuple[tuple, dict]:
+        if self.grouping is None:
+            return self.arguments.call
+        return flat_call(self.grouping.positions, self.arguments)
 
     @property
     def model(self) -> Callable:
-        """The weighted model.
+        """The weighted model; of groups, that of the shared parameters.
 
         Raises:
             ValueError: if the coreset was loaded without its model, and without trust in the name
@@ -130,7 +142,10 @@ class Coreset:
         """
         if self._model is None:
             weights = self.weights if len(self) else np.zeros(1, self.weights.dtype)
-            self._model = weighted_model(self.full_model, weights, self.data_dims, proxy=self.proxy)
+            model = self.full_model
+            if self.grouping is not None:
+                model = MarginalModel(self.grouping.model(model, self.arguments), self.arguments)
+            self._model = weighted_model(model, weights, self.data_dims, proxy=self.proxy)
         return self._model
 
     @property
@@ -168,15 +183,28 @@ class Coreset:
                 in more than the rows.
             ModelError: if a row's log-likelihood depends on other rows.
         """
-        arguments = self.arguments.like(args, kwargs)
-        self.arguments.check_same_constants(arguments)
         model = self.full_model
+        likelihood_in = self._likelihood_of(args, kwargs)
 
         def run(context: PassContext) -> Coreset:
-            solved = updated(model, arguments, self.report, self.summary, key, context, self.proxy)
+            solved = updated(likelihood_in, self.report, self.summary, key, context, self.proxy)
             return coreset_of_selection(model, **solved)
 
         return in_enough_precision(run, self.report.precision)
+
+    def _likelihood_of(
+        self, args: tuple, kwargs: dict[str, Any]
+    ) -> Callable[[PassContext], ModelLikelihood]:
+        """The function that makes the likelihood of other rows in a context."""
+        model, grouping = self.full_model, self.grouping
+        if grouping is not None:
+            layout = grouping.lay_out(model, args, kwargs, self.arguments)
+            marginal = grouping.model(model, self.arguments)
+            return lambda context: likelihood_of_layout(marginal, layout, context=context)
+        arguments = self.arguments.like(args, kwargs)
+        self.arguments.check_same_constants(arguments)
+        call, axes = arguments.call, arguments.axes
+        return lambda context: model_likelihood(model, *call, data_axes=axes, context=context)
 
     def warm_start(
         self,
@@ -196,6 +224,41 @@ class Coreset:
             dense_mass=dense_mass,
             key=key,
         )
+
+    def group_effects(
+        self,
+        key: PRNGKeyArray,
+        mcmc: MCMC | Mapping[str, Any],
+        *args: Any,
+        num_draws: int = 64,
+        moments: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, np.ndarray]:
+        """Draws of the effects of *all* groups, also those that are not in the coreset.
+
+        They take one pass over all rows. Given the shared parameters the effects of groups are
+        independent, so each is drawn from its own rows; see `jaxcoreset.likelihood.group_effects`.
+
+        Args:
+            key: a JAX random key.
+            mcmc: NUTS that has run on ``coreset.model``, or a dictionary of constrained samples.
+            *args: the model's positional arguments with all rows; needed if the coreset was loaded.
+            num_draws: the number of draws of the shared parameters, evenly spaced, each with one
+                draw of all effects.
+            moments: whether to return the mean and the standard deviation of each effect only, for
+                as many groups as their draws would not fit in memory.
+            **kwargs: the model's keyword arguments with all rows.
+
+        Returns:
+            By site, for the latent sites of groups and deterministic sites with one entry per
+            group, an array of shape (num_draws, G, …) whose groups are in the order of `indices`;
+            with `moments` one of shape (2, G, …). ``arviz.from_dict`` takes the draws with a
+            leading axis of chains.
+
+        Raises:
+            ValueError: if the coreset is not one of groups, or its data are missing.
+        """
+        return effects_of_groups(self, key, mcmc, args, kwargs, num_draws, moments)
 
     def init_params(self, num_chains: int = 1) -> dict[str, Array]:
         """Starting points for chains on the coreset, for ``MCMC.run(..., init_params=...)``.
@@ -238,12 +301,9 @@ class Coreset:
         """
         return float64_for(self.full_model)
 
-    def __len__(self) -> int:
-        return self.indices.size
-
     def __repr__(self) -> str:
         kl = "not known" if math.isinf(self.report.kl) else f"{self.report.kl:.2g}"
-        return f"<Coreset: {len(self)} of {self.report.num_data:,} rows, KL {kl}>"
+        return f"<Coreset: {len(self)} of {self.report.num_data:,} {self.report.unit}, KL {kl}>"
 
     def __getstate__(self) -> dict[str, Any]:
         # The likelihood has compiled functions, which cannot be pickled, and all the data. The
@@ -281,13 +341,14 @@ class Coreset:
         arrays: dict[str, np.ndarray] = {}
         header = {
             "format": FORMAT,
-            "args": encode(list(self.args), arrays, "args"),
-            "kwargs": encode(self.kwargs, arrays, "kwargs"),
+            "args": encode(list(self.arguments.call[0]), arrays, "args"),
+            "kwargs": encode(self.arguments.call[1], arrays, "kwargs"),
             "report": self.report.to_dict(),
             "data_dims": self.data_dims,
             "model": self._model_name,
             "data_names": self.data_names,
             "count_places": self.arguments.counts_at,
+            "grouping": None if self.grouping is None else self.grouping.to_dict(),
             "summary": None
             if self.summary is None
             else encode(self.summary.to_dict(), arrays, "summary"),
@@ -295,84 +356,6 @@ class Coreset:
         }
         arrays |= {"indices": self.indices, "weights": self.weights}
         return save_archive(path, header, arrays)
-
-    def to_frame(
-        self,
-        table: "pd.DataFrame | None" = None,
-        *,
-        weight: str = "weight",
-        row: str = "row",
-        proxy: str | os.PathLike | None = None,
-    ) -> "pd.DataFrame":
-        """The coreset as a table, with one line for each of its rows.
-
-        Args:
-            table: the data frame of n rows that the model's arguments were made from. If left out,
-                the columns are those arguments themselves.
-            weight: the name of the column of weights.
-            row: the name of the column of row numbers, which count from 0.
-            proxy: the JSON file to write the proxy to, if the coreset has one; see `Proxy`.
-
-        Returns:
-            A data frame of m rows: the row numbers, the weights, and either the columns of the
-            table at these rows, with the index of the table, or the model's data by argument name:
-            an array of one axis as ``y``, other arrays as ``X[0]``, ``X[1]``, ....
-
-        Raises:
-            ValueError: if the coreset has a proxy, without which the rows mean nothing, and there
-                is no file for it; if the table does not have n rows, or has a column with the name
-                of the weights or of the row numbers.
-            TypeError: if `table` is not a data frame.
-            ModuleNotFoundError: if pandas is not installed; the extra ``tables`` brings it.
-        """
-        write_proxy(self.proxy, proxy)
-        rows = [leaf[: len(self)] for leaf in self.arguments.data]  # without any, there is one
-        data = dict(zip(self.data_names, rows, strict=True))
-        return as_frame(self.indices, self.weights, data, self.report.num_data, table, weight, row)
-
-    def to_csv(
-        self,
-        path: str | os.PathLike,
-        table: "pd.DataFrame | None" = None,
-        *,
-        escape_formulas: bool = True,
-        **names: Any,
-    ) -> Path:
-        """Write `to_frame` as CSV with a header and without the index, atomically.
-
-        Args:
-            path: the file.
-            table: see `to_frame`.
-            escape_formulas: whether text and names that begin with ``=``, ``+``, ``-`` or ``@`` and
-                are no numbers get an apostrophe before them: a spreadsheet would run them.
-            **names: `weight`, `row` and `proxy`, see `to_frame`.
-
-        Returns:
-            The path written.
-        """
-        frame = self.to_frame(table, **names)
-        frame = without_formulas(frame) if escape_formulas else frame
-        return write_whole(path, lambda file: frame.to_csv(file, index=False, encoding="utf-8"))
-
-    def to_parquet(
-        self, path: str | os.PathLike, table: "pd.DataFrame | None" = None, **names: Any
-    ) -> Path:
-        """Write `to_frame` as Parquet without the index, atomically.
-
-        Args:
-            path: the file.
-            table: see `to_frame`.
-            **names: `weight`, `row` and `proxy`, see `to_frame`.
-
-        Returns:
-            The path written.
-
-        Raises:
-            ModuleNotFoundError: if pandas or pyarrow, of the extra ``tables``, is not installed.
-        """
-        frame = self.to_frame(table, **names)
-        require("pyarrow")
-        return write_whole(path, lambda file: frame.to_parquet(file, engine="pyarrow", index=False))
 
 
 def coreset_of_rows(
@@ -389,17 +372,24 @@ def coreset_of_rows(
     keep_likelihood: bool = True,
 ) -> Coreset:
     """The coreset of some rows of a model's data, in increasing order, with positive weights."""
+    order = np.argsort(indices, kind="stable")
+    if (np.diff(order) != 1).any():
+        indices, weights = indices[order], weights[order]
+        data = tuple(leaf[order] for leaf in data)
+    marginal, arguments = likelihood.model, likelihood.arguments.with_data(data)
+    grouping = Grouping.of(marginal) if isinstance(marginal, GroupModel) else None
     return Coreset(
         model,
         indices,
         weights,
-        likelihood.arguments.with_data(data),
+        arguments if grouping is None else grouping.trimmed(arguments),
         report,
         data_dims=likelihood.data_dims,
         approximation=approximation,
         likelihood=likelihood if keep_likelihood else None,
         summary=summary,
         proxy=proxy,
+        grouping=grouping,
     )
 
 
@@ -441,7 +431,7 @@ def coreset_of_selection(
     return coreset_of_rows(
         model,
         pool.likelihood,
-        pool.indices_of(positions),
+        pool.numbers_of(positions),
         selection.weights,
         data,
         Report.of_selection(pool, selection, clock, **facts),

@@ -35,7 +35,7 @@ def whole_coreset(
     data = rows.data if rows.is_local and not rows.is_streamed else rows.take(indices)
     num_distinct = None if distinct is None else distinct.num
     report = Report.of_all_rows(n, size, clock, num_distinct)
-    return coreset_of_rows(model, likelihood, indices, weights, data, report)
+    return coreset_of_rows(model, likelihood, rows.numbers(indices), weights, data, report)
 
 
 def exact_coreset(model: Callable, construction: Construction) -> Coreset | None:

@@ -1,8 +1,9 @@
-"""A coreset as a data frame, and its proxy as JSON."""
+"""A coreset as a data frame and as the file of a table, and its proxy as JSON."""
 
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,105 @@ from jaxcoreset.likelihood.expansion import Proxy
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+class AsTable:
+    """The methods of a `Coreset` that make a table of it."""
+
+    indices: np.ndarray
+    weights: np.ndarray
+    proxy: Proxy | None
+    arguments: Any
+    report: Any
+    grouping: Any
+
+    def __len__(self) -> int:
+        return self.indices.size
+
+    def to_frame(
+        self,
+        table: "pd.DataFrame | None" = None,
+        *,
+        weight: str = "weight",
+        row: str = "row",
+        proxy: str | os.PathLike | None = None,
+    ) -> "pd.DataFrame":
+        """The coreset as a table, with one line for each of its rows.
+
+        Args:
+            table: the data frame of n rows that the model's arguments were made from. If left out,
+                the columns are those arguments themselves.
+            weight: the name of the column of weights.
+            row: the name of the column of row numbers, which count from 0.
+            proxy: the JSON file to write the proxy to, if the coreset has one: the arrays of
+                `Proxy.to_dict` as lists.
+
+        Returns:
+            A data frame of m rows: the row numbers, the weights, and either the columns of the
+            table at these rows, with the index of the table, or the model's data by argument name:
+            an array of one axis as ``y``, other arrays as ``X[0]``, ``X[1]``, ....
+
+        Raises:
+            ValueError: if the coreset is one of groups; if it has a proxy, without which its rows
+                mean nothing, and there is no file for it; if the table does not have n rows, or has
+                a column with the name of the weights or of the row numbers.
+            TypeError: if `table` is not a data frame.
+            ModuleNotFoundError: if pandas is not installed; the extra ``tables`` brings it.
+        """
+        if self.grouping is not None:
+            raise ValueError(
+                "the coreset is one of groups, whose rows have no weights of their own; expected a "
+                "coreset of rows. Its args and kwargs hold the rows of its groups."
+            )
+        write_proxy(self.proxy, proxy)
+        rows = [leaf[: len(self)] for leaf in self.arguments.data]  # without any, there is one
+        data = dict(zip(self.arguments.data_names, rows, strict=True))
+        return as_frame(self.indices, self.weights, data, self.report.num_data, table, weight, row)
+
+    def to_csv(
+        self,
+        path: str | os.PathLike,
+        table: "pd.DataFrame | None" = None,
+        *,
+        escape_formulas: bool = True,
+        **names: Any,
+    ) -> Path:
+        """Write `to_frame` as CSV with a header and without the index, atomically.
+
+        Args:
+            path: the file.
+            table: see `to_frame`.
+            escape_formulas: whether text and names that begin with ``=``, ``+``, ``-`` or ``@`` and
+                are no numbers get an apostrophe before them: a spreadsheet would run them.
+            **names: `weight`, `row` and `proxy`, see `to_frame`.
+
+        Returns:
+            The path written.
+        """
+        frame = self.to_frame(table, **names)
+        frame = without_formulas(frame) if escape_formulas else frame
+        return write_whole(path, lambda file: frame.to_csv(file, index=False, encoding="utf-8"))
+
+    def to_parquet(
+        self, path: str | os.PathLike, table: "pd.DataFrame | None" = None, **names: Any
+    ) -> Path:
+        """Write `to_frame` as Parquet without the index, atomically.
+
+        Args:
+            path: the file.
+            table: see `to_frame`.
+            **names: `weight`, `row` and `proxy`, see `to_frame`.
+
+        Returns:
+            The path written.
+
+        Raises:
+            ModuleNotFoundError: if pandas or pyarrow is not installed; the extra ``tables`` brings
+                them.
+        """
+        frame = self.to_frame(table, **names)
+        require("pyarrow")
+        return write_whole(path, lambda file: frame.to_parquet(file, engine="pyarrow", index=False))
 
 
 def as_frame(

@@ -14,6 +14,7 @@ from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.data.arrays import decode, leading, load_archive, require_type, usable
 from jaxcoreset.likelihood.arguments import arguments_by_length
 from jaxcoreset.likelihood.expansion import Proxy
+from jaxcoreset.likelihood.grouping import Grouping
 
 
 def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool = False) -> Coreset:
@@ -76,6 +77,9 @@ def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool 
         at = "data_dims or model"
         require_type(header["data_dims"], dict[str, int], "data_dims")
         require_type(header["model"], str | None, "model")
+        at = "grouping"
+        plain = header.get("grouping")
+        grouping = None if plain is None else Grouping.from_dict(plain)
         at = "summary"
         summary = header.get("summary")
         return Coreset(
@@ -89,6 +93,7 @@ def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool 
             trust=trust,
             summary=None if summary is None else DataSummary.from_dict(decode(summary, arrays)),
             proxy=proxy,
+            grouping=grouping,
         )
 
 

@@ -67,6 +67,11 @@ def merge(
     num_held_out = check_int("num_held_out", num_held_out, 8)
     if not coresets:
         raise ValueError("coresets is empty; expected at least one.")
+    if any(one.grouping is not None for one in coresets):
+        raise ValueError(
+            "one of the coresets is of groups; expected coresets of rows: add new groups to it by "
+            "its update, or build a coreset of all groups."
+        )
     is_exact = any(one.report.precision == "float64" for one in coresets)
 
     def run(context: PassContext) -> Coreset:

@@ -87,6 +87,11 @@ class Report:
             rows that are not in memory, unless the first of them suggest that many are equal, and
             after an `update` or a `merge`.
         proxy: what stands for all rows beside those of the coreset, "Taylor"; None if nothing does.
+        unit: what a datum is, "rows" or "groups"; with groups, all numbers of rows are of groups.
+        integration: how the groups' effects are integrated out, such as "quadrature, 9 nodes"; None
+            without groups.
+        integral_kl: what the error of these integrals adds to `kl`, in nats, measured on some
+            groups with more accurate ones; None likewise.
         gaussian_kl: the estimate of the symmetrised KL divergence between the posterior and a
             Gaussian alone, on the held-out draws, in nats: the Laplace approximation, or for draws
             of another weighting the Gaussian of their mean and covariance. Above 0.3 it is a lower
@@ -127,6 +132,9 @@ class Report:
     spike: float | None = None
     num_distinct: int | None = None
     proxy: str | None = None
+    unit: str = "rows"
+    integration: str | None = None
+    integral_kl: float | None = None
     gaussian_kl: float | None = None
     gaussian_kl_standard_error: float | None = None
     gaussian_relative_ess: float | None = None
@@ -295,7 +303,7 @@ class Report:
 
     def __str__(self) -> str:
         rows = [
-            ("rows", self._rows_row()),
+            (self.unit, self._rows_row()),
             *([] if self.proxy is None else [("proxy of all rows", self.proxy)]),
             ("candidates", f"{self.num_candidates:,}"),
             ("draws", f"{self.num_draws:,} for the solver, {self.num_held_out:,} held out"),
@@ -304,6 +312,7 @@ class Report:
             ("relative error", f"{self.relative_error:.2e}"),
             ("held-out error", f"{self.held_out_error:.2e}"),
             ("estimated KL", self._kl_row()),
+            *self._integral_row(),
             *self._gaussian_row(),
             *self._tolerance_row(),
             *self._rounding_row(),
@@ -329,6 +338,12 @@ class Report:
             return "not known"
         shift = "" if self.mean_shift is None else f"; no mean off by over {self.mean_shift:.1g} sd"
         return f"{_kl_text(self.kl, self.kl_standard_error)} nats, symmetrised{shift}"
+
+    def _integral_row(self) -> list[tuple[str, str]]:
+        if self.integration is None:
+            return []
+        error = "" if self.integral_kl is None else f", which adds {self.integral_kl:.1g} nats"
+        return [("effects of groups", f"{self.integration}{error}")]
 
     def _gaussian_row(self) -> list[tuple[str, str]]:
         text = self.gaussian_verdict

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxcoreset.data.arrays import leading, require_type
+from jaxcoreset.data.ragged import has_lengths
 from jaxcoreset.likelihood.likelihood import Params
 from jaxcoreset.selection.draws import DrawPool, Use
 
@@ -70,8 +71,10 @@ class DataSummary:
         if kept.size > _MOST_CANDIDATES:
             even = np.linspace(0, kept.size - 1, _MOST_CANDIDATES).astype(np.int64)
             kept = np.union1d(even, positions)
-        data = tuple(np.asarray(leaf)[kept] for leaf in pool.candidate_data)
-        return cls(parts, data, pool.indices_of(kept), pool.source.inefficiency)
+        if has_lengths(pool.candidate_data):  # a few long ones would make all of them long
+            kept = np.sort(positions) if positions.size else kept[:1]
+        data = tuple(np.asarray(leaf[kept]) for leaf in pool.candidate_data)
+        return cls(parts, data, pool.numbers_of(kept), pool.source.inefficiency)
 
     def likeliest_draws(self, num: int) -> Params:
         """The draws of the first block at which the log-likelihood of all rows is largest."""

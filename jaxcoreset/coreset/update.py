@@ -20,12 +20,11 @@ from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.coreset.report import NEEDS_BUILD, Report, is_unreliable
 from jaxcoreset.coreset.summary import DataSummary
+from jaxcoreset.data.ragged import padded_alike
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, host_generator
-from jaxcoreset.likelihood.arguments import Arguments
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.expansion import Proxy
-from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import matrix_of_weighted
 from jaxcoreset.likelihood.trace import one_at_a_time
@@ -43,8 +42,7 @@ _LEAST_SIZE = 32
 
 @one_at_a_time
 def updated(
-    model: Callable,
-    arguments: Arguments,
+    likelihood_in: Callable[[PassContext], ModelLikelihood],
     before: Report,
     summary: DataSummary | None,
     key: PRNGKeyArray,
@@ -54,8 +52,7 @@ def updated(
     """Solve for the rows before and new ones, see `Coreset.update`.
 
     Args:
-        model: the model.
-        arguments: its arguments with the new rows.
+        likelihood_in: makes the likelihood of the new rows, in a context.
         before: the report of the coreset before.
         summary: what is known of the rows before.
         key: a JAX random key.
@@ -82,14 +79,7 @@ def updated(
         )
     clock = Clock()
     with clock.stage("model"):
-        args, kwargs = arguments.call
-        likelihood = model_likelihood(
-            model,
-            args,
-            kwargs,
-            data_axes=arguments.axes,
-            context=context,
-        )
+        likelihood = likelihood_in(context)
     with clock.stage("embedding"):
         pool = _joined_pool(summary, likelihood, before, key)
         if proxy is not None:
@@ -158,13 +148,11 @@ def _joined_pool(
     )
     num = min(likelihood.num_data, max(MIN_CANDIDATES, CANDIDATES_PER_ROW * before.size))
     chosen = np.sort(host_generator(key).choice(likelihood.num_data, num, replace=False))
-    data = tuple(
-        np.concatenate([old, np.asarray(leaf)])
-        for old, leaf in zip(summary.candidates, likelihood.take(chosen), strict=True)
-    )
+    before_and_new = padded_alike(tuple(summary.candidates), tuple(likelihood.take(chosen)))
+    data = tuple(np.concatenate(pair) for pair in zip(*before_and_new, strict=True))
     values = matrix_of_weighted(likelihood, draws, data, before.num_data + likelihood.num_data)
     pool = DrawPool(likelihood, ExhaustedSource(summary.inefficiency), key)
-    indices = np.concatenate([summary.indices, before.num_data + chosen])
+    indices = np.concatenate([summary.indices, before.num_data + likelihood.rows.numbers(chosen)])
     pool.set_outside_candidates(indices, data)
     first = 0
     for part in summary.parts:

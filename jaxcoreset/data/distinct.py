@@ -83,9 +83,12 @@ def find_distinct(
         hash_words: from rows as words of 64 bits, shape (m, w), to a hash of each, shape (m,).
 
     Returns:
-        The distinct rows; None where they are not counted: of rows that are not in memory as above,
+        The distinct rows; None where they are not counted: of ragged rows, of rows that are not in
+        memory as above,
         or of several processes one of which has more than 2²⁰ distinct rows or has to read them.
     """
+    if rows.is_ragged:
+        return None
     processes = rows.context.processes
     states = processes.gather({"streamed": np.asarray(rows.is_streamed)})
     leaves = jax.tree.leaves(rows.data)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jaxcoreset.data.messages import DataError
+from jaxcoreset.data.ragged import Ragged
 
 T = TypeVar("T")
 
@@ -133,7 +134,18 @@ def held_by(dtype: Any) -> str:
 def in_float64(evaluate: Callable[..., T], *trees: PyTree) -> T:
     """Call a function with JAX's x64 on, and with all floating-point arrays as float64."""
     with jax.enable_x64(True):
-        return evaluate(*jax.tree.map(lambda x: jnp.asarray(as_float64(x)), trees))
+        return evaluate(*jax.tree.map(_device_float64, trees))
+
+
+def on_device(tree: PyTree) -> PyTree:
+    """The arrays of a pytree as JAX's; lists of different lengths stay on the host."""
+    return jax.tree.map(lambda x: x if isinstance(x, Ragged) else jnp.asarray(x), tree)
+
+
+def _device_float64(values: Any) -> Any:
+    if isinstance(values, Ragged):
+        return values.in_float64()
+    return jnp.asarray(as_float64(values))
 
 
 def widened(values: Any) -> Any:

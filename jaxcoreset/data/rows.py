@@ -10,7 +10,7 @@ processes.
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.blocks import block_rows, evaluate_blocks, row_bytes
 from jaxcoreset.data.checkpoint import CheckpointFile
 from jaxcoreset.data.processes import SINGLE_PROCESS, ProcessGroup
+from jaxcoreset.data.ragged import Ragged, is_ragged, runs_of
 from jaxcoreset.data.reading import is_streamed, read_chunks, take_rows
 from jaxcoreset.data.sources.base import checked_rows
 
@@ -65,8 +66,10 @@ class Rows:
 
     Args:
         data: the arrays of this process; NumPy arrays stay on the host, and leaves of a
-            `RowSource` are read as they are needed.
+            `RowSource` are read as they are needed. Of `Ragged` arrays, rows of one length follow
+            one another.
         context: where the rows are read and evaluated.
+        order: the numbers that a user knows the rows by, if these are not their places here.
 
     Attributes:
         num_rows: the number of rows of all processes, n.
@@ -76,6 +79,7 @@ class Rows:
 
     data: PyTree
     context: PassContext = field(default_factory=PassContext)
+    order: Int[np.ndarray, " n"] | None = None
     num_rows: int = field(init=False)
     offset: int = field(init=False)
     passes: dict[str, int] = field(init=False, default_factory=dict)
@@ -99,6 +103,11 @@ class Rows:
         return any(is_streamed(leaf) for leaf in jax.tree.leaves(self.data))
 
     @property
+    def is_ragged(self) -> bool:
+        """True if some of the arrays are lists of different lengths."""
+        return is_ragged(self.data)
+
+    @property
     def is_local(self) -> bool:
         """True if this process has all the rows."""
         return self.context.processes.count == 1
@@ -109,10 +118,55 @@ class Rows:
         sources = (getattr(leaf, "source", None) for leaf in jax.tree.leaves(self.data))
         return all(source is None or source.random_access for source in sources)
 
-    def block(self, width: int) -> int:
-        """The number of rows of a block if each row becomes `width` numbers."""
+    def block(self, width: int, at: int = 0) -> int:
+        """The number of rows of a block if each row becomes `width` numbers.
+
+        Args:
+            width: the number of numbers.
+            at: a row; blocks of lists of another length are not alike.
+        """
+        if self.is_ragged:
+            run = next(run for run in runs_of(self.data, self.num_local) if at < run.stop)
+            num = run.stop - run.start
+            most = block_rows(
+                width,
+                row_bytes([leaf[run.start : run.start + 1] for leaf in jax.tree.leaves(self.data)]),
+            )
+            return -(-num // -(-num // most))
         even = 1 << max(0, int(np.ceil(np.log2(self.num_rows / _FEWEST_BLOCKS))))
         return min(block_rows(width, row_bytes(self.data)), max(_SMALLEST_BLOCK, even))
+
+    def select(self, indices: Int[np.ndarray, " m"]) -> PyTree:
+        """As `take`, for rows that are evaluated by `Rows` of their own: ragged ones stay so."""
+        if not self.is_ragged:
+            return self.take(indices)
+        return jax.tree.map(
+            lambda leaf: leaf.select(indices) if isinstance(leaf, Ragged) else leaf[indices],
+            self.data,
+        )
+
+    def chunks(self, size: int) -> Iterator[tuple[tuple, int]]:
+        """Rows of this process in chunks of one size, with the index of each one's first row.
+
+        The last chunk overlaps the one before, so that it has the same size.
+        """
+        for run in runs_of(self.data, self.num_local):
+            num = min(size, run.stop - run.start)
+            for start in range(run.start, run.stop, num):
+                first = min(start, run.stop - num)
+                yield tuple(leaf[first : first + num] for leaf in self.data), self.offset + first
+
+    def numbers(self, indices: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
+        """The numbers that a user knows rows by, of rows by their place here."""
+        return indices if self.order is None else self.order[indices]
+
+    def places(self, numbers: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
+        """The inverse of `numbers`."""
+        if self.order is None:
+            return numbers
+        places = np.empty_like(self.order)
+        places[self.order] = np.arange(places.size)
+        return places[numbers]
 
     def close_checkpoint(self) -> None:
         """Stop writing the results of passes to the checkpoint."""
@@ -129,6 +183,8 @@ class Rows:
             IndexError: a row number is outside [0, n).
         """
         indices = checked_rows(indices, self.num_rows, "the data")
+        if self.is_ragged:
+            return jax.tree.map(lambda leaf: leaf[indices], self.data)
         known, kept = self._kept
         at = np.minimum(np.searchsorted(known, indices), known.size - 1)
         if known.size and np.array_equal(known[at], indices):
@@ -137,6 +193,8 @@ class Rows:
 
     def head(self, num: int) -> PyTree:
         """The first rows of this process."""
+        if self.is_ragged:
+            return jax.tree.map(lambda leaf: leaf[:num], self.data)
         leaves = tuple(jax.tree.leaves(self.data))
         _, parts = next(read_chunks(leaves, min(num, self.num_local), prefetch=0))
         return jax.tree.unflatten(self._tree, parts)
@@ -205,15 +263,7 @@ class Rows:
                 first = self.num_local if entry.is_done else first
                 on_rows(first)
             if first < self.num_local:
-                groups = evaluate_blocks(
-                    fn,
-                    args,
-                    (self.data, tuple(per_row)),
-                    self.block(width),
-                    first=first,
-                    mesh=context.mesh,
-                    batch_size=context.batch_size,
-                )
+                groups = self.evaluate(fn, args, width, per_row, first=first)
                 for at, num, values in groups:
                     state = add(state, jax.tree.map(np.asarray, values), self.offset + at, num)
                     on_rows(num)
@@ -222,6 +272,43 @@ class Rows:
             if entry is not None and not entry.is_done:
                 entry.finish(state)
         return context.processes.gather(state)
+
+    def evaluate(
+        self,
+        fn: Callable[[PyTree, PyTree, Bool[Array, " b"]], PyTree],
+        args: PyTree,
+        width: int,
+        per_row: Sequence = (),
+        *,
+        first: int = 0,
+    ) -> Iterator[tuple[int, int, PyTree]]:
+        """Evaluate a function on all blocks of rows of this process, see `evaluate_blocks`.
+
+        Args:
+            fn: see `map_reduce`.
+            args: see `map_reduce`.
+            width: see `map_reduce`.
+            per_row: see `map_reduce`.
+            first: the row to begin at, the first of a block.
+        """
+        for run in runs_of(self.data, self.num_local):
+            if first >= run.stop:
+                continue
+            data, per_run = self.data, tuple(per_row)
+            if self.is_ragged:
+                data = jax.tree.map(lambda leaf, run=run: leaf[run], data)
+                per_run = tuple(np.asarray(leaf)[run] for leaf in per_row)
+            groups = evaluate_blocks(
+                fn,
+                args,
+                (data, per_run),
+                self.block(width, run.start),
+                first=max(first - run.start, 0),
+                mesh=self.context.mesh,
+                batch_size=self.context.batch_size,
+            )
+            for at, num, values in groups:
+                yield run.start + at, num, values
 
     @property
     def _tree(self) -> Any:

@@ -16,6 +16,7 @@ from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.dtypes import in_float64
 from jaxcoreset.likelihood.arguments import is_array, is_same
 from jaxcoreset.likelihood.from_model import model_likelihood
+from jaxcoreset.likelihood.grouping import likelihood_of_layout
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import energy_error, precision_of, runs_in_float64
 from jaxcoreset.likelihood.program import with_program
@@ -58,7 +59,7 @@ def _weighted(
 ) -> Float[np.ndarray, " s"]:
     """The coreset's log-likelihood at constrained draws, constant included."""
     evaluate, proxy = likelihood.program.log_likelihood_constrained, coreset.proxy
-    kept = likelihood.take(coreset.indices)
+    kept = likelihood.take(likelihood.rows.places(coreset.indices))
 
     def weigh(draws: PyTree, kept: tuple) -> Float[np.ndarray, " s"]:
         return log_likelihood_totals(evaluate, draws, kept, coreset.weights)
@@ -102,21 +103,7 @@ def full_likelihood(
     if args or kwargs:
         if likelihood is not None:
             raise ValueError("likelihood is given and so are the model's arguments; give only one.")
-        arguments = coreset.arguments.like(args, kwargs)
-        n = coreset.report.num_data
-        for name, leaf in zip(coreset.data_names, arguments.data, strict=True):
-            found = leaf.shape[0] if is_array(leaf) else "no"
-            if found != n:
-                raise ValueError(
-                    f"argument {name} has {found} rows, but the coreset was built from {n}; pass "
-                    "all the data, not the coreset's own rows."
-                )
-        args, kwargs = arguments.call
-        context, axes = precision_of(coreset.report.precision), arguments.axes
-        with context.precision():
-            likelihood = model_likelihood(
-                coreset.full_model, args, kwargs, data_axes=axes, context=context
-            )
+        likelihood = _likelihood_of(coreset, args, kwargs)
     elif likelihood is None:
         likelihood = coreset.likelihood
     if likelihood is None:
@@ -130,6 +117,28 @@ def full_likelihood(
         _check_contains(coreset, likelihood)
     # What the model uses may have changed since the likelihood was made.
     return with_program(likelihood)
+
+
+def _likelihood_of(coreset: Coreset, args: tuple, kwargs: Mapping[str, Any]) -> ModelLikelihood:
+    """The likelihood of the model's arguments with all rows."""
+    model, n = coreset.full_model, coreset.report.num_data
+    context = precision_of(coreset.report.precision)
+    if coreset.grouping is not None:
+        with context.precision():
+            layout = coreset.grouping.lay_out(model, args, kwargs, coreset.arguments)
+            marginal = coreset.grouping.model(model, coreset.arguments)
+            return likelihood_of_layout(marginal, layout, context=context)
+    arguments = coreset.arguments.like(args, kwargs)
+    for name, leaf in zip(coreset.data_names, arguments.data, strict=True):
+        found = leaf.shape[0] if is_array(leaf) else "no"
+        if found != n:
+            raise ValueError(
+                f"argument {name} has {found} rows, but the coreset was built from {n}; pass "
+                "all the data, not the coreset's own rows."
+            )
+    args, kwargs = arguments.call
+    with context.precision():
+        return model_likelihood(model, args, kwargs, data_axes=arguments.axes, context=context)
 
 
 def _check_contains(coreset: Coreset, likelihood: ModelLikelihood) -> None:
@@ -149,7 +158,10 @@ def _check_contains(coreset: Coreset, likelihood: ModelLikelihood) -> None:
         )
     if not len(coreset):
         return
-    rows = likelihood.arguments.with_data(likelihood.take(coreset.indices))
+    kept = likelihood.take(likelihood.rows.places(coreset.indices))
+    rows = likelihood.arguments.with_data(kept)
+    if coreset.grouping is not None:
+        rows = coreset.grouping.trimmed(rows)
     if not all(map(is_same, rows.leaves, coreset.arguments.leaves)):
         raise ValueError(
             "the data differ from those that the coreset was built from, in the rows of the "

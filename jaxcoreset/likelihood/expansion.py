@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from jaxcoreset.data.arrays import leading, require_type
-from jaxcoreset.data.dtypes import default_float, in_float64
+from jaxcoreset.data.dtypes import default_float, in_float64, on_device
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params, Unravel
 from jaxcoreset.likelihood.passes import Features, LogLikelihood, check_shape, feature_matrix
 from jaxcoreset.likelihood.precision import runs_in_float64
@@ -352,7 +352,7 @@ class _Remainders(Features):
 def _exactly(likelihood: ModelLikelihood, evaluate: Callable, *given: Any) -> Any:
     """Call a function in float64 if the model runs in it; its arrays come back as NumPy's."""
     if default_float() == np.float64 or not runs_in_float64(likelihood):
-        found = evaluate(*jax.tree.map(jnp.asarray, given))
+        found = evaluate(*on_device(given))
     else:
         found = in_float64(evaluate, *given)
     return jax.tree.map(lambda x: np.asarray(x, np.float64), found)

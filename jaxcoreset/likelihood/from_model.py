@@ -35,6 +35,7 @@ def model_likelihood(
     plate: str | None = None,
     key: PRNGKeyArray | None = None,
     context: PassContext = PassContext(),  # noqa: B008 - frozen
+    rows: Rows | None = None,
 ) -> ModelLikelihood:
     """Turns a NumPyro model and its arguments into per-datum log-likelihoods and a prior.
 
@@ -61,6 +62,8 @@ def model_likelihood(
         plate: the name of the data plate, if several plates are possible.
         key: for the starting point and the rows of the checks; a fixed key by default.
         context: where rows are read and evaluated.
+        rows: all the rows, where the arguments have only some of them; by default those of the
+            arguments.
 
     Returns:
         The likelihood.
@@ -81,7 +84,7 @@ def model_likelihood(
     likelihood = with_program(
         ModelLikelihood(
             model=model,
-            rows=Rows(arguments.data, context),
+            rows=Rows(arguments.data, context) if rows is None else rows,
             data_dims=structure.data_dims,
             init_params=draw_uniform(structure.latent_shapes, _START_RADII[0], generator),
             arguments=arguments,
@@ -180,6 +183,4 @@ def _checked_rows(likelihood: ModelLikelihood) -> Iterator[tuple[tuple, int]]:
     if rows.is_streamed:
         yield rows.head(size), rows.offset
         return
-    for start in range(0, rows.num_local, size):
-        first = min(start, rows.num_local - size)
-        yield tuple(leaf[first : first + size] for leaf in rows.data), rows.offset + first
+    yield from rows.chunks(size)

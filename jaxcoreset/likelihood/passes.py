@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxcoreset.data.arrays import leading
-from jaxcoreset.data.blocks import evaluate_blocks
 from jaxcoreset.data.rows import BadRows, Rows, State
 
 LogLikelihood = Callable[[Any, Any], Array]
@@ -60,9 +59,8 @@ def feature_matrix(
     num_rows = _num_rows(data)
     rows = Rows.of(data, batch_size)
     parts, state = [], BadRows.start()
-    args, block = (log_likelihood, features), rows.block(features.width)
-    groups = evaluate_blocks(_block, args, (rows.data, ()), block, batch_size=batch_size)
-    for first, num, (values, bad) in groups:
+    args = log_likelihood, features
+    for first, num, (values, bad) in rows.evaluate(_block, args, features.width):
         state = BadRows.add(state, np.asarray(bad), first, num)
         parts.append(values.reshape(-1, values.shape[-1])[:num])
     _check_health([state], num_rows, features.quantity)

@@ -214,12 +214,16 @@ def not_independent(name: str, found: str) -> ModelError:
     )
 
 
+class LatentOfRowError(ModelError):
+    """A latent site has an entry for each row, and so is not shared by them."""
+
+
 def _per_datum_latent(site: Site) -> ModelError:
     cause = "obs_mask makes such a site: " if site.name.endswith("_unobserved") else ""
-    return ModelError(
+    return LatentOfRowError(
         f"latent site {site.name!r} grows with the rows; a coreset keeps few rows, so parameters "
-        f"must be shared by all of them: {cause}integrate it out by hand, or index group effects "
-        "of a fixed number by a column of the data."
+        f"must be shared by all of them: {cause}CoresetBuilder integrates effects of a row's own "
+        "out, and those of groups that an argument names: groups=."
     )
 
 

@@ -23,7 +23,7 @@ from jaxcoreset.likelihood.densities import plain_log_prob
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_VALUE_ERRORS = (
+VALUE_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
@@ -122,10 +122,10 @@ def sites_with_all_rows(model: Callable, arguments: Arguments) -> list[Site]:
     try:
         try:
             sites = _abstract_sites(model, arguments)
-        except _VALUE_ERRORS:
+        except VALUE_ERRORS:
             # The model may read numbers from an array that is not data, such as spline knots.
             with full_precision():
-                sites = _describe(run(model, arguments.fill(arguments.data), _fill_origin))
+                sites = _describe(run(model, arguments.fill(arguments.data), fill_origin))
     except ModelError:
         raise
     except Exception as error:
@@ -153,7 +153,7 @@ def sites_with_rows(model: Callable, arguments: Arguments, num_rows: int) -> lis
         return _abstract_sites(model, arguments, num_rows)
     except ModelError:
         raise
-    except _VALUE_ERRORS as error:
+    except VALUE_ERRORS as error:
         raise ModelError(
             f"the model reads values of a data argument ({arguments}) as Python numbers or array "
             "sizes; these would change with the rows: pass them, for instance the number of "
@@ -180,7 +180,7 @@ def _read_abstractly(read: Callable, model: Callable, fill: Callable, *shapes: A
 
     def trace_model(*data: Any) -> None:
         with full_precision():
-            found.append(read(run(model, fill(*data), _fill_origin)))
+            found.append(read(run(model, fill(*data), fill_origin)))
 
     jax.eval_shape(trace_model, *shapes)
     return found[0]
@@ -203,21 +203,26 @@ def _explain_unequal_rows(error: Exception, arguments: Arguments) -> None:
 
 def _describe(model_trace: Mapping) -> list[Site]:
     for name, site in model_trace.items():
-        if site["type"] == "param":
-            raise ModelError(
-                f"site {name!r} is a numpyro.param, which has no posterior; a numpyro.sample is "
-                "expected: give it a prior, or pass its value as an argument (LocScaleReparam "
-                "makes one unless it is told how far to centre: LocScaleReparam(0.0))."
-            )
-        if site["type"] == "plate":
-            size, subsample_size = site["args"]
-            if subsample_size is not None and subsample_size != size:
-                raise ModelError(
-                    f"plate {name!r} subsamples {subsample_size} of {size} rows; a plate over all "
-                    "rows is expected, since the coreset takes the subsample's place: drop "
-                    "subsample_size."
-                )
+        refuse_unusable_site(name, site)
     return [_describe_sample(s) for s in model_trace.values() if s["type"] == "sample"]
+
+
+def refuse_unusable_site(name: str, site: Mapping) -> None:
+    """Raise a ModelError if a site is a parameter without a prior, or a plate that subsamples."""
+    if site["type"] == "param":
+        raise ModelError(
+            f"site {name!r} is a numpyro.param, which has no posterior; a numpyro.sample is "
+            "expected: give it a prior, or pass its value as an argument (LocScaleReparam "
+            "makes one unless it is told how far to centre: LocScaleReparam(0.0))."
+        )
+    if site["type"] == "plate":
+        size, subsample_size = site["args"]
+        if subsample_size is not None and subsample_size != size:
+            raise ModelError(
+                f"plate {name!r} subsamples {subsample_size} of {size} rows; a plate over all "
+                "rows is expected, since the coreset takes the subsample's place: drop "
+                "subsample_size."
+            )
 
 
 def _describe_sample(site: Mapping) -> Site:
@@ -228,12 +233,12 @@ def _describe_sample(site: Mapping) -> Site:
         observed=observed,
         shape=shape,
         log_prob_shape=tuple(jnp.shape(log_prob(site))) if observed else (),
-        unconstrained_shape=() if observed else tuple(_transform(site).inverse_shape(shape)),
+        unconstrained_shape=() if observed else tuple(transform_of(site).inverse_shape(shape)),
         plates={frame.name: frame.size for frame in site["cond_indep_stack"]},
     )
 
 
-def _fill_origin(site: Mapping) -> Any:
+def fill_origin(site: Mapping) -> Any:
     """Set a latent site to the image of unconstrained zero; its shape needs no random draw."""
     if not is_latent(site):
         return None
@@ -244,11 +249,12 @@ def _fill_origin(site: Mapping) -> Any:
             "parameters are expected: sum it out of the model by hand."
         )
     shape = site["kwargs"].get("sample_shape", ()) + distribution.shape()
-    transform = _transform(site)
+    transform = transform_of(site)
     return transform(jnp.zeros(transform.inverse_shape(shape)))
 
 
-def _transform(site: Mapping) -> Transform:
+def transform_of(site: Mapping) -> Transform:
+    """The transform from unconstrained values of a latent site; a ModelError if there is none."""
     try:
         return biject_to(site["fn"].support)
     except NotImplementedError as error:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxcoreset.data.dtypes import in_float64
+from jaxcoreset.data.ragged import padded_alike
 from jaxcoreset.likelihood.checks import alike_subsets, disjoint_subsets, refuse_other_program
 from jaxcoreset.likelihood.independence import IndependenceCheck, Reference
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -126,7 +127,7 @@ def check_program(
         return
     rows = np.linspace(0, values.shape[0] - 1, reference.num_subset).round().astype(int)
     columns = np.unique(np.linspace(0, values.shape[1] - 1, _PROGRAM_DRAWS).round().astype(int))
-    data = tuple(np.asarray(leaf)[rows] for leaf in data)
+    data = tuple(np.asarray(leaf[rows]) for leaf in data)
     check_alone(likelihood, draws, data, values[rows])
     points = [{name: np.asarray(x)[column] for name, x in draws.items()} for column in columns]
 
@@ -174,7 +175,7 @@ def _among_other_rows(
     if reference.other_rows is None and indices is not None and size == likelihood.num_data:
         yield others, indices, slice(None)
         return
-    others = tuple(np.asarray(leaf) for leaf in others)
+    others, data = padded_alike(tuple(others), tuple(data))
     num_kept, step = data[0].shape[0], max(1, size // 2)
     for start in range(0, num_kept, step):
         kept = slice(start, min(start + step, num_kept))

@@ -96,7 +96,8 @@ def search_rows(
     # A decrease that the chosen atoms can reach themselves is not due to another row.
     spanned = jnp.matmul(residual, basis, precision=HIGHEST)
     residual = residual - jnp.matmul(basis, spanned, precision=HIGHEST)
-    leaves = jax.tree.leaves(rows.data)
+    # Rows of different lengths are read when they are needed.
+    leaves = [] if rows.is_ragged else jax.tree.leaves(rows.data)
     start = {"score": np.full(num, -np.inf, np.float32), "row": np.full(num, -1)} | {
         str(i): np.zeros((num, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))
         for i, leaf in enumerate(leaves)
@@ -104,9 +105,10 @@ def search_rows(
 
     def add(state: State, values: tuple, first: int, count: int) -> State:
         score, position, found = values
-        blocks, block = position.shape[0], rows.block(residual.size)
+        blocks, block = position.shape[0], rows.block(residual.size, first - rows.offset)
         row = first + (np.arange(blocks)[:, None] * block + position)
-        found = [part.reshape(-1, *part.shape[2:]) for part in jax.tree.leaves(found)]
+        found = jax.tree.leaves(found)[: len(leaves)]
+        found = [part.reshape(-1, *part.shape[2:]) for part in found]
         score, row = score.ravel(), row.ravel()
         good = np.flatnonzero((score > state["score"].min()) & ~np.isin(row, known))
         new = {"score": score[good], "row": row[good]}

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -79,6 +79,7 @@ class Construction:
         distinct: the distinct rows; None if they are not known.
         allows_rows_alone: whether rows may stand for all rows without the pool's expansion, where
             the pool has one.
+        facts: further attributes of the report.
     """
 
     likelihood: ModelLikelihood
@@ -97,6 +98,7 @@ class Construction:
     joined: list[np.ndarray] = field(default_factory=list)
     distinct: DistinctRows | None = None
     allows_rows_alone: bool = True
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def with_draws(self, num: int) -> "Construction":
         """The same with another number of draws for the solver."""

@@ -135,13 +135,18 @@ class DrawPool:
         if self._candidates is None:
             likelihood = self.likelihood
             self._candidates = (
-                likelihood.data if self.indices is None else likelihood.take(self.indices)
+                likelihood.data if self.indices is None else likelihood.rows.select(self.indices)
             )
         return self._candidates
 
     def indices_of(self, positions: Int[np.ndarray, " k"]) -> Int[np.ndarray, " k"]:
         """The row numbers of some candidates."""
         return positions if self.indices is None else self.indices[positions]
+
+    def numbers_of(self, positions: Int[np.ndarray, " k"]) -> Int[np.ndarray, " k"]:
+        """The numbers that a user knows some candidates by."""
+        indices = self.indices_of(positions)
+        return self.likelihood.rows.numbers(indices) if self._are_inside else indices
 
     def data_of(self, positions: Int[np.ndarray, " k"]) -> tuple:
         """The data of some candidates."""
@@ -178,10 +183,11 @@ class DrawPool:
     def add_candidates(self, indices: Int[np.ndarray, " m"]) -> None:
         """Choose from these rows too, all of them new; only their values are evaluated."""
         assert self.indices is not None
+        indices = np.sort(indices)
         joined = np.concatenate([self.indices, indices])
         order = np.argsort(joined)
         self.indices, self._candidates = joined[order], None
-        data = self.likelihood.take(indices)
+        data = self.likelihood.rows.select(indices)
         for part in self._all_parts():
             new = self._matrix(part.draws, data)
             part.values = jnp.concatenate([part.values, new])[order]

@@ -199,5 +199,5 @@ class _First(Rows):
         alone = PassContext(context.mesh, num)
         super().__init__(rows.head(num), alone)
 
-    def block(self, width: int) -> int:
+    def block(self, width: int, at: int = 0) -> int:
         return self._whole.block(width)

@@ -146,7 +146,7 @@ class LaplaceFitter:
         most = max_steps(n) if max_iters is None else max_iters
         if start is None and weights is None and (chosen := warm_start_indices(n, key)) is not None:
             counts = np.full(chosen.size, n / chosen.size)
-            rows = Rows(likelihood.take(chosen))
+            rows = Rows(likelihood.rows.select(chosen))
             part = _LogPosterior(self._terms, rows, counts, numbers=chosen)
             position = _find_mode(part, position, _WARM_START_DECREMENT, most)
         decrement = float(np.clip(_DECREMENT_PER_ROW * n, _DECREMENT, _WARM_START_DECREMENT))

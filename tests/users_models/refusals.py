@@ -65,43 +65,6 @@ def number_of_changes() -> Case:
     return Case(model, (day, y), refusal="latent site 'change' is discrete")
 
 
-def effect_of_a_row() -> Case:
-    """Poisson counts that scatter more, by a normal effect of each row."""
-    rng, x, _ = linear_data()
-    y = rng.poisson(np.exp(x @ [0.5, 0.3, 0] + 0.5 * rng.normal(size=NUM_ROWS)))
-
-    def model(x, y):
-        beta, tau = coefficients(x), numpyro.sample("tau", dist.HalfNormal(1))
-        with numpyro.plate("rows", x.shape[0]):
-            effect = numpyro.sample("effect", dist.Normal(0, tau))
-            numpyro.sample("y", dist.Poisson(jnp.exp(x @ beta + effect)), obs=y)
-
-    return Case(model, (x, y), refusal="'effect' grows with the rows.*integrate it out by hand")
-
-
-def error_in_a_covariate() -> Case:
-    _, x, y = linear_data()
-
-    def model(measured, y):
-        slope = numpyro.sample("slope", dist.Normal(0, 1))
-        true = numpyro.sample("true", dist.Normal(jnp.zeros(measured.shape[0]), 1.0))
-        numpyro.sample("measured", dist.Normal(true, 0.3), obs=measured)
-        numpyro.sample("y", dist.Normal(slope * true, 0.7), obs=y)
-
-    return Case(model, (x[:, 1], y), refusal="latent site 'true' grows with the rows")
-
-
-def imputed_responses() -> Case:
-    rng, x, y = linear_data()
-
-    def model(x, y, seen):
-        beta = coefficients(x)
-        with numpyro.plate("rows", x.shape[0]):
-            numpyro.sample("y", dist.Normal(x @ beta, 0.7), obs=y, obs_mask=seen)
-
-    return Case(model, (x, y, rng.random(NUM_ROWS) < 0.8), refusal="grows with the rows.*obs_mask")
-
-
 # Rows that depend on one another.
 
 
@@ -394,9 +357,6 @@ def corners_in_the_likelihood() -> Case:
 REFUSALS = [
     component_of_a_row,
     number_of_changes,
-    effect_of_a_row,
-    error_in_a_covariate,
-    imputed_responses,
     gaussian_process,
     random_walk,
     autoregression_by_scan,

@@ -1,0 +1,57 @@
+"""The effects of all groups, from chains on a coreset of some of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+from numpyro.infer import MCMC
+
+from jaxcoreset.data.utils import check_int
+from jaxcoreset.likelihood.group_effects import draw_effects
+from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
+from jaxcoreset.weighting.chains import chain_samples
+
+
+@one_at_a_time
+def effects_of_groups(
+    coreset: Any,
+    key: PRNGKeyArray,
+    mcmc: MCMC | Mapping[str, Any],
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    num_draws: int,
+    moments: bool,
+) -> dict[str, np.ndarray]:
+    """See `Coreset.group_effects`."""
+    num_draws = check_int("num_draws", num_draws, 1)
+    if coreset.grouping is None:
+        raise ValueError(
+            "the coreset is one of rows, whose model has no effects that were integrated out; "
+            "expected one that was built with groups=."
+        )
+    model = coreset.full_model
+    if args or kwargs:
+        layout = coreset.grouping.lay_out(model, args, kwargs, coreset.arguments)
+        rows = layout.rows()
+    elif coreset.likelihood is not None:
+        rows = coreset.likelihood.rows
+    else:
+        raise ValueError(
+            "the data that the coreset was built from are not available, because it was loaded, "
+            "updated or merged; pass the model's arguments with all rows: "
+            "coreset.group_effects(key, mcmc, X, plane, num_planes, y)."
+        )
+    if rows.num_rows != coreset.report.num_data:
+        raise ValueError(
+            f"the data have {rows.num_rows} groups, but the coreset was built from "
+            f"{coreset.report.num_data}; pass the same data."
+        )
+    marginal = coreset.grouping.model(model, coreset.arguments)
+    samples = chain_samples(mcmc, latent_shapes(coreset.model, (coreset.args, coreset.kwargs)))
+    flat = samples.thin(num_draws)[0].flat()
+    draws = {name: jnp.asarray(x[:num_draws]) for name, x in flat.items()}
+    found = draw_effects(marginal, rows, coreset.arguments.leaves, draws, key, moments=moments)
+    order = np.argsort(rows.numbers(np.arange(rows.num_rows)))
+    return {name: values[:, order] for name, values in found.items()}

@@ -1,0 +1,146 @@
+"""Rows that are themselves lists of different lengths, such as groups of data, in few shapes.
+
+A list becomes a row of a fixed number of places, some of which are empty. If all had as many as the
+longest one, a single long list would multiply the memory and the work. So the lists are put in the
+order of a few lengths, chosen such that few places are empty, and each length is evaluated by
+itself: a program is compiled for each. The arrays are padded as they are read.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int, PyTree
+
+# Places that are evaluated without further ado, since a program more takes longer than they do.
+_FEW_PLACES = 1 << 16
+# Another length is used if it leaves at most this part of the places, up to so many lengths.
+_WORTHWHILE, _MOST_LENGTHS = 0.8, 8
+# The lengths that are tried grow by this factor.
+_GROWTH = 1.2
+
+
+class Ragged:
+    """An array of lists, (G, L, …) with L places for each: those of the longest list.
+
+    Indexing by a slice or by numbers returns an array of the lists with as few places as the chosen
+    lengths allow. Empty places repeat an entry of the list; of a mask, they are False.
+
+    Args:
+        values: shape (n, …), the entries of all lists; None for a mask of the places.
+        starts: shape (G,), the position of each list's first entry.
+        sizes: shape (G,), the number of its entries.
+        lengths: the numbers of places to choose from, in increasing order.
+    """
+
+    def __init__(
+        self,
+        values: np.ndarray | None,
+        starts: Int[np.ndarray, " g"],
+        sizes: Int[np.ndarray, " g"],
+        lengths: Sequence[int],
+    ):
+        self.values, self.starts, self.sizes = values, starts, sizes
+        self.lengths = tuple(lengths)
+        rest = () if values is None else values.shape[1:]
+        self.shape = (sizes.size, self.lengths[-1], *rest)
+        self.dtype = np.dtype(bool) if values is None else values.dtype
+        self.ndim = len(self.shape)
+
+    def __len__(self) -> int:
+        return self.sizes.size
+
+    def __getitem__(self, at: Any) -> np.ndarray:
+        starts, sizes = self.starts[at], self.sizes[at]
+        places = np.arange(length_of(self.lengths, int(sizes.max(initial=1))))
+        if self.values is None:
+            return places < sizes[..., None]
+        inside = np.minimum(places, np.maximum(sizes[..., None] - 1, 0))
+        return self.values[np.minimum(starts[..., None] + inside, len(self.values) - 1)]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype)
+
+    def select(self, indices: Int[np.ndarray, " m"]) -> "Ragged":
+        """Some of the lists, which stay ragged."""
+        return Ragged(self.values, self.starts[indices], self.sizes[indices], self.lengths)
+
+    def in_float64(self) -> "Ragged":
+        """The same lists with floating-point entries as float64."""
+        if self.values is None or not jnp.issubdtype(self.dtype, jnp.floating):
+            return self
+        return Ragged(self.values.astype(np.float64), self.starts, self.sizes, self.lengths)
+
+
+def is_ragged(tree: PyTree) -> bool:
+    """True if some of the arrays are ragged."""
+    return any(isinstance(leaf, Ragged) for leaf in jax.tree.leaves(tree))
+
+
+def has_lengths(tree: PyTree) -> bool:
+    """True if some of the arrays are ragged, with lists of more than one length."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Ragged)]
+    return any(len(leaf.lengths) > 1 for leaf in leaves)
+
+
+def runs_of(tree: PyTree, num: int) -> list[slice]:
+    """The rows that follow one another and have one length; a single slice if none is ragged."""
+    ragged = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Ragged)]
+    if not ragged:
+        return [slice(0, num)]
+    own = np.searchsorted(ragged[0].lengths, ragged[0].sizes)
+    starts = [int(at) for at in np.flatnonzero(np.diff(own, prepend=-1))]
+    return [slice(a, b) for a, b in zip(starts, [*starts[1:], num], strict=True)]
+
+
+def padded_alike(one: tuple, other: tuple) -> tuple[tuple, tuple]:
+    """Two batches of lists with as many places in each."""
+    pairs = [_alike(np.asarray(a), np.asarray(b)) for a, b in zip(one, other, strict=True)]
+    return tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
+
+
+def _alike(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if one.ndim < 2 or one.shape[1] == other.shape[1]:
+        return one, other
+    num = max(one.shape[1], other.shape[1])
+    return _padded(one, num), _padded(other, num)
+
+
+def _padded(values: np.ndarray, num: int) -> np.ndarray:
+    width = [(0, 0), (0, num - values.shape[1]), *((0, 0) for _ in values.shape[2:])]
+    if values.dtype == bool:  # a mask, or what a mask hides
+        return np.pad(values, width)
+    return np.pad(values, width, mode="edge")
+
+
+def length_of(lengths: Sequence[int], size: int) -> int:
+    """The smallest of the lengths that holds a list."""
+    return lengths[min(int(np.searchsorted(lengths, size)), len(lengths) - 1)]
+
+
+def choose_lengths(sizes: Int[np.ndarray, " g"]) -> tuple[int, ...]:
+    """Few numbers of places, such that lists of these sizes leave few of them empty."""
+    sizes = np.maximum(np.sort(sizes), 1)
+    most = int(sizes[-1])
+    if sizes.size * most <= _FEW_PLACES:
+        return (most,)
+    # The sizes to choose from, and how many lists are at most as long as each.
+    num = int(np.log(most / sizes[0]) / np.log(_GROWTH)) + 2
+    grid = np.unique(np.geomspace(sizes[0], most, num).round().astype(int))
+    grid[-1] = most
+    counts = np.searchsorted(sizes, grid, side="right")
+    # best[j]: the fewest places for the lists up to grid[j], the last of whose lengths is grid[j].
+    best, chosen = counts * grid, [[j] for j in range(grid.size)]
+    found, cost = (most,), int(best[-1])
+    for _ in range(_MOST_LENGTHS - 1):
+        costs = best[:, None] + (counts[None, :] - counts[:, None]) * grid[None, :]
+        costs = np.where(np.tri(grid.size, dtype=bool), np.iinfo(np.int64).max, costs)
+        before = np.argmin(costs[:, 1:], axis=0)
+        best = np.concatenate([best[:1], costs[before, np.arange(1, grid.size)]])
+        chosen = [chosen[0], *([*chosen[b], j + 1] for j, b in enumerate(before))]
+        if best[-1] > _WORTHWHILE * cost:
+            break
+        found, cost = tuple(int(grid[j]) for j in chosen[-1]), int(best[-1])
+    return found

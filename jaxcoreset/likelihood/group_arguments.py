@@ -1,0 +1,280 @@
+"""Which arguments of a model hold rows, groups, labels and counts, and how groups become rows.
+
+Groups are laid out as the rows of other models are, so that all passes over rows work on groups: an
+array with one row per datum, (n, …), becomes one of (G, L, …) with the L rows of the longest group,
+where a mask says which of them are rows. The mask takes the place of the labels.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jaxcoreset.data.messages import did_you_mean, listed
+from jaxcoreset.data.ragged import Ragged, choose_lengths
+from jaxcoreset.data.rows import PassContext, Rows
+from jaxcoreset.data.sources.base import SourceArray
+from jaxcoreset.likelihood.arguments import Arguments, ModelError, is_array
+
+# Groups that stand for all of them where a model is traced.
+_TEMPLATE = 64
+
+
+@dataclass(frozen=True)
+class GroupPositions:
+    """The roles of a model's arguments, as positions among its flattened (args, kwargs).
+
+    Attributes:
+        labels: the argument that says to which group a row belongs; None if each row is a group.
+        rows: those with one row per datum.
+        groups: those with one row per group.
+        row_counts: integers that count the rows.
+        group_counts: integers that count the groups.
+    """
+
+    labels: int | None
+    rows: tuple[int, ...]
+    groups: tuple[int, ...] = ()
+    row_counts: tuple[int, ...] = ()
+    group_counts: tuple[int, ...] = ()
+
+    @property
+    def data_at(self) -> tuple[int, ...]:
+        """The positions of all that has a leading axis of groups once groups are laid out."""
+        labels = () if self.labels is None else (self.labels,)
+        return tuple(sorted({*self.rows, *self.groups, *labels}))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The positions as plain numbers and lists."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> "GroupPositions":
+        """The inverse of `to_dict`; a ValueError if it is damaged."""
+        lists = {name: plain[name] for name in ("rows", "groups", "row_counts", "group_counts")}
+        numbers = [x for values in lists.values() for x in values]
+        labels = plain["labels"]
+        numbers += [] if labels is None else [labels]
+        if not all(isinstance(x, int) and x >= 0 for x in numbers):
+            raise ValueError("the positions of arguments are not numbers")
+        return cls(labels, **{name: tuple(values) for name, values in lists.items()})
+
+    def call_with(self, leaves: Sequence, num_rows: int, num_groups: int, labels: Any) -> list:
+        """The leaves of a call with these labels, whose counts are right."""
+        filled = list(leaves)
+        for position in self.row_counts:
+            filled[position] = num_rows
+        for position in self.group_counts:
+            filled[position] = num_groups
+        if self.labels is not None:
+            filled[self.labels] = labels
+        return filled
+
+
+@dataclass(frozen=True, eq=False)
+class GroupTable:
+    """A model's arguments in which groups were found.
+
+    Attributes:
+        arguments: the arguments as given, with labels numbered from 0.
+        positions: their roles.
+        labels: shape (n,), the number of each row's group.
+        names: shape (G,), the group's own labels; None if they are its number.
+        num_groups: the number of groups, G.
+    """
+
+    arguments: Arguments
+    positions: GroupPositions
+    labels: Int[np.ndarray, " n"]
+    names: np.ndarray | None
+    num_groups: int
+
+
+def find_labels(arguments: Arguments, groups: str) -> tuple[int, Int[np.ndarray, " n"], np.ndarray]:
+    """The position of the argument with this name, its labels as numbers, and the labels by number.
+
+    Raises:
+        ModelError: if there is no such argument, or it is not one label for each row.
+    """
+    if groups not in arguments.names:
+        raise ModelError(
+            f"groups is {groups!r}{did_you_mean(groups, arguments.names)} Expected the argument "
+            f"that says to which group a row belongs, one of {listed(arguments.names)}."
+        )
+    position = arguments.names.index(groups)
+    leaf = arguments.leaves[position]
+    if not hasattr(leaf, "shape") or len(leaf.shape) != 1 or not leaf.shape[0]:
+        found = f"has shape {leaf.shape}" if hasattr(leaf, "shape") else f"is {leaf!r}"
+        raise ModelError(
+            f"argument {groups}, which groups names, {found}; expected an array with one label for "
+            "each row."
+        )
+    values = np.asarray(leaf)
+    names, numbers = np.unique(values, return_inverse=True)
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        row = int(np.argmax(np.isnan(values)))
+        raise ModelError(f"argument {groups} is NaN in row {row}; expected a label in every row.")
+    return position, numbers.reshape(-1), names
+
+
+def possible_counts(
+    arguments: Arguments, labels: int, names: np.ndarray
+) -> list[tuple[int, GroupPositions, bool]]:
+    """What may count the groups: numbers, with the roles that follow, the likeliest first.
+
+    The last entry says whether labels are to be renumbered, which they are unless they are numbers
+    below the count.
+    """
+    n = arguments.leaves[labels].shape[0]
+    rows = tuple(
+        i
+        for i, leaf in enumerate(arguments.leaves)
+        if i != labels and hasattr(leaf, "shape") and tuple(leaf.shape[:1]) == (n,)
+    )
+    for i in (labels, *rows):
+        if isinstance(arguments.leaves[i], SourceArray):
+            raise ModelError(
+                f"argument {arguments.names[i]} is read from a source; with groups, arrays in "
+                "memory are expected: read it first, np.concatenate of its batches."
+            )
+    for i in rows:
+        if not is_array(arguments.leaves[i]):
+            raise ModelError(
+                f"argument {arguments.names[i]} has as many rows as the data and dtype "
+                f"{arguments.leaves[i].dtype}; numbers are expected: number its categories by "
+                "np.unique(values, return_inverse=True)[1]."
+            )
+    others = [(i, leaf) for i, leaf in enumerate(arguments.leaves) if i not in (*rows, labels)]
+    lengths = {i: leaf.shape[0] for i, leaf in others if is_array(leaf)}
+    counts = {i: int(leaf) for i, leaf in others if _is_count(leaf)}
+    are_numbers = np.issubdtype(names.dtype, np.integer) and names[0] >= 0
+    found = []
+    for count in sorted({*lengths.values(), *counts.values()}):
+        is_number = bool(are_numbers and count > names[-1])
+        if is_number or count == names.size:
+            positions = GroupPositions(
+                labels,
+                rows,
+                tuple(i for i, length in lengths.items() if length == count),
+                (),
+                tuple(i for i, number in counts.items() if number == count),
+            )
+            found.append((count, positions, not is_number))
+    return found
+
+
+def _is_count(leaf: Any) -> bool:
+    is_integer = isinstance(leaf, int | np.integer) and not isinstance(leaf, bool)
+    return is_integer and int(leaf) > 0
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Groups laid out as rows.
+
+    Attributes:
+        arguments: the model's arguments with groups as rows: (G, L, …) for what has rows, and a
+            mask for the labels. They have some of the groups only.
+        data: what has a leading axis of groups, with all of them; with labels, some are `Ragged`.
+        order: the number of each group, where groups are in the order of their sizes; else None.
+    """
+
+    arguments: Arguments
+    data: tuple
+    order: Int[np.ndarray, " g"] | None
+
+    def rows(self, context: PassContext | None = None) -> Rows:
+        """The groups as rows."""
+        return Rows(self.data, context or PassContext(), self.order)
+
+
+def lay_out(table: GroupTable) -> Layout:
+    """The groups as rows."""
+    positions, leaves = table.positions, list(table.arguments.leaves)
+    order = None
+    if positions.labels is None:
+        for i in positions.rows:
+            leaves[i] = np.asarray(leaves[i])[:, None]
+    else:
+        sizes = np.bincount(table.labels, minlength=table.num_groups)
+        lengths = choose_lengths(sizes)
+        by_group = np.argsort(table.labels, kind="stable")
+        starts = np.cumsum(sizes) - sizes
+        if len(lengths) > 1:
+            order = np.argsort(np.searchsorted(lengths, sizes), kind="stable")
+            starts, sizes = starts[order], sizes[order]
+        for i in positions.rows:
+            leaves[i] = Ragged(np.asarray(leaves[i])[by_group], starts, sizes, lengths)
+        for i in positions.groups:
+            leaves[i] = np.asarray(leaves[i]) if order is None else np.asarray(leaves[i])[order]
+        leaves[positions.labels] = Ragged(None, starts, sizes, lengths)
+    data = tuple(leaves[i] for i in positions.data_at)
+    for i in positions.data_at:
+        leaves[i] = leaves[i][:_TEMPLATE]
+    arguments = dataclasses.replace(
+        table.arguments, leaves=tuple(leaves), data_at=positions.data_at, counts_at=()
+    )
+    return Layout(arguments, data, order)
+
+
+def order_of(
+    labels: Int[np.ndarray, " n"], num_groups: int
+) -> tuple[Int[np.ndarray, "g l"], Bool[np.ndarray, "g l"]]:
+    """The rows of each group, filled up with copies of one of them, and which are not copies."""
+    sizes = np.bincount(labels, minlength=num_groups)
+    sorted_rows = np.argsort(labels, kind="stable")
+    ends = np.cumsum(sizes)
+    places = np.arange(max(int(sizes.max(initial=0)), 1))
+    mask = places < sizes[:, None]
+    at = np.where(mask, (ends - sizes)[:, None] + places, (ends - sizes)[:, None])
+    return sorted_rows[np.minimum(at, labels.size - 1)], mask
+
+
+def flat_call(positions: GroupPositions, arguments: Arguments) -> tuple[tuple, dict]:
+    """The (args, kwargs) as a user writes them, with the groups of a layout numbered from 0."""
+    leaves = list(arguments.leaves)
+    if positions.labels is None:
+        num_rows = num_groups = leaves[positions.rows[0]].shape[0]
+        labels = None
+        for i in positions.rows:
+            leaves[i] = leaves[i][:, 0]
+    else:
+        mask = np.asarray(leaves[positions.labels])
+        num_rows, num_groups = int(mask.sum()), mask.shape[0]
+        labels = np.repeat(np.arange(num_groups, dtype=np.int32), mask.sum(axis=1))
+        for i in positions.rows:
+            leaves[i] = np.asarray(leaves[i])[mask]
+    return jax.tree.unflatten(
+        arguments.tree, positions.call_with(leaves, num_rows, num_groups, labels)
+    )
+
+
+def one_group(positions: GroupPositions, leaves: Sequence, data: Sequence) -> tuple[list, Any]:
+    """The leaves of a call with a single group, and the mask of its rows, or None.
+
+    Args:
+        positions: the roles of the leaves.
+        leaves: the leaves of a layout, for what is no data.
+        data: for each of `GroupPositions.data_at` the entries of one group, without their axis.
+    """
+    filled, num_rows, mask = list(leaves), 1, None
+    for i, leaf in zip(positions.data_at, data, strict=True):
+        if i == positions.labels:
+            mask, num_rows = leaf, leaf.shape[0]
+        elif i in positions.groups:
+            filled[i] = leaf[None]
+        else:
+            filled[i], num_rows = leaf, leaf.shape[0]
+    labels = jnp.zeros(num_rows, jnp.int32)
+    return positions.call_with(filled, num_rows, 1, labels), mask
+
+
+def rows_as_groups(arguments: Arguments, positions: GroupPositions) -> GroupTable:
+    """Each row as a group."""
+    num = arguments.leaves[positions.rows[0]].shape[0]
+    return GroupTable(arguments, positions, np.arange(num), None, num)

@@ -1,0 +1,140 @@
+"""Check that a group's rows and effects depend on no other group's effects, nor on its size.
+
+The shapes of a model's sites do not tell that: a row may use the effects of two groups, a running
+sum of effects makes a random walk of them, and a prior may use how many rows a group has. So some
+groups are evaluated together, as the model's user does, and each alone, with copies of its rows.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcoreset.data.dtypes import default_float
+from jaxcoreset.likelihood.arguments import ModelError
+from jaxcoreset.likelihood.group_arguments import GroupTable, order_of
+from jaxcoreset.likelihood.group_model import GroupModel
+from jaxcoreset.likelihood.trace import full_precision, is_latent, log_prob, run, transform_of
+
+# How many groups are compared, with how many rows each at most, and copies of rows beside them.
+_NUM_GROUPS, _MOST_ROWS, _COPIES = 5, 6, 2
+# The width of the unconstrained values at which they are.
+_RADIUS = 0.5
+_ROUNDING = 3e-3
+
+
+def check_groups(marginal: GroupModel, table: GroupTable) -> None:
+    """Raise a ModelError if groups depend on one another, or effects on rows."""
+    chosen = _some_groups(table)
+    rows = [np.flatnonzero(table.labels == group)[:_MOST_ROWS] for group in chosen]
+    positions, leaves = table.positions, list(table.arguments.leaves)
+    taken = np.concatenate(rows)
+    labels = np.repeat(np.arange(chosen.size), [len(one) for one in rows])
+    for i in positions.rows:
+        leaves[i] = np.asarray(leaves[i])[taken]
+    for i in positions.groups:
+        leaves[i] = np.asarray(leaves[i])[chosen]
+    generator = np.random.default_rng(0)
+    num_dims = marginal.structure.num_dims
+    effects = generator.uniform(-_RADIUS, _RADIUS, (chosen.size, num_dims))
+    effects = jnp.asarray(effects, default_float())
+    together = positions.call_with(leaves, taken.size, chosen.size, labels.astype(np.int32))
+    order, mask = order_of(labels, chosen.size)
+    copies = np.repeat(order[:, :1], _COPIES, axis=1)
+    order = np.concatenate([order, copies], axis=1) if positions.labels is not None else order
+    mask = np.concatenate([mask, np.zeros_like(copies, bool)], axis=1)
+    shared: dict[str, Any] = {}
+    of_rows, of_priors = _together(marginal, together, effects, generator, shared)
+    for group in range(chosen.size):
+        data = []
+        for i in positions.data_at:
+            if i == positions.labels:
+                data.append(mask[group])
+            else:
+                data.append(leaves[i][group if i in positions.groups else order[group]])
+        sites, _, _ = marginal.run_group(shared, effects[group], leaves, tuple(data))
+        num = int((labels == group).sum())
+        for name, dim in marginal.structure.rows.items():
+            alone = _of_axis(log_prob(sites[name]), dim)[:num]
+            if not _are_same(of_rows[name][labels == group], alone):
+                raise ModelError(
+                    f"a row of observed site {name!r} depends on the effect of a group that it is "
+                    "not in; expected rows that depend on the effects of their own group only. "
+                    "With crossed effects, name one argument as groups and leave the effects of "
+                    "the others with a size that no argument with this length counts: they stay "
+                    "parameters. Effects that depend on one another, by a running sum or a sum to "
+                    "zero, cannot be integrated out group by group."
+                )
+        for name, values in of_priors.items():
+            alone = np.sum(np.asarray(log_prob(sites[name])))
+            if not _are_same(values[group], alone):
+                raise ModelError(
+                    f"the density of site {name!r} of a group depends on other groups or on the "
+                    "rows; expected effects that are independent given the shared parameters, with "
+                    "a prior that does not use how many rows a group has: pass what it needs as an "
+                    "argument with one row per group."
+                )
+
+
+def _some_groups(table: GroupTable) -> np.ndarray:
+    """Groups of different sizes that have rows."""
+    sizes = np.bincount(table.labels, minlength=table.num_groups)
+    there = np.flatnonzero(sizes)
+    order = there[np.argsort(sizes[there], kind="stable")]
+    return np.unique(order[np.linspace(0, order.size - 1, _NUM_GROUPS).round().astype(int)])
+
+
+def _together(
+    marginal: GroupModel,
+    leaves: list,
+    effects: Any,
+    generator: np.random.Generator,
+    shared: dict[str, Any],
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Log-probabilities of rows and of groups' sites, as the user's model computes them.
+
+    `shared` gets the values of the shared sites.
+    """
+    structure, parts = marginal.structure, jax.vmap(marginal.split)(effects)
+
+    def fill(site: Mapping) -> Any:
+        if not is_latent(site):
+            return None
+        transform, name = transform_of(site), site["name"]
+        if name in structure.local:
+            local = structure.local[name]
+            part = jnp.moveaxis(parts[name], 0, local.dim)
+            return transform(part.reshape(_unconstrained_shape(local.shape, local.dim, effects)))
+        shape = site["kwargs"].get("sample_shape", ()) + site["fn"].shape()
+        point = generator.uniform(-_RADIUS, _RADIUS, transform.inverse_shape(shape))
+        shared[name] = transform(jnp.asarray(point, default_float()))
+        return shared[name]
+
+    with full_precision():
+        sites = run(marginal.model, jax.tree.unflatten(marginal.tree, leaves), fill)
+    of_rows = {name: _of_axis(log_prob(sites[name]), dim) for name, dim in structure.rows.items()}
+    of_priors = {}
+    for name in (*structure.local, *structure.groups):
+        values = log_prob(sites[name])
+        of_priors[name] = _of_axis(values, structure.log_prob_dims[name])
+    return of_rows, of_priors
+
+
+def _unconstrained_shape(shape: tuple[int, ...], dim: int, effects: Any) -> tuple[int, ...]:
+    full = list(shape)
+    full[dim] = effects.shape[0]
+    return tuple(full)
+
+
+def _of_axis(values: Any, dim: int) -> np.ndarray:
+    """Sums over all axes but one, counted from the right."""
+    values = np.asarray(values)
+    return values.sum(axis=tuple(a for a in range(values.ndim) if a != values.ndim + dim))
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    one, other = np.asarray(one, float), np.asarray(other, float)
+    close = np.abs(one - other) <= _ROUNDING * (1 + np.abs(one))
+    return bool(np.all(close | ~np.isfinite(one)))

@@ -1,0 +1,136 @@
+"""Draws of every group's effect, given draws of the parameters that groups share.
+
+Given the shared parameters φ, the effects of groups are independent. Each is drawn by an
+independence Metropolis sampler whose proposals are from a Student distribution at the mode of the
+group's log-density, on the scale of its curvature. The proposals do not depend on one another, so
+all are evaluated at once; the tails of a Student distribution are heavier than those of nearly any
+effect, so the chain converges geometrically (Mengersen and Tweedie 1996, Annals of Statistics
+24(1)).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from jaxcoreset.data.rows import Rows
+from jaxcoreset.likelihood.group_model import GroupModel
+from jaxcoreset.likelihood.integration import STUDENT_DEGREES, find_mode, solve_upper
+from jaxcoreset.likelihood.partial_evaluation import prepare
+from jaxcoreset.likelihood.trace import full_precision
+
+# Steps of the sampler for each draw.
+_NUM_STEPS = 24
+
+
+def draw_effects(
+    marginal: GroupModel,
+    rows: Rows,
+    leaves: Sequence,
+    draws: Mapping[str, Array],
+    key: PRNGKeyArray,
+    *,
+    moments: bool = False,
+) -> dict[str, np.ndarray]:
+    """Draws of the local sites of all groups, and of deterministic sites with an entry per group.
+
+    Args:
+        marginal: the marginal model.
+        rows: the groups.
+        leaves: the leaves of the model's arguments, for what is no data.
+        draws: constrained draws of the shared parameters, with a leading axis of s.
+        key: a JAX random key.
+        moments: whether only the mean and the standard deviation over the draws are returned.
+
+    Returns:
+        By site an array of shape (s, G, …), the groups in the order of `rows`; with `moments` one
+        of shape (2, G, …).
+    """
+    constants = [None if i in marginal.positions.data_at else x for i, x in enumerate(leaves)]
+    sampler = _Sampler(_Constants(constants, marginal), moments)
+    num = next(iter(draws.values())).shape[0]
+    numbers = np.arange(rows.num_local, dtype=np.uint32)
+    found: list[dict[str, np.ndarray]] = []
+    width = num * _NUM_STEPS
+    for _, count, values in rows.evaluate(_block, (sampler, dict(draws), key), width, (numbers,)):
+        flat = {name: np.asarray(x).reshape(-1, *x.shape[2:])[:count] for name, x in values.items()}
+        found.append(flat)
+    joined = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+    return {name: np.moveaxis(x, 1, 0) for name, x in joined.items()}
+
+
+def _block(args: tuple, rows: tuple, counted: Array) -> PyTree:
+    sampler, draws, key = args
+    data, (numbers,) = rows
+    return jax.lax.map(lambda own: sampler(draws, key, *own), (data, numbers))
+
+
+@dataclass(frozen=True, eq=False)
+class _Constants:
+    """What programs are made from: the model, and its arguments that are no data."""
+
+    leaves: list
+    marginal: GroupModel
+
+
+class _Sampler(eqx.Module):
+    """Draws of one group's effect, one for each draw of the shared parameters."""
+
+    constants: _Constants = eqx.field(static=True)
+    moments: bool = eqx.field(static=True)
+
+    def __call__(
+        self, draws: Mapping[str, Array], key: PRNGKeyArray, own: tuple, number: Array
+    ) -> dict[str, Array]:
+        num = next(iter(draws.values())).shape[0]
+        keys = jax.random.split(jax.random.fold_in(key, number), num)
+        found = jax.vmap(lambda one, draw: self._draw(one, draw, own))(keys, dict(draws))
+        if not self.moments:
+            return found
+        return {name: jnp.stack([x.mean(axis=0), x.std(axis=0)]) for name, x in found.items()}
+
+    def _draw(self, key: PRNGKeyArray, shared: Mapping[str, Array], own: tuple) -> dict[str, Array]:
+        marginal, leaves = self.constants.marginal, self.constants.leaves
+        structure = marginal.structure
+        num_dims = structure.num_dims
+        origin = jnp.zeros(num_dims, jnp.result_type(float))
+        log_density = prepare(
+            lambda effect: marginal.log_density(shared, effect, leaves, own), origin
+        )
+        mode, factor = find_mode(log_density, num_dims)
+        key, normal_key, scale_key = jax.random.split(key, 3)
+        normal = jax.random.normal(normal_key, (_NUM_STEPS, num_dims))
+        scale = jax.random.chisquare(scale_key, STUDENT_DEGREES, (_NUM_STEPS, 1))
+        steps = normal / jnp.sqrt(scale / STUDENT_DEGREES)
+        points = mode + jax.vmap(lambda step: solve_upper(factor, step))(steps)
+        squares = jnp.sum(steps**2, axis=1) / STUDENT_DEGREES
+        log_proposal = -(STUDENT_DEGREES + num_dims) / 2 * jnp.log1p(squares)
+        log_ratios = jax.vmap(log_density)(points) - log_proposal
+        chosen = _metropolis(key, jnp.where(jnp.isnan(log_ratios), -jnp.inf, log_ratios))
+        with full_precision():
+            sites, _, _ = marginal.run_group(shared, points[chosen], leaves, own)
+        dims = {name: site.value_dim for name, site in structure.local.items()}
+        dims |= structure.effects
+        return {
+            name: jnp.squeeze(jnp.asarray(sites[name]["value"]), axis=dim)
+            for name, dim in dims.items()
+        }
+
+
+def _metropolis(key: PRNGKeyArray, log_ratios: Float[Array, " k"]) -> Array:
+    """The last state of an independence sampler, as the position of a proposal."""
+    log_uniform = jnp.log(jax.random.uniform(key, log_ratios.shape, minval=1e-30))
+
+    def step(at: Array, proposal: tuple) -> tuple[Array, None]:
+        position, log_u = proposal
+        accepted = log_u < log_ratios[position] - log_ratios[at]
+        return jnp.where(accepted, position, at), None
+
+    # The first proposal is where the chain starts, unless it is impossible.
+    positions = jnp.arange(1, log_ratios.shape[0])
+    last, _ = jax.lax.scan(step, jnp.zeros((), positions.dtype), (positions, log_uniform[1:]))
+    return last

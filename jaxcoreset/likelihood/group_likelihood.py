@@ -1,0 +1,73 @@
+"""`group_likelihood`: a hierarchical model and its arguments as one log-likelihood per group."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxtyping import PRNGKeyArray
+
+from jaxcoreset.data.rows import PassContext
+from jaxcoreset.likelihood.arguments import ModelError, flatten
+from jaxcoreset.likelihood.group_arguments import GroupPositions, lay_out, rows_as_groups
+from jaxcoreset.likelihood.group_check import check_groups
+from jaxcoreset.likelihood.group_model import GroupModel
+from jaxcoreset.likelihood.group_structure import find_table, structure_of
+from jaxcoreset.likelihood.grouping import likelihood_of_layout
+from jaxcoreset.likelihood.integration import Integration, default_integration
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.structure import find_data
+from jaxcoreset.likelihood.trace import one_at_a_time
+
+
+@one_at_a_time
+def group_likelihood(
+    model: Callable,
+    args: Sequence = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    groups: str | None = None,
+    integration: Integration | None = None,
+    data_axes: Any = None,
+    plate: str | None = None,
+    key: PRNGKeyArray | None = None,
+    context: PassContext = PassContext(),  # noqa: B008 - frozen
+) -> ModelLikelihood:
+    """Turns a hierarchical NumPyro model into log-likelihoods of groups and a prior.
+
+    The data of the likelihood are groups: arrays of shape (G, L, …) for what has one row per
+    datum, with a mask in place of the labels. Its parameters are the shared ones.
+
+    Args:
+        model: a NumPyro model, of whose latent sites some have one entry per group.
+        args: its positional arguments, with all the rows.
+        kwargs: its keyword arguments.
+        groups: the argument that says to which group a row belongs; by default each row is one.
+        integration: how effects are integrated out; by default by quadrature for one or two
+            dimensions, and by Laplace's approximation beyond.
+        data_axes: see `model_likelihood`; with `groups` None only.
+        plate: see `model_likelihood`; with `groups` None only.
+        key: see `model_likelihood`.
+        context: see `model_likelihood`.
+
+    Raises:
+        ModelError: see `model_likelihood`; and if no argument counts the groups, no latent site has
+            one entry per group, or a row or an effect depends on another group's effect.
+        ValueError: if the effects have too many dimensions for the integration.
+    """
+    given = dict(kwargs or {})
+    if context.processes.count > 1:
+        raise ModelError(
+            "several processes build one coreset of groups; expected a single process: leave out "
+            "Execution(processes=…)."
+        )
+    if groups is None:
+        arguments = find_data(model, tuple(args), given, data_axes, plate)[0]
+        counts = arguments.counting_rows().counts_at
+        table = rows_as_groups(arguments, GroupPositions(None, arguments.data_at, (), counts))
+    else:
+        table = find_table(model, flatten(model, tuple(args), given), groups)
+    structure = structure_of(model, table.arguments, table.positions)
+    integration = integration or default_integration(structure.num_dims)
+    integration.check(structure.num_dims)
+    marginal = GroupModel(model, table.arguments.tree, table.positions, structure, integration)
+    check_groups(marginal, table)
+    return likelihood_of_layout(marginal, lay_out(table), key=key, context=context)

@@ -1,0 +1,252 @@
+"""A hierarchical model with the effects of its groups integrated out, as a NumPyro model.
+
+`GroupModel` has the shared parameters only, and one factor with an entry log p_g(φ) = log ∫ Π p(y |
+z, φ) p(z | φ) dz for each group g. It is called with groups laid out as rows, see
+`jaxcoreset.likelihood.group_arguments`, so that all else in this package sees a model whose data
+are groups. `MarginalModel` is called as the user's model is.
+
+Weights belong on log p_g, where a group that counts w times is w groups alike, each with an effect
+of its own. On the joint density with a sampled effect they would count one effect w times.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from jaxtyping import Array, Float
+from numpyro.handlers import block, substitute, trace
+
+from jaxcoreset.likelihood.arguments import Arguments, ModelError
+from jaxcoreset.likelihood.group_arguments import GroupPositions, one_group, order_of
+from jaxcoreset.likelihood.group_structure import GroupStructure
+from jaxcoreset.likelihood.integration import Integration
+from jaxcoreset.likelihood.partial_evaluation import prepare
+from jaxcoreset.likelihood.trace import (
+    fill_origin,
+    full_precision,
+    is_latent,
+    log_prob,
+    run,
+    transform_of,
+)
+
+# The name of the factor with one entry per group, and the axis of groups in it.
+GROUP_SITE = "log_likelihood_of_groups"
+GROUP_DIMS = {GROUP_SITE: -1}
+# Rows of groups that are evaluated at once, at each of many draws; on a CPU they fit a cache.
+_CPU_ROWS, _ROWS = 512, 1 << 15
+
+
+@dataclass(frozen=True, eq=False)
+class GroupModel:
+    """The marginal model, called with groups laid out as rows.
+
+    Attributes:
+        model: the user's model.
+        tree: the structure of its flattened (args, kwargs).
+        positions: the roles of the arguments.
+        structure: the model's sites.
+        integration: how effects are integrated out.
+    """
+
+    model: Callable
+    tree: Any
+    positions: GroupPositions
+    structure: GroupStructure
+    integration: Integration
+    _memory: dict = dataclasses.field(default_factory=dict, repr=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Run the model; the arguments are those of the user's model, with groups laid out."""
+        leaves = jax.tree.leaves((args, kwargs))
+        self._sample(leaves, [leaves[i] for i in self.positions.data_at], _batch_rows())
+
+    def with_integration(self, integration: Integration) -> "GroupModel":
+        """The same model with another integral."""
+        return dataclasses.replace(self, integration=integration, _memory={})
+
+    def _sample(self, leaves: Sequence, data: Sequence, batch_rows: int | None) -> None:
+        shared = self._shared(leaves, [leaf[0] for leaf in data])
+        with block(), full_precision():
+            values = self.log_marginals(shared, leaves, data, batch_rows)
+        numpyro.factor(GROUP_SITE, values)
+
+    def log_marginals(
+        self,
+        shared: Mapping[str, Array],
+        leaves: Sequence,
+        data: Sequence,
+        batch_rows: int | None = None,
+    ) -> Float[Array, " m"]:
+        """The logs of p_g of m groups at constrained shared parameters.
+
+        Args:
+            shared: the shared parameters.
+            leaves: the leaves of the layout, for what is no data.
+            data: the leaves that are, with m groups.
+            batch_rows: the number of rows that are evaluated at once; all by default.
+        """
+        evaluate, given = self._of_one_group(leaves), dict(shared)
+
+        def one(own: tuple) -> Array:
+            return evaluate(given, own)
+
+        data = tuple(jnp.asarray(leaf) for leaf in data)
+        num_groups = data[0].shape[0]
+        rows = 1 if self.positions.labels is None else data[self._mask_at].shape[1]
+        size = num_groups if batch_rows is None else max(1, batch_rows // rows)
+        if size >= num_groups:
+            return jax.vmap(one)(data)
+        return jax.lax.map(one, data, batch_size=size)
+
+    def _of_one_group(self, leaves: Sequence) -> Callable[[Mapping[str, Array], tuple], Array]:
+        """The log of p_g of one group, from the shared parameters and the group's data.
+
+        JAX traces it once: it is the same function as long as all that is no data is the same.
+        """
+        positions = self.positions
+        skipped = {*positions.data_at, *positions.row_counts, *positions.group_counts}
+        constants = [None if i in skipped else leaf for i, leaf in enumerate(leaves)]
+        mark = tuple(map(id, constants))
+        if self._memory.get("mark") != mark:
+
+            def evaluate(shared: Mapping[str, Array], own: tuple) -> Array:
+                return self._log_marginal(shared, constants, own)
+
+            self._memory.update(mark=mark, constants=constants, evaluate=jax.jit(evaluate))
+        return self._memory["evaluate"]
+
+    def _log_marginal(self, shared: Mapping[str, Array], leaves: Sequence, own: tuple) -> Array:
+        num_dims = self.structure.num_dims
+        origin = jnp.zeros(num_dims, _float_of(shared))
+        fixed = jax.lax.stop_gradient(dict(shared))
+        still = prepare(lambda z: self.log_density(fixed, z, leaves, own), origin)
+        moving = prepare(lambda z: self.log_density(shared, z, leaves, own), origin)
+        return self.integration.log_integral(still, moving, num_dims)
+
+    @property
+    def _mask_at(self) -> int:
+        assert self.positions.labels is not None
+        return self.positions.data_at.index(self.positions.labels)
+
+    def log_density(
+        self, shared: Mapping[str, Array], effect: Float[Array, " d"], leaves: Sequence, own: tuple
+    ) -> Float[Array, ""]:
+        """The log of Π p(y | z, φ) p(z | φ) of one group, at an unconstrained effect."""
+        sites, log_jacobian, mask = self.run_group(shared, effect, leaves, own)
+        total = log_jacobian
+        for name in (*self.structure.local, *self.structure.groups):
+            total = total + jnp.sum(log_prob(sites[name]))
+        for name, dim in self.structure.rows.items():
+            values = log_prob(sites[name])
+            axes = tuple(a for a in range(values.ndim) if a != values.ndim + dim)
+            by_row = jnp.sum(values, axis=axes)
+            total = total + jnp.sum(by_row if mask is None else by_row * mask.astype(values.dtype))
+        return total
+
+    def run_group(
+        self, shared: Mapping[str, Array], effect: Float[Array, " d"], leaves: Sequence, own: tuple
+    ) -> tuple[Any, Array, Any]:
+        """The trace with one group, the log-Jacobian of its effect's transform, and the mask."""
+        given, mask = one_group(self.positions, leaves, own)
+        parts, log_jacobians = self.split(effect), []
+
+        def fill(site: Mapping) -> Any:
+            if not is_latent(site):
+                return None
+            if site["name"] not in parts:
+                return shared[site["name"]]
+            transform, part = transform_of(site), parts[site["name"]]
+            value = transform(part)
+            log_jacobians.append(jnp.sum(transform.log_abs_det_jacobian(part, value)))
+            return value
+
+        with block(), full_precision():
+            call = jax.tree.unflatten(self.tree, given)
+            sites = run(self.model, call, fill)
+        return sites, sum(log_jacobians, start=jnp.zeros((), effect.dtype)), mask
+
+    def split(self, effect: Float[Array, " d"]) -> dict[str, Array]:
+        """The unconstrained value of each local site from a flat effect."""
+        parts, first = {}, 0
+        for name, site in self.structure.local.items():
+            parts[name] = effect[first : first + site.size].reshape(site.shape)
+            first += site.size
+        return parts
+
+    def _shared(self, leaves: Sequence, own: Sequence) -> dict[str, Array]:
+        """Sample the sites that are shared, as the model does, and return the latent ones."""
+        structure = self.structure
+
+        def fill(site: Mapping) -> Any:
+            return fill_origin(site) if site["name"] in structure.local else None
+
+        inner = block(
+            substitute(self.model, substitute_fn=fill),
+            hide_fn=lambda site: site["name"] in structure.hidden,
+        )
+        given, _ = one_group(self.positions, leaves, own)
+        args, kwargs = jax.tree.unflatten(self.tree, given)
+        sites = trace(inner).get_trace(*args, **kwargs)
+        return {name: sites[name]["value"] for name in structure.shared}
+
+
+class MarginalModel:
+    """The marginal model of some groups, called as the user's model is.
+
+    It takes the rows of these groups, in the order and with the labels that it was made for. Called
+    otherwise, as with observations that are None for predictions, it is the user's model, whose
+    effects are then sampled.
+
+    Args:
+        groups: the model.
+        arguments: the groups, laid out.
+    """
+
+    def __init__(self, groups: GroupModel, arguments: Arguments):
+        self.groups, self.tree = groups, arguments.tree
+        self.num_groups = arguments.num_data
+        labels = groups.positions.labels
+        if labels is None:
+            self._order = np.arange(self.num_groups)[:, None]
+            self._mask = np.ones((self.num_groups, 1), bool)
+        else:
+            mask = np.asarray(arguments.leaves[labels])
+            numbers = np.repeat(np.arange(self.num_groups), mask.sum(axis=1))
+            self._order, self._mask = order_of(numbers, self.num_groups)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the marginal model of the groups, or the user's model of other rows."""
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        positions = self.groups.positions
+        if tree != self.tree:
+            return self.groups.model(*args, **kwargs)
+        found, expected = jnp.shape(leaves[positions.rows[0]])[:1], (int(self._mask.sum()),)
+        if found != expected:
+            raise ModelError(
+                f"the model got {found} rows, but it is that of {self.num_groups} groups with "
+                f"{expected[0]} rows; the coreset's own args and kwargs are expected: pass these, "
+                "None for the observations to predict new rows, or use the original model."
+            )
+        data = []
+        for i in positions.data_at:
+            if i == positions.labels:
+                data.append(self._mask)
+            elif i in positions.groups:
+                data.append(leaves[i])
+            else:
+                data.append(jnp.asarray(leaves[i])[self._order])
+        self.groups._sample(leaves, data, None)
+
+
+def _float_of(shared: Mapping[str, Array]) -> Any:
+    return jnp.result_type(float, *(jnp.result_type(value) for value in shared.values()))
+
+
+def _batch_rows() -> int:
+    return _CPU_ROWS if jax.default_backend() == "cpu" else _ROWS

@@ -1,0 +1,310 @@
+"""Which sites of a hierarchical model belong to a group, and which all groups share.
+
+The model is traced abstractly with two numbers of rows and of groups. A latent site that grows with
+the groups is *local*: its entry for a group is that group's effect. An observed site grows with the
+rows, or with the groups; all else is shared.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcoreset.data.messages import listed
+from jaxcoreset.likelihood.arguments import Arguments, ModelError
+from jaxcoreset.likelihood.group_arguments import (
+    GroupPositions,
+    GroupTable,
+    find_labels,
+    possible_counts,
+)
+from jaxcoreset.likelihood.structure import not_independent
+from jaxcoreset.likelihood.trace import (
+    VALUE_ERRORS,
+    fill_origin,
+    full_precision,
+    log_prob,
+    refuse_unusable_site,
+    run,
+    transform_of,
+)
+
+# Numbers of rows and of groups for the abstract traces: primes, so that no other axis has them.
+_ROWS, _GROUPS = (31, 37), (11, 13)
+
+
+@dataclass(frozen=True)
+class LocalSite:
+    """A latent site with one entry per group.
+
+    Attributes:
+        shape: the shape of the unconstrained value for one group.
+        dim: the axis of groups in it, counted from the right.
+        value_dim: the axis of groups in the constrained value.
+    """
+
+    shape: tuple[int, ...]
+    dim: int
+    value_dim: int
+
+    @property
+    def size(self) -> int:
+        """The number of entries of a group."""
+        return int(np.prod(self.shape))
+
+
+@dataclass(frozen=True)
+class GroupStructure:
+    """The sites of a hierarchical model.
+
+    Attributes:
+        local: the latent sites of a group.
+        shared: the names of the latent sites that all groups share.
+        rows: for each observed site with one entry per row, that axis, counted from the right.
+        groups: the names of the observed sites with one entry per group.
+        log_prob_dims: the axis of groups in the log-probability of local sites and of these.
+        effects: for each deterministic site with one entry per group, that axis.
+        hidden: the names of all sites, also deterministic ones and plates, that are not shared.
+    """
+
+    local: dict[str, LocalSite]
+    shared: tuple[str, ...]
+    rows: dict[str, int]
+    groups: tuple[str, ...]
+    log_prob_dims: dict[str, int]
+    effects: dict[str, int]
+    hidden: frozenset[str]
+
+    @property
+    def num_dims(self) -> int:
+        """The number of dimensions of a group's effects."""
+        return sum(site.size for site in self.local.values())
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """The shapes of one trace, by the name of the site."""
+
+    latent: dict[str, tuple]
+    unconstrained: dict[str, tuple]
+    log_prob: dict[str, tuple]
+    deterministic: dict[str, tuple]
+    plates: dict[str, int]
+
+
+def find_table(model: Callable, arguments: Arguments, groups: str) -> GroupTable:
+    """Find the groups that an argument names.
+
+    Raises:
+        ModelError: if no argument counts the groups, or no latent site has one entry for each.
+    """
+    at, labels, names = find_labels(arguments, groups)
+    failure: Exception | None = None
+    for count, positions, is_renumbered in possible_counts(arguments, at, names):
+        numbers = labels if is_renumbered else names[labels].astype(np.int64)
+        for roles in (positions, _counting_rows(arguments, positions, labels.size)):
+            try:
+                found = _sizes_of_latent(model, arguments, roles, labels.size, count)
+                if count not in found:
+                    break
+                structure_of(model, arguments, roles)
+            except VALUE_ERRORS as error:
+                raise ModelError(
+                    f"the model reads values of a data argument ({arguments}) as Python numbers or "
+                    "array sizes; these would change with the groups: pass the number of groups as "
+                    "an argument of its own, and use jax.numpy on data."
+                ) from error
+            except ModelError:
+                raise
+            except Exception as error:
+                failure = failure or error
+                continue
+            coded = list(arguments.leaves)
+            coded[at] = numbers.astype(np.int32)
+            table = Arguments(arguments.tree, tuple(coded), arguments.names, arguments.positional)
+            own = names if is_renumbered else None
+            return GroupTable(table, roles, numbers, own, count)
+    expected = (
+        f"{names.size} groups are in argument {groups}; expected a latent site with one entry per "
+        "group, in a plate whose size is an argument of the model or the length of one (num_groups,"
+        " or an array with one row per group)"
+    )
+    if failure is not None:
+        raise ModelError(f"{expected}. The model said: {failure}") from failure
+    raise ModelError(
+        f"{expected}; none was found among {listed(arguments.names)}. Pass the number of groups as "
+        "an argument, or name another argument by groups."
+    )
+
+
+def _counting_rows(arguments: Arguments, positions: GroupPositions, n: int) -> GroupPositions:
+    """The same roles, with integers equal to n as row counts."""
+    others = {*positions.group_counts}
+    counts = arguments.counting_rows(n).counts_at
+    rows = tuple(i for i in counts if i not in others)
+    return GroupPositions(
+        positions.labels, positions.rows, positions.groups, rows, positions.group_counts
+    )
+
+
+def _sizes_of_latent(
+    model: Callable, arguments: Arguments, positions: GroupPositions, rows: int, groups: int
+) -> set[int]:
+    shapes = _shapes(model, arguments, positions, rows, groups)
+    return {size for shape in shapes.latent.values() for size in shape}
+
+
+def structure_of(
+    model: Callable, arguments: Arguments, positions: GroupPositions
+) -> GroupStructure:
+    """The sites of the model; errors of the model itself pass through.
+
+    Raises:
+        ModelError: if a local site is not independent over groups given the shared parameters, or a
+            site cannot be used.
+    """
+    own = positions.labels is None
+    first, second = (
+        _shapes(model, arguments, positions, rows, rows if own else groups)
+        for rows, groups in zip(_ROWS, _GROUPS, strict=True)
+    )
+    if set(first.log_prob) != set(second.log_prob):
+        changed = set(first.log_prob) ^ set(second.log_prob)
+        raise ModelError(f"the sites {sorted(changed)[:3]} come and go with the number of groups.")
+    local: dict[str, LocalSite] = {}
+    hidden, rows, of_groups, effects, shared = set(), {}, [], {}, []
+    dims: dict[str, int] = {}
+    for name, shape in first.log_prob.items():
+        grows = _growth(shape, second.log_prob[name])
+        if name not in first.latent:
+            if grows is None:
+                raise not_independent(name, "has not one entry per row or per group")
+            dim, pair = grows
+            if pair == _ROWS:
+                rows[name] = dim
+            elif pair == _GROUPS:
+                of_groups.append(name)
+                dims[name] = dim
+            if pair:
+                hidden.add(name)
+            continue
+        value = _growth(first.latent[name], second.latent[name])
+        if value == (0, ()) and grows == (0, ()):
+            shared.append(name)
+            continue
+        _refuse_dependent(name, value, grows, own)
+        assert value is not None
+        assert grows is not None
+        one, two = first.unconstrained[name], second.unconstrained[name]
+        within = _growth(one, two)
+        if within is None or not within[1]:
+            raise _dependent(name)
+        dims[name] = grows[0]
+        local[name] = LocalSite(_with(one, within[0], 1), within[0], value[0])
+        hidden.add(name)
+    for name, shape in first.deterministic.items():
+        grows = _growth(shape, second.deterministic[name])
+        if grows != (0, ()):
+            hidden.add(name)
+            if grows is not None and grows[1] == (_ROWS if own else _GROUPS):
+                effects[name] = grows[0]
+    hidden |= {name for name, size in first.plates.items() if size != second.plates.get(name)}
+    if not local:
+        raise ModelError(
+            "no latent site has one entry per group; expected group effects to integrate out: "
+            "sample them in a plate of the groups."
+        )
+    if not rows and not of_groups:
+        raise ModelError("no observed site has one entry per row; expected data in the groups.")
+    return GroupStructure(
+        local, tuple(shared), rows, tuple(of_groups), dims, effects, frozenset(hidden)
+    )
+
+
+def _refuse_dependent(name: str, value: Any, grows: Any, own: bool) -> None:
+    """Raise a ModelError if a latent site is not one effect for each group, given the rest."""
+    if value is None or grows is None or not grows[1]:
+        raise _dependent(name)
+    if not own and _ROWS in (value[1], grows[1]):
+        raise ModelError(
+            f"latent site {name!r} has one entry per row, beside the effects of groups; expected "
+            "one level of effects to integrate out: integrate it by hand, as a gamma-Poisson or "
+            "beta-binomial distribution does."
+        )
+
+
+def _dependent(name: str) -> ModelError:
+    return ModelError(
+        f"latent site {name!r} grows with the groups and is not one independent effect for each; "
+        "expected effects that are independent given the shared parameters, which a Gaussian "
+        "process over groups, a random walk or a sum to zero are not: use independent effects in a "
+        "plate of the groups, or groups=None with the effects as parameters."
+    )
+
+
+def _growth(one: tuple, two: tuple) -> tuple[int, tuple] | None:
+    """The axis that grows, from the right, with its two lengths; (0, ()) if none does.
+
+    None if several do, or the number of axes changes.
+    """
+    if len(one) != len(two):
+        return None
+    dims = [d for d in range(-len(one), 0) if one[d] != two[d]]
+    if not dims:
+        return 0, ()
+    pair = (one[dims[0]], two[dims[0]])
+    return (dims[0], pair) if len(dims) == 1 and pair in (_ROWS, _GROUPS) else None
+
+
+def _with(shape: tuple, dim: int, size: int) -> tuple[int, ...]:
+    changed = list(shape)
+    changed[dim] = size
+    return tuple(changed)
+
+
+def _shapes(
+    model: Callable, arguments: Arguments, positions: GroupPositions, rows: int, groups: int
+) -> _Shapes:
+    """The shapes of the sites for some numbers of rows and groups."""
+    found = []
+    data = {
+        i: jax.ShapeDtypeStruct(
+            (groups if i in positions.groups else rows, *arguments.leaves[i].shape[1:]),
+            np.int32
+            if i == positions.labels
+            else jax.dtypes.canonicalize_dtype(arguments.leaves[i].dtype),
+        )
+        for i in positions.data_at
+    }
+
+    def trace_model(given: dict[int, Any]) -> None:
+        leaves = [given.get(i, leaf) for i, leaf in enumerate(arguments.leaves)]
+        labels = None if positions.labels is None else given[positions.labels]
+        leaves = positions.call_with(leaves, rows, groups, labels)
+        with full_precision():
+            found.append(run(model, jax.tree.unflatten(arguments.tree, leaves), fill_origin))
+            found[-1] = _read(found[-1])
+
+    jax.eval_shape(trace_model, data)
+    return found[0]
+
+
+def _read(sites: Mapping) -> _Shapes:
+    shapes = _Shapes({}, {}, {}, {}, {})
+    for name, site in sites.items():
+        refuse_unusable_site(name, site)
+        if site["type"] == "plate":
+            shapes.plates[name] = site["args"][0]
+        if site["type"] == "deterministic":
+            shapes.deterministic[name] = jnp.shape(site["value"])
+        if site["type"] != "sample":
+            continue
+        shapes.log_prob[name] = jnp.shape(log_prob(site))
+        if not site["is_observed"]:
+            shape = jnp.shape(site["value"])
+            shapes.latent[name] = shape
+            shapes.unconstrained[name] = tuple(transform_of(site).inverse_shape(shape))
+    return shapes

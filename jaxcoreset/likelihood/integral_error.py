@@ -1,0 +1,103 @@
+"""How accurate the integrals over groups' effects are, in nats of the divergence that matters.
+
+The log-likelihood of all groups is evaluated with more accurate integrals at draws of π̂.
+The variance over the draws of the difference is what the integrals add to the symmetrised KL
+divergence. It is measured on some groups: their mean difference times the number of groups is the
+part that all groups share, and what is left is independent noise.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxcoreset.data.dtypes import in_float64
+from jaxcoreset.likelihood.group_model import GROUP_SITE, GroupModel
+from jaxcoreset.likelihood.integration import (
+    AdaptiveQuadrature,
+    Integration,
+    QuasiMonteCarlo,
+)
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.likelihood.precision import runs_in_float64
+from jaxcoreset.likelihood.program import with_program
+
+# The number of groups that are compared, from the smallest to the largest, with at most so many
+# rows together, and of draws.
+_NUM_GROUPS, _MOST_ROWS, _NUM_DRAWS = 64, 1 << 15, 32
+# Nodes for each dimension of the quadrature that a Laplace integral is compared with.
+_NODES = {1: 33, 2: 17, 3: 9, 4: 5}
+
+
+def accurate_enough(
+    likelihood: ModelLikelihood, draws: Params, goal: float
+) -> tuple[ModelLikelihood, float]:
+    """The likelihood with integrals of which the error is small enough, and what the error adds.
+
+    Args:
+        likelihood: a likelihood of groups.
+        draws: draws of its parameters.
+        goal: what the integrals' error may add to the KL divergence, in nats. Where it is more, the
+            number of nodes is doubled until it is not, or there is no finer integral.
+    """
+    marginal = likelihood.model
+    assert isinstance(marginal, GroupModel)
+    at = {name: jnp.asarray(x)[:_NUM_DRAWS] for name, x in draws.items()}
+    while True:
+        found, error = marginal, integral_error(marginal, likelihood, at)
+        finer = marginal.integration.finer()
+        if error <= goal or finer is None:
+            break
+        marginal = marginal.with_integration(finer)
+    if found is likelihood.model:
+        return likelihood, error
+    return with_program(dataclasses.replace(likelihood, model=found)), error
+
+
+def integral_error(marginal: GroupModel, likelihood: ModelLikelihood, draws: Params) -> float:
+    """What the integrals' error adds to the symmetrised KL divergence, in nats."""
+    num = likelihood.num_data
+    rows = max(1, int(np.prod(likelihood.two_rows[0].shape[1:2])))
+    chosen = np.linspace(0, num - 1, min(num, _NUM_GROUPS, max(8, _MOST_ROWS // rows)))
+    data = likelihood.take(np.unique(chosen.round().astype(np.int64)))
+    reference = marginal.with_integration(_reference(marginal))
+    own, other = (_evaluate(likelihood, one, draws, tuple(data)) for one in (marginal, reference))
+    differences = own - other
+    size = differences.shape[1]
+    shared = np.var(differences.mean(axis=1), ddof=1)
+    noise = np.var(differences, axis=0, ddof=1).mean()
+    return float(num**2 * max(0.0, shared - noise / size) + num * noise)
+
+
+def describe(integration: Integration) -> str:
+    """An integral in a few words."""
+    if isinstance(integration, AdaptiveQuadrature):
+        return f"integrated out by quadrature with {integration.num_nodes} nodes"
+    return "integrated out by Laplace's approximation"
+
+
+def _reference(marginal: GroupModel) -> Integration:
+    """A more accurate integral to compare with."""
+    integration, num_dims = marginal.integration, marginal.structure.num_dims
+    if isinstance(integration, AdaptiveQuadrature):
+        return AdaptiveQuadrature(2 * integration.num_nodes - 1)
+    if num_dims in _NODES:
+        return AdaptiveQuadrature(_NODES[num_dims])
+    return QuasiMonteCarlo()
+
+
+def _evaluate(
+    likelihood: ModelLikelihood, marginal: GroupModel, draws: Params, data: tuple
+) -> Float[np.ndarray, "s m"]:
+    """The log-likelihoods of groups at draws, in float64 if the model runs in it."""
+    own = dataclasses.replace(likelihood, model=marginal, shared=None)
+
+    def values(draws: Params, data: tuple) -> Float[Array, "s m"]:
+        return jax.lax.map(lambda draw: own.by_site(draw, data)[0][GROUP_SITE], draws)
+
+    compiled = jax.jit(values)
+    exact = runs_in_float64(likelihood)
+    found = in_float64(compiled, draws, data) if exact else compiled(draws, data)
+    return np.asarray(found, np.float64)

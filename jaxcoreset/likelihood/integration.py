@@ -1,0 +1,301 @@
+"""The integral over a group's effect: log ∫ exp h(z) dz, for the log-density h of one group.
+
+h is the log-likelihood of the group's rows plus the log-density of its effect z, on z's
+unconstrained scale, given the shared parameters. Its mode is found by Newton's method, which is
+damped where h is not concave. From there adaptive Gauss–Hermite quadrature (Liu and Pierce 1994,
+Biometrika 81(3)) takes nodes at the mode, on the scale of the curvature; with one node it is
+Laplace's approximation (Tierney and Kadane 1986, JASA 81(393)).
+
+The functions are of one group and one draw of the shared parameters; `jax.vmap` makes them those of
+many. Derivatives with respect to the shared parameters are exact up to the integral's own error:
+the quadrature holds its nodes fixed, on which its true value does not depend. Laplace's
+approximation follows the mode, by chord steps whose derivatives are right to the second order.
+"""
+
+import abc
+import functools
+import itertools
+import math
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxcoreset.data.utils import check_int
+
+LogDensity = Callable[[Array], Array]
+
+# Newton's method stops below this decrement, a hundredth of a standard deviation from the mode; the
+# step that follows costs nothing, and squares the error.
+_DECREMENT = 1e-4
+_MAX_STEPS = 50
+# Damping after a step that was refused, relative to the curvature, and its factor from there.
+_FIRST_DAMPING, _DAMPING = 1.0, 4.0
+# A pivot of the negative Hessian is at least this, relative to the largest entry of the diagonal.
+_LEAST_PIVOT = 1e-6
+# A rise that rounding may hide, relative to the log-density.
+_ROUNDING = 4.0
+# Degrees of freedom of the Student distribution that proposes effects.
+STUDENT_DEGREES = 5.0
+# Chord steps that a Laplace integral is differentiated through.
+_CHORD_STEPS = 2
+
+
+class Integration(eqx.Module):
+    """How a group's effect is integrated out."""
+
+    @abc.abstractmethod
+    def check(self, num_dims: int) -> None:
+        """Raise a ValueError if an effect of this many dimensions cannot be integrated so."""
+
+    @abc.abstractmethod
+    def log_integral(
+        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
+    ) -> Float[Array, ""]:
+        """The log of the integral.
+
+        Args:
+            fixed: the log-density with no derivatives with respect to the shared parameters.
+            log_density: the same with them.
+            num_dims: the number of dimensions of the effect, d.
+        """
+
+    @abc.abstractmethod
+    def finer(self) -> "Integration | None":
+        """The next more accurate way; None if there is none."""
+
+
+class AdaptiveQuadrature(Integration):
+    """Adaptive Gauss–Hermite quadrature, for an effect of one or two dimensions a group.
+
+    Args:
+        num_nodes: the number of nodes for each dimension. It is the least number: where the error
+            that is measured matters, the builder takes more.
+
+    Raises:
+        ValueError: if `num_nodes` is less than 1.
+    """
+
+    num_nodes: int = 9
+
+    def __check_init__(self) -> None:
+        check_int("num_nodes", self.num_nodes, 1)
+
+    def check(self, num_dims: int) -> None:
+        """See `Integration.check`."""
+        if num_dims > 2:
+            raise ValueError(
+                f"integration is AdaptiveQuadrature, and a group's effects have {num_dims} "
+                "dimensions; expected at most 2: use LaplaceIntegral()."
+            )
+
+    def log_integral(
+        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
+    ) -> Float[Array, ""]:
+        """See `Integration.log_integral`."""
+        mode, factor = find_mode(fixed, num_dims)
+        mode, factor = jax.lax.stop_gradient((mode, factor))
+        nodes, log_weights = gauss_hermite(self.num_nodes, num_dims)
+        steps = jnp.asarray(nodes, mode.dtype)
+        points = mode + jax.vmap(lambda step: solve_upper(factor, step))(steps)
+        values = jax.vmap(log_density)(points) + jnp.asarray(log_weights, mode.dtype)
+        return jax.nn.logsumexp(values) - jnp.sum(jnp.log(jnp.diagonal(factor)))
+
+    def finer(self) -> "AdaptiveQuadrature | None":
+        """See `Integration.finer`."""
+        return AdaptiveQuadrature(2 * self.num_nodes - 1) if self.num_nodes < 33 else None
+
+
+class LaplaceIntegral(Integration):
+    """Laplace's approximation of the integral, for effects of any number of dimensions."""
+
+    def check(self, num_dims: int) -> None:
+        """See `Integration.check`."""
+
+    def log_integral(
+        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
+    ) -> Float[Array, ""]:
+        """See `Integration.log_integral`."""
+        mode, factor = find_mode(fixed, num_dims)
+        mode, factor = jax.lax.stop_gradient((mode, factor))
+        slope = jax.grad(log_density)
+        for _ in range(_CHORD_STEPS):
+            mode = mode + solve_upper(factor, solve_lower(factor, slope(mode)))
+        _, _, curvature = _derivatives(log_density, mode)
+        factor = cholesky(curvature)
+        half_log_det = jnp.sum(jnp.log(jnp.diagonal(factor)))
+        return log_density(mode) + num_dims / 2 * math.log(2 * math.pi) - half_log_det
+
+    def finer(self) -> None:
+        """See `Integration.finer`."""
+        return None
+
+
+class QuasiMonteCarlo(Integration):
+    """Importance sampling from a Student distribution at the mode, to measure other integrals by.
+
+    Args:
+        num_points: the number of points, which are those of a Halton sequence.
+    """
+
+    num_points: int = 1 << 12
+
+    def check(self, num_dims: int) -> None:
+        """See `Integration.check`."""
+
+    def log_integral(
+        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
+    ) -> Float[Array, ""]:
+        """See `Integration.log_integral`."""
+        mode, factor = jax.lax.stop_gradient(find_mode(fixed, num_dims))
+        points, log_weights = _student_points(self.num_points, num_dims)
+        steps = jnp.asarray(points, mode.dtype)
+        points = mode + jax.vmap(lambda step: solve_upper(factor, step))(steps)
+        values = jax.vmap(log_density)(points) + jnp.asarray(log_weights, mode.dtype)
+        return jax.nn.logsumexp(values) - jnp.sum(jnp.log(jnp.diagonal(factor)))
+
+    def finer(self) -> None:
+        """See `Integration.finer`."""
+        return None
+
+
+def default_integration(num_dims: int) -> Integration:
+    """Quadrature for one or two dimensions, Laplace's approximation beyond."""
+    return AdaptiveQuadrature() if num_dims <= 2 else LaplaceIntegral()
+
+
+@functools.cache
+def gauss_hermite(
+    num_nodes: int, num_dims: int
+) -> tuple[Float[np.ndarray, "k d"], Float[np.ndarray, " k"]]:
+    """Nodes t and log-weights a with log ∫ exp h(t) dt ≈ log Σ exp(a_k + h(t_k)), a tensor product.
+
+    It is exact for the density of a standard normal times a polynomial.
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
+    log_weights = np.log(weights) + nodes**2 / 2
+    points = np.array(list(itertools.product(nodes, repeat=num_dims)))
+    sums = [sum(some) for some in itertools.product(log_weights, repeat=num_dims)]
+    return points.reshape(-1, num_dims), np.array(sums)
+
+
+@functools.cache
+def _student_points(
+    num_points: int, num_dims: int
+) -> tuple[Float[np.ndarray, "k d"], Float[np.ndarray, " k"]]:
+    """Points of a Student distribution, and the logs of one over their number and density."""
+    from scipy.special import gammaln
+    from scipy.stats import chi2, norm, qmc
+
+    uniform = qmc.Halton(num_dims + 1, scramble=False).random(num_points + 1)[1:]
+    uniform = np.clip(uniform, 1e-12, 1 - 1e-12)
+    scale = np.sqrt(STUDENT_DEGREES / chi2.ppf(uniform[:, :1], STUDENT_DEGREES))
+    points = norm.ppf(uniform[:, 1:]) * scale
+    degrees = STUDENT_DEGREES
+    constant = gammaln((degrees + num_dims) / 2) - gammaln(degrees / 2)
+    constant -= num_dims / 2 * np.log(degrees * np.pi)
+    squares = np.sum(points**2, axis=1) / degrees
+    log_density = constant - (degrees + num_dims) / 2 * np.log1p(squares)
+    return points, -np.log(num_points) - log_density
+
+
+def find_mode(
+    log_density: LogDensity, num_dims: int, dtype: jnp.dtype | None = None
+) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
+    """The mode of a log-density, and the Cholesky factor L of its negative Hessian LLᵀ there.
+
+    Newton's method from zero. A step that does not raise the log-density is taken again with
+    damping. Where the Hessian is not negative definite its pivots are replaced by positive ones.
+    """
+    start = jnp.zeros(num_dims, dtype)
+    eps = jnp.finfo(start.dtype).eps
+
+    def state_at(point: Array) -> tuple:
+        value, slope, curvature = _derivatives(log_density, point)
+        return point, value, slope, curvature
+
+    def step_of(slope: Array, curvature: Array, damping: Array) -> tuple[Array, Array]:
+        scale = jnp.maximum(jnp.abs(jnp.diagonal(curvature)), jnp.finfo(start.dtype).tiny)
+        factor = cholesky(curvature + damping * jnp.diag(scale))
+        half = solve_lower(factor, slope)
+        return solve_upper(factor, half), jnp.sum(half**2)
+
+    def is_left(state: tuple) -> Array:
+        num_steps, (_, _, slope, curvature), damping = state
+        _, decrement = step_of(slope, curvature, jnp.zeros_like(damping))
+        return (num_steps < _MAX_STEPS) & ((decrement > _DECREMENT) | (damping > 0))
+
+    def move(state: tuple) -> tuple:
+        num_steps, (point, value, slope, curvature), damping = state
+        step, _ = step_of(slope, curvature, damping)
+        after = state_at(point + step)
+        rounding = _ROUNDING * eps * jnp.abs(value)
+        is_better = jnp.isfinite(after[1]) & ~(after[1] < value - rounding)
+        is_better = is_better | ~jnp.isfinite(value)
+        before = (point, value, slope, curvature)
+        kept = jax.tree.map(lambda new, old: jnp.where(is_better, new, old), after, before)
+        more = jnp.maximum(_FIRST_DAMPING, _DAMPING * damping)
+        less = jnp.where(damping > _FIRST_DAMPING, damping / _DAMPING**2, 0)
+        return num_steps + 1, kept, jnp.where(is_better, less, more)
+
+    first = (jnp.zeros((), jnp.int32), state_at(start), jnp.zeros((), start.dtype))
+    _, (point, _, slope, curvature), _ = jax.lax.while_loop(is_left, move, first)
+    step, decrement = step_of(slope, curvature, jnp.zeros((), start.dtype))
+    # The last step costs no evaluation; far from the mode it would be a leap.
+    point = point + jnp.where(decrement <= 10 * _DECREMENT, step, 0)
+    return point, cholesky(curvature)
+
+
+def _derivatives(log_density: LogDensity, point: Float[Array, " d"]) -> tuple[Array, Array, Array]:
+    """The value, the gradient and the negative Hessian, in forward mode."""
+    basis = np.eye(point.shape[0], dtype=point.dtype)
+
+    def slopes(at: Array) -> tuple[Array, Array]:
+        found = [jax.jvp(log_density, (at,), (jnp.asarray(one),)) for one in basis]
+        return jnp.stack([slope for _, slope in found]), found[0][0]
+
+    def row(tangent: np.ndarray) -> tuple[Array, Array, Array]:
+        return jax.jvp(slopes, (point,), (jnp.asarray(tangent),), has_aux=True)
+
+    found = [row(tangent) for tangent in basis]
+    return found[0][2], found[0][0], -jnp.stack([bend for _, bend, _ in found])
+
+
+def cholesky(matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
+    """The lower Cholesky factor, with pivots that are too small or negative replaced.
+
+    It is written out, since a library's factorisation of many small matrices takes far longer.
+    """
+    num = matrix.shape[0]
+    largest = jnp.max(jnp.abs(jnp.diagonal(matrix)))
+    least = jnp.maximum(_LEAST_PIVOT * largest, jnp.finfo(matrix.dtype).tiny ** 0.5)
+    factor: list[list[Array]] = [[jnp.zeros((), matrix.dtype)] * num for _ in range(num)]
+    for j in range(num):
+        pivot = matrix[j, j] - sum(factor[j][k] ** 2 for k in range(j))
+        pivot = jnp.sqrt(jnp.maximum(jnp.abs(pivot), least))
+        factor[j][j] = pivot
+        for i in range(j + 1, num):
+            rest = matrix[i, j] - sum(factor[i][k] * factor[j][k] for k in range(j))
+            factor[i][j] = rest / pivot
+    return jnp.stack([jnp.stack(row) for row in factor])
+
+
+def solve_lower(factor: Float[Array, "d d"], vector: Float[Array, " d"]) -> Float[Array, " d"]:
+    """L⁻¹v for a lower triangular L."""
+    solved: list[Array] = []
+    for i in range(factor.shape[0]):
+        rest = vector[i] - sum(factor[i, k] * solved[k] for k in range(i))
+        solved.append(rest / factor[i, i])
+    return jnp.stack(solved)
+
+
+def solve_upper(factor: Float[Array, "d d"], vector: Float[Array, " d"]) -> Float[Array, " d"]:
+    """L⁻ᵀv for a lower triangular L."""
+    num, solved = factor.shape[0], {}
+    for i in reversed(range(num)):
+        rest = vector[i] - sum(factor[k, i] * solved[k] for k in range(i + 1, num))
+        solved[i] = rest / factor[i, i]
+    return jnp.stack([solved[i] for i in range(num)])

@@ -1,0 +1,178 @@
+"""Coresets of groups: what a user gets, and how close it is."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import log_density
+
+import jaxcoreset as jc
+from tests.likelihood.group_models import flights, frailties, intercepts, means, normals
+
+NUM_GROUPS = 150
+
+
+@pytest.fixture(scope="module")
+def built():
+    group, y = means(NUM_GROUPS)
+    builder = jc.CoresetBuilder(normals, size=12, groups="group", progress_bar=False)
+    return group, y, builder.run(jax.random.key(0), group, NUM_GROUPS, y)
+
+
+@pytest.fixture(scope="module")
+def samples(built):
+    """Draws of the coreset posterior by its Laplace approximation, which stands for NUTS."""
+    coreset = built[2]
+    flat = coreset.approximation.draws(jax.random.key(5), 400)
+    return jax.vmap(coreset.likelihood.constrain)(flat)
+
+
+def _exact(group, y, at, weights):
+    """The weighted log-likelihood of normal groups in closed form."""
+    mu, tau, sigma = (float(at[name]) for name in ("mu", "tau", "sigma"))
+    total = 0.0
+    for number, weight in weights.items():
+        own = y[group == number].astype(float) - mu
+        n, variance = own.size, sigma**2 + own.size * tau**2
+        square = (np.sum(own**2) - tau**2 / variance * np.sum(own) ** 2) / sigma**2
+        log_det = (n - 1) * np.log(sigma**2) + np.log(variance)
+        total += -0.5 * weight * (n * np.log(2 * np.pi) + log_det + square)
+    return total
+
+
+def test_a_few_groups_stand_for_all(built, samples):
+    group, y, coreset = built
+    weights = dict(zip(coreset.indices.tolist(), coreset.weights.tolist(), strict=True))
+    every = dict.fromkeys(range(NUM_GROUPS), 1.0)
+    differences = []
+    for i in range(200):
+        at = {name: values[i] for name, values in samples.items()}
+        differences.append(_exact(group, y, at, every) - _exact(group, y, at, weights))
+    assert len(coreset) <= 12
+    assert coreset.report.kl < 0.01
+    # The variance of the log-ratio is the symmetrised divergence.
+    assert np.var(differences) < 2 * coreset.report.kl + 1e-4
+
+
+def test_the_arguments_hold_the_rows_of_the_chosen_groups(built):
+    group, y, coreset = built
+    labels, num_groups, kept = coreset.args
+    assert num_groups == len(coreset) == coreset.indices.size
+    for place, number in enumerate(coreset.indices):
+        np.testing.assert_array_equal(kept[labels == place], y[group == number])
+    assert "groups" in str(coreset.report)
+    assert "groups" in repr(coreset)
+
+
+def test_the_model_has_the_weighted_marginals_and_shared_parameters_only(built, samples):
+    group, y, coreset = built
+    at = [{name: values[i] for name, values in samples.items()} for i in range(2)]
+    found = [log_density(coreset.model, coreset.args, coreset.kwargs, one) for one in at]
+    sites = [name for name, site in found[0][1].items() if not site.get("is_observed")]
+    assert sorted(sites) == ["mu", "sigma", "tau"]
+    weights = dict(zip(coreset.indices.tolist(), coreset.weights.tolist(), strict=True))
+    exact = [_exact(group, y, one, weights) for one in at]
+    priors = [float(coreset.likelihood.log_prior(coreset.likelihood.unconstrain(o))) for o in at]
+    # The priors differ by the Jacobians of the two scales.
+    jacobians = [float(jnp.log(one["tau"]) + jnp.log(one["sigma"])) for one in at]
+    expected = [e + p - j for e, p, j in zip(exact, priors, jacobians, strict=True)]
+    assert float(found[0][0] - found[1][0]) == pytest.approx(expected[0] - expected[1], abs=0.02)
+
+
+def test_effects_of_all_groups_are_those_of_the_closed_form(built, samples):
+    group, y, coreset = built
+    effects = coreset.group_effects(jax.random.key(1), samples, num_draws=200)["mean"]
+    assert effects.shape == (200, NUM_GROUPS)
+    at = np.linspace(0, 399, 200).round().astype(int)
+    mu, tau, sigma = (np.asarray(samples[n], float)[at, None] for n in ("mu", "tau", "sigma"))
+    sizes = np.bincount(group, minlength=NUM_GROUPS)
+    sums = np.bincount(group, weights=y, minlength=NUM_GROUPS)
+    precision = sizes / sigma**2 + 1 / tau**2
+    mean = (sums / sigma**2 + mu / tau**2) / precision
+    scores = (effects - mean) * np.sqrt(precision)
+    assert abs(scores.mean()) < 0.03
+    assert abs(scores.std() - 1) < 0.03
+    moments = coreset.group_effects(jax.random.key(1), samples, num_draws=200, moments=True)["mean"]
+    np.testing.assert_allclose(moments[0], effects.mean(axis=0), atol=1e-4)
+    np.testing.assert_allclose(moments[1], effects.std(axis=0), atol=1e-4)
+
+
+def test_a_saved_coreset_is_the_same(built, samples, tmp_path):
+    group, y, coreset = built
+    loaded = jc.load(coreset.save(tmp_path / "groups"), model=normals)
+    at = {name: values[0] for name, values in samples.items()}
+    one, other = (log_density(c.model, c.args, c.kwargs, at)[0] for c in (coreset, loaded))
+    assert float(one) == float(other)
+    with pytest.raises(ValueError, match="pass the model's arguments with all rows"):
+        loaded.group_effects(jax.random.key(1), samples)
+    args = (group, NUM_GROUPS, y)
+    effects = loaded.group_effects(jax.random.key(1), samples, *args, num_draws=8)
+    assert effects["mean"].shape == (8, NUM_GROUPS)
+    certificates = [
+        jc.certify(c, samples, *given, num_draws=60, progress_bar=False)
+        for c, given in ((coreset, ()), (loaded, args))
+    ]
+    assert certificates[0].kl == pytest.approx(certificates[1].kl, rel=0.05)
+
+
+def test_new_groups_join_by_an_update(built):
+    group, y, coreset = built
+    more = coreset.update(jax.random.key(3), group[group < 20], 20, y[group < 20])
+    assert more.report.num_data == NUM_GROUPS + 20
+    assert more.args[1] == len(more)
+
+
+def test_groups_cannot_be_a_table_of_rows(built):
+    pytest.importorskip("pandas")
+    with pytest.raises(ValueError, match="rows have no weights of their own"):
+        built[2].to_frame()
+
+
+def test_rows_with_latents_of_their_own_are_groups_without_being_named():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=400).astype(np.float32)
+    y = rng.negative_binomial(2, 2 / (2 + np.exp(1 + 0.3 * x)))
+    coreset = jc.CoresetBuilder(frailties, size=8, progress_bar=False).run(jax.random.key(0), x, y)
+    assert coreset.report.unit == "groups"
+    assert coreset.report.kl < 0.05
+    assert coreset.args[0].shape == (len(coreset),)
+
+
+def test_an_integral_without_effects_is_refused():
+    _, y = means(6)
+    flat = jc.CoresetBuilder(_flat, size=5, integration=jc.LaplaceIntegral())
+    with pytest.raises(ValueError, match="expected effects to integrate out"):
+        flat.run(jax.random.key(0), y)
+
+
+def _flat(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+
+
+@pytest.mark.slow
+def test_the_posterior_is_that_of_nuts_with_all_effects():
+    X, plane, y = flights(num_planes=120, most=25)
+    builder = jc.CoresetBuilder(intercepts, tol=0.01, groups="plane", progress_bar=False)
+    coreset = builder.run(jax.random.key(0), X, plane, 120, y)
+    settings = {"num_warmup": 700, "num_samples": 2000, "progress_bar": False}
+    full = MCMC(NUTS(intercepts), **settings)
+    full.run(jax.random.key(1), X, plane, 120, y)
+    marginal = MCMC(NUTS(coreset.model), **settings)
+    marginal.run(
+        jax.random.key(2), *coreset.args, **coreset.kwargs, init_params=coreset.init_params()
+    )
+    truth, found = full.get_samples(), marginal.get_samples()
+    for name in ("beta", "mu", "tau"):
+        sd = np.asarray(truth[name]).std(axis=0)
+        # Both have a Monte Carlo error of some 0.04 standard deviations.
+        assert (np.abs(found[name].mean(axis=0) - truth[name].mean(axis=0)) < 0.2 * sd).all()
+        np.testing.assert_allclose(np.asarray(found[name]).std(axis=0), sd, rtol=0.15)
+    effects = coreset.group_effects(jax.random.key(3), marginal, num_draws=500)["effect"]
+    sd = np.asarray(truth["effect"]).std(axis=0)
+    assert np.abs((effects.mean(axis=0) - truth["effect"].mean(axis=0)) / sd).max() < 0.3
+    assert np.abs(effects.std(axis=0) / sd - 1).mean() < 0.05

@@ -1,0 +1,52 @@
+"""Lists of different lengths in few shapes."""
+
+import numpy as np
+import pytest
+
+from jaxcoreset.data.ragged import Ragged, choose_lengths, padded_alike, runs_of
+
+
+def _places(sizes: np.ndarray, lengths: tuple[int, ...]) -> int:
+    return int(np.take(lengths, np.searchsorted(lengths, np.maximum(sizes, 1))).sum())
+
+
+def test_few_lengths_leave_few_places_empty():
+    rng = np.random.default_rng(0)
+    sizes = np.exp(rng.uniform(0, np.log(1e5), 2000)).astype(int)
+    lengths = choose_lengths(sizes)
+    assert len(lengths) <= 8
+    assert lengths[-1] >= sizes.max()
+    assert _places(sizes, lengths) < 3 * sizes.sum()
+
+
+def test_lists_of_about_one_length_get_a_single_one():
+    sizes = np.random.default_rng(0).poisson(100, 5000)
+    assert choose_lengths(sizes) == (sizes.max(),)
+
+
+def test_a_single_long_list_does_not_multiply_the_places():
+    sizes = np.r_[np.full(10_000, 5), 100_000]
+    assert _places(sizes, choose_lengths(sizes)) == 150_000
+
+
+def test_indexing_pads_and_masks():
+    values, starts, sizes = np.arange(10.0), np.array([0, 1, 3]), np.array([1, 2, 7])
+    array, mask = (Ragged(x, starts, sizes, (2, 7)) for x in (values, None))
+    assert array.shape == (3, 7)
+    np.testing.assert_array_equal(array[:2], [[0, 0], [1, 2]])
+    np.testing.assert_array_equal(mask[:2], [[True, False], [True, True]])
+    np.testing.assert_array_equal(array[np.array([2])][0], np.arange(3.0, 10))
+    assert runs_of((array, mask), 3) == [slice(0, 2), slice(2, 3)]
+
+
+def test_batches_of_two_lengths_are_padded_to_the_longer():
+    short, long = np.array([[1, 2]]), np.array([[1, 2, 3]])
+    one, other = padded_alike((short, short > 0), (long, long > 0))
+    np.testing.assert_array_equal(one[0], [[1, 2, 2]])
+    np.testing.assert_array_equal(one[1], [[True, True, False]])
+    assert other[0].shape == (1, 3)
+
+
+@pytest.mark.parametrize("sizes", [[0, 0], [1], [5, 5, 5]])
+def test_small_and_empty_lists_have_a_length(sizes):
+    assert choose_lengths(np.array(sizes)) == (max(max(sizes), 1),)
