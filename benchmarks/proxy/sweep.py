@@ -19,7 +19,7 @@ from jaxcoreset.likelihood.expansion import Expansion
 from jaxcoreset.selection.baseline import GaussianBaseline
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import Approach, DrawPool, Use
-from jaxcoreset.selection.estimate import errors
+from jaxcoreset.selection.estimate import errors_on
 from jaxcoreset.selection.solving import select_none
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.weighting import Weighting
@@ -92,6 +92,7 @@ class Sweep:
             size=None,
             tol=_TOL,
             max_size=self.size,
+            max_shift=np.inf,
             num_draws=num_draws,
             num_held_out=CHOOSING,
             num_candidates=None,
@@ -129,7 +130,7 @@ class Sweep:
         self, path: Solution, approach: Approach, use: Use = "confirmation"
     ) -> dict[str, np.ndarray]:
         """The errors of solutions, on draws that did not choose them."""
-        return errors(path, self.pool.problem(use, approach), self.source.inefficiency)
+        return errors_on(self.pool, path, use, approach)
 
     def curves(self) -> Curves:
         """The errors of everything that the builder may return."""

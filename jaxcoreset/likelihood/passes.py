@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxcoreset.data.arrays import leading
+from jaxcoreset.data.blocks import evaluate_blocks
 from jaxcoreset.data.rows import BadRows, Rows, State
 
 LogLikelihood = Callable[[Any, Any], Array]
@@ -59,8 +60,13 @@ def feature_matrix(
     num_rows = _num_rows(data)
     rows = Rows.of(data, batch_size)
     parts, state = [], BadRows.start()
-    args = log_likelihood, features
-    for first, num, (values, bad) in rows.evaluate(_block, args, features.width):
+    args, width = (log_likelihood, features), features.width
+    if rows.is_ragged:
+        groups = rows.evaluate(_block, args, width)
+    else:
+        data, block = (rows.data, ()), rows.block(width)
+        groups = evaluate_blocks(_block, args, data, block, batch_size=batch_size)
+    for first, num, (values, bad) in groups:
         state = BadRows.add(state, np.asarray(bad), first, num)
         parts.append(values.reshape(-1, values.shape[-1])[:num])
     _check_health([state], num_rows, features.quantity)

@@ -219,11 +219,16 @@ class LatentOfRowError(ModelError):
 
 
 def _per_datum_latent(site: Site) -> ModelError:
-    cause = "obs_mask makes such a site: " if site.name.endswith("_unobserved") else ""
+    found = f"latent site {site.name!r} grows with the rows; "
+    if site.name.endswith("_unobserved"):
+        return ModelError(
+            f"{found}obs_mask makes such a site, which has no density where the row is observed: "
+            "leave out the rows whose response is missing, which say nothing of the parameters."
+        )
     return LatentOfRowError(
-        f"latent site {site.name!r} grows with the rows; a coreset keeps few rows, so parameters "
-        f"must be shared by all of them: {cause}CoresetBuilder integrates effects of a row's own "
-        "out, and those of groups that an argument names: groups=."
+        f"{found}a coreset keeps few rows, so parameters must be shared by all of them: "
+        "CoresetBuilder integrates effects of a row's own out, and those of groups that an "
+        "argument names: groups=."
     )
 
 

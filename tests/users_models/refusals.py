@@ -65,6 +65,17 @@ def number_of_changes() -> Case:
     return Case(model, (day, y), refusal="latent site 'change' is discrete")
 
 
+def imputed_responses() -> Case:
+    rng, x, y = linear_data()
+
+    def model(x, y, seen):
+        beta = coefficients(x)
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ beta, 0.7), obs=y, obs_mask=seen)
+
+    return Case(model, (x, y, rng.random(NUM_ROWS) < 0.8), refusal="grows with the rows.*obs_mask")
+
+
 # Rows that depend on one another.
 
 
@@ -357,6 +368,7 @@ def corners_in_the_likelihood() -> Case:
 REFUSALS = [
     component_of_a_row,
     number_of_changes,
+    imputed_responses,
     gaussian_process,
     random_walk,
     autoregression_by_scan,
