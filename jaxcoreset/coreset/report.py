@@ -56,8 +56,8 @@ class Report:
         converged: whether the solver stopped by its own rule.
         weighting: the weighting's name.
         curve: the errors along the solver's path, arrays of one length: "size", "num_used",
-            "relative_error", "held_out_error", "kl", "kl_standard_error", "mean_shift"; of `SparseVI`
-            "usable_draws" in place of the last.
+            "relative_error", "held_out_error", "kl", "kl_standard_error" and "mean_shift"; of
+            `SparseVI` "usable_draws" in place of the last.
         seconds: wall time by stage.
         peak_memory: the maximum memory of the process so far, in bytes; None if unknown.
         tol: the tolerance, in nats; None if a size was given.
