@@ -41,6 +41,7 @@ from jaxcoreset.likelihood.integration import Integration
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import Float32Error
 from jaxcoreset.likelihood.trace import one_at_a_time
+from jaxcoreset.selection.baseline import GaussianBaseline
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.plan import Plan, plan_build
@@ -361,6 +362,7 @@ class CoresetBuilder:
         name = source.weighting or type(self.weighting).__name__
         found: list[Coreset] = []
         history: list[Round] = []
+        baseline: GaussianBaseline | None = None  # of the first π̂, which may be the Gaussian
         while True:
             number = len(history) + 1
             construction.embed(pool)
@@ -388,7 +390,9 @@ class CoresetBuilder:
                         pool, selection, outcome, jax.random.fold_in(draws_key, number)
                     )
             history.append(outcome)
-            found.append(self._finish(construction, source, pool, selection, history))
+            baseline = GaussianBaseline.of(pool) if baseline is None else baseline
+            coreset = self._finish(construction, source, pool, selection, history, baseline)
+            found.append(coreset)
             if own_pool is None or number == most or (checker.is_final and selection.is_within):
                 break
             pool, name = own_pool, "coreset posterior"
@@ -412,6 +416,7 @@ class CoresetBuilder:
         pool: DrawPool,
         selection: Selection,
         history: list[Round],
+        baseline: GaussianBaseline | None,
     ) -> Coreset:
         """The coreset of the last round."""
         estimate = reported_estimate(selection.estimate, history[-1])
@@ -428,6 +433,7 @@ class CoresetBuilder:
             keep_likelihood=True,
             keep_summary=True,
             estimate=estimate,
+            baseline=baseline,
             num_data=likelihood.num_data,
             size=int(selection.sizes[selection.at]),
             weighting=history[0].weighting,

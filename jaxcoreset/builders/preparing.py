@@ -26,7 +26,7 @@ from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.structure import LatentOfRowError
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
-from jaxcoreset.selection.expanding import expansion_of, flat_center, is_far
+from jaxcoreset.selection.expanding import expansion_of, flat_center
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
 from jaxcoreset.weighting import DrawSource
@@ -151,8 +151,8 @@ def expand(
 
 
 def expand_again(likelihood: ModelLikelihood, pool: DrawPool) -> None:
-    """Expand where the draws of a round are, if the center is far from them."""
-    if pool.expansion is not None and is_far(pool):
+    """Expand at the mean of a round's draws, where the quadratic is better than at the mode."""
+    if pool.expansion is not None:
         found = expansion_of(likelihood, pool)
         pool.expansion = pool.expansion if found is None else found
 

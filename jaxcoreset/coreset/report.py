@@ -148,6 +148,7 @@ class Report:
         selection: Selection,
         clock: Clock,
         estimate: KLEstimate | None = None,
+        baseline: GaussianBaseline | None = None,
         **facts: Any,
     ) -> "Report":
         """The report of rows that were selected from the candidates of a pool.
@@ -157,10 +158,11 @@ class Report:
             selection: what was selected.
             clock: the time by stage.
             estimate: the estimate that is reported; that of the selection if left out.
+            baseline: what a Gaussian alone reaches; that of the pool's draws if left out.
             **facts: the attributes that are not known of these.
         """
         at, path = selection.at, selection.path
-        baseline = GaussianBaseline.of(pool)
+        baseline = GaussianBaseline.of(pool) if baseline is None else baseline
         estimate = selection.estimate if estimate is None else estimate
         data = pool.data_of(selection.positions)
         return cls(
@@ -245,7 +247,7 @@ class Report:
     @property
     def has_mode(self) -> bool:
         """Whether π̂ is the Laplace approximation at the posterior's mode."""
-        return self.weighting == "Laplace" and len(self.rounds) < 2
+        return self.weighting == "Laplace"
 
     @property
     def trouble(self) -> str | None:

@@ -11,9 +11,6 @@ from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.selection.draws import DrawPool, Use
 from jaxcoreset.weighting.laplace import LaplaceFitter
 
-# The center is far from the draws if their mean is off by more standard deviations of a parameter.
-_FAR = 1.0
-
 
 def expansion_of(
     likelihood: ModelLikelihood,
@@ -23,14 +20,6 @@ def expansion_of(
     """The expansion at a point, or at the mean of the pool's draws; None if it is not proper."""
     position = _draws(pool).mean(axis=0) if center is None else center
     return LaplaceFitter(likelihood).expand(position)
-
-
-def is_far(pool: DrawPool) -> bool:
-    """True if the mean of the pool's draws is not near the center of its expansion."""
-    assert pool.expansion is not None
-    flat = _draws(pool)
-    shift = np.abs(flat.mean(axis=0) - pool.expansion.center)
-    return bool((shift > _FAR * flat.std(axis=0)).any())
 
 
 def flat_center(params: Params) -> Float[np.ndarray, " d"]:
