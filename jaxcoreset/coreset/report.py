@@ -237,17 +237,16 @@ class Report:
         """What a Gaussian alone reaches, in a sentence; None if it was not measured."""
         if self.gaussian_kl is None or self.gaussian_kl_standard_error is None:
             return None
-        what = "A Gaussian at the mode" if self.has_mode else "A Gaussian of the draws' moments"
+        what = (
+            "A Gaussian at the mode"
+            if self.weighting == "Laplace"
+            else "A Gaussian of the draws' moments"
+        )
         goal = GOOD_KL if self.tol is None else self.tol
         distance = _kl_text(self.gaussian_kl, self.gaussian_kl_standard_error)
         if self.gaussian_kl + 2 * self.gaussian_kl_standard_error <= goal:
             return f"{what} is within {distance} nats: no rows are needed for {goal:.2g}."
         return f"{what} is {distance} nats off."
-
-    @property
-    def has_mode(self) -> bool:
-        """Whether π̂ is the Laplace approximation at the posterior's mode."""
-        return self.weighting == "Laplace"
 
     @property
     def trouble(self) -> str | None:
