@@ -76,7 +76,7 @@ def test_demo_meets_its_claims_on_part_of_the_flights(monkeypatch, tmp_path, cap
     rows = np.random.default_rng(0).choice(len(late), 20_000, replace=False)
     monkeypatch.setattr(demo, "load_flights", lambda: (features[rows], late[rows], names))
     monkeypatch.setattr(demo, "_NUM_SAMPLES", 100)
-    result = demo.run_demo(out=tmp_path / "out", show_progress=False)
+    result = demo.run_demo(size=100, out=tmp_path / "out", show_progress=False)
     printed = capsys.readouterr().out
     assert result["coreset"].report.kl < 1e-3
     assert result["mean_error"] < 0.02
