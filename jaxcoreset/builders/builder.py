@@ -19,11 +19,13 @@ from jaxcoreset.builders.outcome import (
     look_for_spike,
     reported_estimate,
     up_to_best,
+    with_more_draws,
 )
 from jaxcoreset.builders.preparing import (
     bound_solver,
     expand,
     expand_again,
+    is_allowed,
     likelihood_of,
     pass_context,
     refined,
@@ -51,9 +53,6 @@ from jaxcoreset.solvers.base import Solver
 from jaxcoreset.weighting import DrawSource, Weighting
 from jaxcoreset.weighting.auto import AutoWeighting, float64_is_left
 from jaxcoreset.weighting.errors import UnusableWeightingError
-
-# A build whose coreset has a second mode beside its proxy is repeated with so many times the draws.
-_MORE_DRAWS = 4
 
 
 class CoresetBuilder:
@@ -193,7 +192,7 @@ class CoresetBuilder:
         """The settings on which the coreset depends, by name; the others change nothing in it."""
         return {
             "size": self.size,
-            "tol": None if self.tol is None else self.tol.statistical,
+            "tol": None if self.tol is None else (self.tol.kl, self.tol.max_size),
             "weighting": self.weighting,
             "solver": self.solver,
             "num_draws": self.num_draws,
@@ -299,7 +298,10 @@ class CoresetBuilder:
         key = jax.random.key(0)
         context = pass_context(self, key, args, kwargs, with_checkpoint=False)
         construction = self._construction(key, key, args, kwargs, context, may_read=False)
-        return plan_build(construction.likelihood, construction, self.weighting)
+        may_expand = is_allowed(self.proxy, construction)
+        return plan_build(
+            construction.likelihood, construction, self.weighting, with_proxy=may_expand
+        )
 
     def _construction(
         self,
@@ -367,7 +369,7 @@ class CoresetBuilder:
             number = len(history) + 1
             construction.embed(pool)
             if history:
-                expand_again(likelihood, pool)
+                expand_again(self.proxy, likelihood, pool)
             looks = most > 1 and not checker.is_settled
             relative_ess = None
             if looks and self.rounds == "auto" and number == 1:
@@ -399,10 +401,7 @@ class CoresetBuilder:
         found = up_to_best(found)
         with clock.stage("agreement"):
             look_for_spike(found[-1])
-        has_second_mode = found[-1].proxy is not None and found[-1].report.spike is not None
-        if has_second_mode and may_take_more and self.num_draws is None:
-            # It is between the draws, and more draws mostly leave no room for one.
-            more = construction.with_draws(_MORE_DRAWS * found[-1].report.num_draws)
+        if may_take_more and (more := with_more_draws(construction, found[-1])) is not None:
             return self._repair(more, source, first_pool, draws_key, solver_key, False)
         if self.tol is not None and self.tol.throw:
             check_tolerance(self.tol, found[-1].report, pool)

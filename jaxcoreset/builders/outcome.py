@@ -8,6 +8,7 @@ from jaxcoreset.builders.settings import Tolerance
 from jaxcoreset.builders.spikes import find_spike
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.coreset.report import Report
+from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
 from jaxcoreset.selection.rounds import MIN_RELATIVE_ESS, Round
@@ -15,6 +16,8 @@ from jaxcoreset.selection.rounds import MIN_RELATIVE_ESS, Round
 # If the relative error at held-out draws is this many times that at the solver's draws, more rows
 # hardly help.
 _UNLIKE = 10.0
+# A coreset with a second mode beside its proxy is built again with this multiple of its draws.
+_MORE_DRAWS = 4
 # A round is worse than an earlier one if its error is this many times as large.
 _FAR_BETTER = 1.5
 
@@ -61,6 +64,18 @@ def look_for_spike(coreset: Coreset) -> None:
     )
     if spike is not None:
         coreset.report = dataclasses.replace(coreset.report, spike=spike)
+
+
+def with_more_draws(construction: Construction, coreset: Coreset) -> Construction | None:
+    """The construction with more draws, if the coreset has a second mode beside its proxy.
+
+    Such a mode lies between the draws, and more of them mostly leave no room for one. None if there
+    is no second mode, or the user set the number of draws.
+    """
+    has_second_mode = coreset.proxy is not None and coreset.report.spike is not None
+    if not has_second_mode or construction.num_draws is not None:
+        return None
+    return dataclasses.replace(construction, num_draws=_MORE_DRAWS * coreset.report.num_draws)
 
 
 def up_to_best(found: list[Coreset]) -> list[Coreset]:

@@ -120,6 +120,11 @@ def refined(construction: Construction, source: DrawSource, key: PRNGKeyArray) -
     return dataclasses.replace(construction, likelihood=likelihood, facts=facts)
 
 
+def is_allowed(proxy: Literal["auto"] | Taylor | None, construction: Construction) -> bool:
+    """Whether there may be a proxy: "auto" takes rows alone where a constraint is on them."""
+    return proxy is not None and not (proxy == "auto" and constraints_of(construction.solver))
+
+
 def expand(
     proxy: Literal["auto"] | Taylor | None, construction: Construction, pool: DrawPool
 ) -> None:
@@ -128,7 +133,7 @@ def expand(
     Raises:
         ValueError: if it is not, and `proxy` is a `Taylor`.
     """
-    if proxy is None or (proxy == "auto" and constraints_of(construction.solver)):
+    if not is_allowed(proxy, construction):
         return
     approximation = pool.source.approximation
     center = proxy.center if isinstance(proxy, Taylor) else None
@@ -150,9 +155,15 @@ def expand(
         )
 
 
-def expand_again(likelihood: ModelLikelihood, pool: DrawPool) -> None:
-    """Expand at the mean of a round's draws, where the quadratic is better than at the mode."""
-    if pool.expansion is not None:
+def expand_again(
+    proxy: Literal["auto"] | Taylor | None, likelihood: ModelLikelihood, pool: DrawPool
+) -> None:
+    """Expand at the mean of a round's draws, where the quadratic is better than at the mode.
+
+    A center that the user gave stays.
+    """
+    is_given = isinstance(proxy, Taylor) and proxy.center is not None
+    if pool.expansion is not None and not is_given:
         found = expansion_of(likelihood, pool)
         pool.expansion = pool.expansion if found is None else found
 

@@ -26,19 +26,14 @@ class Tolerance:
         max_size: the maximum number of rows to try.
         throw: True raises an error if the tolerance cannot be met with `max_size` rows; False
             returns the best coreset that was found, and its report says so.
-        mean_shift: the largest shift of a posterior mean that is accepted, in posterior standard
-            deviations, estimated to first order. The default is half the root of `kl`, 0.05 for
-            0.01 nats: at that divergence a mean could be off by up to the root.
 
     Raises:
-        ValueError: if `kl` is not positive and finite, `max_size` is less than 1, or `mean_shift`
-            is not positive.
+        ValueError: if `kl` is not positive and finite, or `max_size` is less than 1.
     """
 
     kl: float
     max_size: int = 2000
     throw: bool = True
-    mean_shift: float | None = None
 
     def __post_init__(self) -> None:
         if not _is_real(self.kl) or not 0 < self.kl < np.inf:
@@ -46,21 +41,14 @@ class Tolerance:
                 f"tol is {self.kl!r}; expected a positive number of nats, such as 0.01."
             )
         check_int("max_size", self.max_size, 1)
-        if self.mean_shift is not None and not (_is_real(self.mean_shift) and self.mean_shift > 0):
-            raise ValueError(
-                f"mean_shift is {self.mean_shift!r}; expected a positive number of posterior "
-                "standard deviations, such as 0.05, or None."
-            )
-
-    @property
-    def statistical(self) -> tuple[float, int, float]:
-        """What the coreset depends on."""
-        return self.kl, self.max_size, self.max_shift
 
     @property
     def max_shift(self) -> float:
-        """The largest shift of a posterior mean, in posterior standard deviations."""
-        return 0.5 * self.kl**0.5 if self.mean_shift is None else self.mean_shift
+        """The largest shift of a posterior mean that is accepted, in its standard deviations.
+
+        It is half the root of `kl`, 0.05 for 0.01 nats; `kl` alone allows up to the root.
+        """
+        return 0.5 * self.kl**0.5
 
 
 class Taylor(eqx.Module):

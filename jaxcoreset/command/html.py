@@ -15,11 +15,11 @@ import numpy as np
 
 from jaxcoreset.command.render import render
 from jaxcoreset.coreset.coreset import Coreset
-from jaxcoreset.coreset.joint import laplace_of
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.data.messages import require
+from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.plotting.style import literal
-from jaxcoreset.weighting.laplace import LaplaceApproximation
+from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,13 +78,17 @@ def compare_laplace(coreset: Coreset, name: Callable[[str], str] = str) -> Compa
         name: function from a parameter's name, such as ``beta[2]``, to a readable one.
 
     Returns:
-        The comparison; None if one of the two posteriors has no Laplace approximation.
+        The comparison; None if one of the two posteriors has no Laplace approximation, or if the
+        coreset has a proxy, since its mode and its curvature are then right by construction.
     """
     full = coreset.approximation
-    if full is None:
+    if full is None or coreset.proxy is not None:
         return None
     try:
-        small = laplace_of(coreset, full)
+        likelihood = model_likelihood(
+            coreset.full_model, coreset.args, coreset.kwargs, data_axes=coreset.arguments.axes
+        )
+        small = laplace_approximation(likelihood, weights=coreset.weights, start=full.params())
     except ValueError:  # too few rows for a mode, which the report's numbers show
         return None
     return Comparison(full, small, [name(parameter) for parameter in full.names])

@@ -190,7 +190,7 @@ class Coreset(AsTable):
             solved = updated(likelihood_in, self.report, self.summary, key, context, self.proxy)
             return coreset_of_selection(model, **solved)
 
-        return in_enough_precision(run, self.report.precision)
+        return in_enough_precision(run, self.report.precision, model)
 
     def _likelihood_of(
         self, args: tuple, kwargs: dict[str, Any]

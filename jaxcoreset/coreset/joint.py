@@ -9,40 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.dtypes import default_float, in_float64
 from jaxcoreset.likelihood.expansion import Expansion, Proxy, flat_draws
-from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import runs_in_float64
-from jaxcoreset.weighting.laplace import (
-    LaplaceApproximation,
-    LaplaceFitter,
-    parameter_names,
-)
+from jaxcoreset.weighting.laplace import LaplaceApproximation, parameter_names
 
 # The largest Newton decrement, in nats, at which a point counts as the mode.
 _DECREMENT = 1e-4
 _MAX_STEPS = 1000
-
-
-def laplace_of(coreset: Coreset, start: LaplaceApproximation) -> LaplaceApproximation:
-    """The Laplace approximation of a coreset's own posterior, its proxy included.
-
-    Args:
-        coreset: the coreset.
-        start: an approximation whose mode is near its mode.
-
-    Raises:
-        ValueError: if the mode is not reached.
-    """
-    likelihood = model_likelihood(
-        coreset.full_model, coreset.args, coreset.kwargs, data_axes=coreset.arguments.axes
-    )
-    weights = np.asarray(coreset.weights, np.float64)
-    if coreset.proxy is None:
-        return LaplaceFitter(likelihood)(weights=weights, start=start.params())
-    return JointLikelihood(likelihood, [weights], [coreset.proxy]).laplace(start.mode)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +92,8 @@ class JointLikelihood:
         is_mode = gradient @ covariance @ gradient <= _DECREMENT
         if not (is_mode and (np.linalg.eigvalsh(precision) > 0).all()):
             raise ValueError(
-                "the posterior of the weighted rows has no mode that was reached; expected "
-                "coresets of a model whose posterior has one."
+                "the joint posterior of the coresets has no mode that was reached, so they cannot "
+                "be merged; expected coresets of a model whose posterior has one."
             )
         (value, slope, bend), _ = self._exactly(evaluate, mode)
         expansion = Expansion(mode, float(value), slope, bend, precision)

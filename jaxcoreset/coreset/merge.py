@@ -77,7 +77,8 @@ def merge(
     def run(context: PassContext) -> Coreset:
         return _merge(coresets, size, key, context, solver, num_draws, num_held_out)
 
-    return in_enough_precision(run, "float64" if is_exact else "float32")
+    precision = "float64" if is_exact else "float32"
+    return in_enough_precision(run, precision, coresets[0].full_model)
 
 
 def _merge(

@@ -127,20 +127,22 @@ def precision_of(name: str) -> PassContext:
     return PassContext(in_float64=name == "float64" and default_float() != np.float64)
 
 
-def in_enough_precision(run: Callable[[PassContext], T], precision: str) -> T:
+def in_enough_precision(run: Callable[[PassContext], T], precision: str, model: Callable) -> T:
     """Call a function in a precision, and again in float64 if that was float32 and too coarse.
 
     Args:
         run: a function of the context of its passes.
         precision: "float32" or "float64", as `Report.precision`.
+        model: the user's model, which may use arrays that JAX remembers, see `float64_for`.
     """
     context = precision_of(precision)
-    try:
-        with context.precision():
+    if not context.in_float64:
+        try:
             return run(context)
-    except Float32Error:
-        with jax.enable_x64(True):
-            return run(PassContext(in_float64=True))
+        except Float32Error:
+            context = PassContext(in_float64=True)
+    with float64_for(model):
+        return run(context)
 
 
 def runs_in_float64(likelihood: ModelLikelihood) -> bool:

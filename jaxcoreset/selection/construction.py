@@ -14,7 +14,7 @@ from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import MAX_NOISE
 from jaxcoreset.selection.draws import Approach, DrawPool
 from jaxcoreset.selection.exact import exact_rows, representatives
-from jaxcoreset.selection.solving import select_none, select_size, solve_path
+from jaxcoreset.selection.solving import approaches_of, select_none, select_size, solve_path
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
@@ -100,10 +100,6 @@ class Construction:
     allows_rows_alone: bool = True
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def with_draws(self, num: int) -> "Construction":
-        """The same with another number of draws for the solver."""
-        return dataclasses.replace(self, num_draws=num)
-
     def embed(self, pool: DrawPool, size: int | None = None) -> None:
         """Add the candidates and draws that a build of a size needs to the pool.
 
@@ -152,11 +148,7 @@ class Construction:
         return min(found, key=lambda one: one.estimate.kl)
 
     def _approaches(self, pool: DrawPool) -> tuple[Approach, ...]:
-        """What may stand for all rows, but for an expansion alone."""
-        if pool.expansion is None:
-            return ("rows",)
-        both: tuple[Approach, ...] = ("proxy and rows",) if pool.has_remainders else ()
-        return (*both, "rows") if self.allows_rows_alone else both
+        return approaches_of(pool, self.allows_rows_alone)
 
     def _select(
         self, pool: DrawPool, size: int, key: PRNGKeyArray, approach: Approach

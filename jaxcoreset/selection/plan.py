@@ -94,7 +94,11 @@ class Plan:
 
 
 def plan_build(
-    likelihood: ModelLikelihood, construction: Construction, weighting: Weighting
+    likelihood: ModelLikelihood,
+    construction: Construction,
+    weighting: Weighting,
+    *,
+    with_proxy: bool = False,
 ) -> Plan:
     """Run each kind of pass on the first rows, and add up.
 
@@ -102,10 +106,11 @@ def plan_build(
         likelihood: the model's likelihood and data.
         construction: how coresets are built.
         weighting: how π̂ is found.
+        with_proxy: whether there may be a proxy, for which the candidates have remainders too.
     """
     rows = likelihood.rows
     size = construction.first_size
-    counts = construction.draw_counts(size)
+    counts = construction.draw_counts(size, with_proxy=with_proxy)
     num_draws = sum(counts.values())
     candidates = construction.candidates(size)
     num_candidates = rows.num_rows if candidates is None else candidates.size
@@ -147,6 +152,8 @@ def plan_build(
             passes["candidate search"], seconds["candidate search"] = asked, asked * one_search
     itemsize = jax.dtypes.canonicalize_dtype(float).itemsize
     matrices = itemsize * num_candidates * (_MATRICES * counts["solver"] + num_draws)
+    if with_proxy:  # the remainders, which are evaluated in float64
+        matrices += num_candidates * (itemsize * num_draws + 8 * counts["solver"])
     one = row_bytes(rows.data)
     started_on = warm_start_indices(rows.num_rows, jax.random.key(0))
     kept = 2 * one * (num_candidates + (0 if started_on is None else started_on.size))

@@ -111,12 +111,8 @@ def solve_and_select(
 
     Arguments as above. With a tolerance it is the one of fewest rows that keeps to it, if any does.
     """
-    approaches: list[Approach] = ["rows"] if allows_rows_alone or pool.expansion is None else []
-    found = []
-    if pool.expansion is not None:
-        approaches.append("proxy and rows")
-        found.append(select_none(pool, clock, tol=tol))
-    for approach in approaches:
+    found = [] if pool.expansion is None else [select_none(pool, clock, tol=tol)]
+    for approach in approaches_of(pool, allows_rows_alone):
         path, sizes = solve_path(
             pool, size, clock, solver=solver, key=key, has_tol=tol is not None, approach=approach
         )
@@ -125,6 +121,19 @@ def solve_and_select(
     if within:
         return min(within, key=lambda one: one.num_rows)
     return min(found, key=lambda one: one.estimate.kl)
+
+
+def approaches_of(pool: DrawPool, allows_rows_alone: bool = True) -> tuple[Approach, ...]:
+    """What may stand for all rows, other than the pool's expansion alone.
+
+    Args:
+        pool: the draws and candidates.
+        allows_rows_alone: whether rows may do without the expansion, where there is one.
+    """
+    if pool.expansion is None:
+        return ("rows",)
+    both: tuple[Approach, ...] = ("proxy and rows",) if pool.has_remainders else ()
+    return (*both, "rows") if allows_rows_alone else both
 
 
 def select_none(
