@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 
+from jaxcoreset.solvers.batching import by_platform
 from jaxcoreset.solvers.constraints.base import constraints_of
 from jaxcoreset.solvers.numerics import product
 from jaxcoreset.solvers.problem import CoresetProblem
@@ -100,7 +101,7 @@ class Solver(eqx.Module):
 
         if not self.takes_turns:
             return batched(ks)
-        return jax.lax.platform_dependent(ks, cpu=one_by_one, default=batched)
+        return by_platform(one_by_one, batched)(ks)
 
 
 class PathSolver(Solver):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.extend.backend import backends
 from jaxtyping import Array, PyTree
 
 # Bytes of the elements that are processed at once; twice and half this number were slower.
@@ -28,7 +29,7 @@ def chunked_vmap(
     """A function that does the same, and under `vmap` on a CPU processes the batch in chunks.
 
     The platform is that for which the program is lowered, so that arrays on a CPU beside a GPU get
-    the CPU's program. Both programs are traced, and only one of them is compiled.
+    the CPU's program. Beside a GPU both programs are traced, and only one of them is compiled.
 
     Args:
         function: a function of trees of arrays, to a tree of arrays.
@@ -40,15 +41,27 @@ def chunked_vmap(
     return _in_chunks(on_cpu, num_bytes, on_cpu if default is None else jax.jit(default))
 
 
+def platforms() -> set[str]:
+    """The platforms that this process has."""
+    return set(backends())
+
+
+def by_platform(
+    cpu: Callable[..., PyTree], default: Callable[..., PyTree]
+) -> Callable[..., PyTree]:
+    """The function for the platform that a program is lowered for; only one is traced if it can."""
+    if cpu is default or platforms() == {"cpu"}:
+        return cpu
+    return functools.partial(jax.lax.platform_dependent, cpu=cpu, default=default)
+
+
 def _in_chunks(
     on_cpu: Callable[..., PyTree], num_bytes: int, elsewhere: Callable[..., PyTree] | None
 ) -> Callable[..., PyTree]:
     """See `chunked_vmap`; `elsewhere` is None inside a program for a CPU."""
 
     def choose(cpu: Callable[..., PyTree], default: Callable[..., PyTree]) -> Callable[..., PyTree]:
-        if elsewhere is None or cpu is default:
-            return cpu
-        return functools.partial(jax.lax.platform_dependent, cpu=cpu, default=default)
+        return cpu if elsewhere is None else by_platform(cpu, default)
 
     @jax.custom_batching.custom_vmap
     def call(*args: PyTree) -> PyTree:

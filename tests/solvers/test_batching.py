@@ -76,6 +76,12 @@ def lowered(platform, function, *args):
     return traced.lower(lowering_platforms=(platform,)).as_text()
 
 
+@pytest.fixture
+def beside_a_gpu(monkeypatch):
+    monkeypatch.setattr(batching, "platforms", lambda: {"cpu", "cuda"})
+
+
+@pytest.mark.usefixtures("beside_a_gpu")
 def test_the_platform_of_the_program_decides_not_that_of_the_process(monkeypatch):
     monkeypatch.setattr(batching, "_CACHE", 1)
     few = jax.vmap(chunked_vmap(doubled, 10, lambda tree, y: doubled(tree, jnp.cos(y))))
@@ -86,6 +92,7 @@ def test_the_platform_of_the_program_decides_not_that_of_the_process(monkeypatch
     assert "stablehlo.cosine" in on_gpu
 
 
+@pytest.mark.usefixtures("beside_a_gpu")
 def test_the_default_solver_is_lowered_for_each_platform():
     atoms = np.random.default_rng(0).normal(size=(400, 60)).astype(np.float32)
     problem = CoresetProblem(atoms)
