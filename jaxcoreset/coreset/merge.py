@@ -7,8 +7,6 @@ Bentley and Saxe 1980; Feldman, Schmidt and Sohler 2020).
 
 from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
@@ -21,7 +19,7 @@ from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.precision import in_enough_precision, matrix_of_weighted
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.selection.construction import DRAWS_PER_ROW, MIN_DRAWS
-from jaxcoreset.selection.draws import DrawPool, Part, Use
+from jaxcoreset.selection.draws import DrawPool, Use, split
 from jaxcoreset.selection.estimate import KLEstimate
 from jaxcoreset.selection.solving import solve_and_select
 from jaxcoreset.solvers.base import Solver
@@ -133,15 +131,12 @@ def _merge(
         draws = approximation.draws(key, num_draws + num_held_out)
         values = matrix_of_weighted(likelihood, draws, likelihood.data, weights.sum())
         if has_proxy:
-            total = joint.totals(draws)
+            total = np.asarray(joint.totals(draws))
         else:
-            total = jnp.asarray(weights @ np.asarray(values, np.float64), values.dtype)
-        shares: dict[Use, slice] = {
-            "solver": slice(num_draws),
-            "selection": slice(num_draws, None),
-        }
-        for use, at in shares.items():
-            part = Part(jax.tree.map(lambda x, at=at: x[at], draws), total[at], values[:, at])
+            total = (weights @ np.asarray(values, np.float64)).astype(values.dtype)
+        parts = split(draws, total, values, (num_draws, num_held_out))
+        uses: tuple[Use, ...] = "solver", "selection"
+        for use, part in zip(uses, parts, strict=True):
             pool.parts(use).append(part)
     if has_proxy:
         pool.expansion = approximation.expansion

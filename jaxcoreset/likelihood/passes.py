@@ -6,6 +6,7 @@ features are not finite, and names them at the end.
 """
 
 import abc
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -68,7 +69,7 @@ def feature_matrix(
         groups = evaluate_blocks(_block, args, data, block, batch_size=batch_size)
     for first, num, (values, bad) in groups:
         state = BadRows.add(state, np.asarray(bad), first, num)
-        parts.append(values.reshape(-1, values.shape[-1])[:num])
+        parts.append(_rows(values, num))
     _check_health([state], num_rows, features.quantity)
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
@@ -98,6 +99,12 @@ def feature_sum(
     if not np.isfinite(total).all():
         _name_rows_not_finite(args, rows)
     return total
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _rows(values: Array, num: int) -> Array:
+    """The values of blocks, row by row, without those that only fill the last block up."""
+    return values.reshape(-1, values.shape[-1])[:num]
 
 
 def _block(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array]:

@@ -216,7 +216,7 @@ def energy_error(
     def in_float32(points: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         with jax.enable_x64(False):
             values = _values(evaluate, points, data).astype(np.float32)
-            sums = jnp.sum(jnp.asarray(weights, np.float32) * values, axis=1)
+            sums = _weighted_sums(weights.astype(np.float32), values)
         return values, np.asarray(sums, np.float64)
 
     values, sums = in_float32(_on_a_line(draws))
@@ -226,6 +226,11 @@ def energy_error(
     points = _first(draws)
     exact = _in_float64(likelihood, lambda *given: _values(evaluate, *given), points, data)
     return float(np.std(in_float32(points)[1] - exact @ weights, ddof=1))
+
+
+@jax.jit
+def _weighted_sums(weights: Array, values: Array) -> Array:
+    return jnp.sum(weights * values, axis=1)
 
 
 def rounding_of(

@@ -96,13 +96,13 @@ def flat_and_prior(
     pool: DrawPool, parts: list[Part]
 ) -> tuple[Float[np.ndarray, "s d"], Float[np.ndarray, " s"]]:
     """The parts' draws, flat, and the log prior at each."""
-    draws = jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in parts))
-    flat, prior = _evaluate(pool.likelihood.program, draws)
+    flat, prior = _evaluate(pool.likelihood.program, tuple(part.draws for part in parts))
     return np.asarray(flat, np.float64), np.asarray(prior, np.float64)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _evaluate(program: ModelLikelihood, draws: Any) -> tuple[Array, Array]:
+def _evaluate(program: ModelLikelihood, parts: tuple) -> tuple[Array, Array]:
+    draws = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
     return (
         jax.vmap(lambda one: ravel_pytree(one)[0])(draws),
         jax.vmap(program.log_prior)(draws),

@@ -1,9 +1,9 @@
 """One build under one π̂: candidates, draws, the solver's path, and the selected size."""
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, PRNGKeyArray
@@ -283,7 +283,8 @@ class Construction:
                 break
             with self.clock.stage("candidate search"):
                 num = min(max(_MIN_FOUND, _FOUND_PER_ROW * size), self.likelihood.num_data)
-                found = pool.search_candidates(path.indices[-1], path.weights[-1], num, approach)
+                chosen = jnp.asarray(path.indices[-1]), jnp.asarray(path.weights[-1])
+                found = pool.search_candidates(*chosen, num, approach)
                 found = found.among(self.choices)
             largest = float(found.decreases[0]) if found.decreases.size else 0.0
             search = {"largest_decrease": largest, "num_added": 0, "objective": objective}
@@ -299,7 +300,7 @@ class Construction:
                 path = after
             else:  # The search of a solver may end in a worse solution; the one before still holds.
                 positions = np.searchsorted(np.union1d(before, useful), before).astype(np.int32)
-                path = dataclasses.replace(path, indices=jnp.asarray(positions)[path.indices])
+                path = eqx.tree_at(lambda one: one.indices, path, positions[path.indices])
             objective_after = float(path.objective[-1])
             self.searches[-1] |= {"num_added": useful.size, "objective_after": objective_after}
             if is_auto and objective_after > (1 - _MIN_DECREASE) * objective:

@@ -6,7 +6,9 @@ are centred within each block, which costs one degree of freedom per block and l
 the log-likelihoods.
 """
 
-from collections.abc import Iterator
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -276,18 +278,14 @@ class DrawPool:
             self._noise = check_float32(self.likelihood, draws, self._max_noise)
         if self.indices is None:
             values = self._evaluate(draws)
-            total = jnp.sum(values, axis=0)
+            total = np.asarray(jnp.sum(values, axis=0))
         else:
             # All rows first, so that an error names a row by its number among all.
             total, values = self._sum(draws), self._evaluate(draws)
         if self._taken == num:  # the first of them
             check_program(self.likelihood, draws, self.candidate_data, values)
-        first = 0
-        for use, count in shared.items():
-            at = slice(first, first + count)
-            part = Part(jax.tree.map(lambda x, at=at: x[at], draws), total[at], values[:, at])
+        for use, part in zip(shared, split(draws, total, values, shared.values()), strict=True):
             self._parts[use].append(part)
-            first += count
 
     def check_alone(self, positions: Int[np.ndarray, " k"]) -> None:
         """Check that the rows of a coreset have the same log-likelihoods without the other rows.
@@ -303,7 +301,8 @@ class DrawPool:
         part = self._parts["solver"][0]
         indices = self.indices_of(positions) if self._are_inside else None
         data = self.data_of(positions)
-        check_alone(self.likelihood, part.draws, data, part.values[positions], indices)
+        values = jnp.take(part.values, positions, axis=0)
+        check_alone(self.likelihood, part.draws, data, values, indices)
 
     def move(self, use: Use, to: Use) -> None:
         """Give all the draws of one use to another."""
@@ -321,11 +320,7 @@ class DrawPool:
         parts = [part for part in self._parts[use] if part.size > 1]
         scale = 1 / np.sqrt(sum(part.size for part in parts))
         values, totals = zip(*(self.values(part, approach) for part in parts), strict=True)
-        atoms = [scale * centred(one) for one in values]
-        target = [scale * centred(one) for one in totals]
-        if len(parts) == 1:
-            return CoresetProblem(atoms[0], target[0])
-        return CoresetProblem(jnp.concatenate(atoms, axis=1), jnp.concatenate(target))
+        return CoresetProblem(*_scaled(scale, values, totals))
 
     @property
     def has_remainders(self) -> bool:
@@ -414,6 +409,33 @@ class DrawPool:
             return log_likelihood_sum(
                 likelihood.program.log_likelihood, draws, likelihood.rows, on_rows=bar.update
             )
+
+
+@jax.jit
+def _scaled(scale: Array, *trees: tuple) -> list[Array]:
+    """Values at draws, less their means over each part, times a number."""
+    return [jnp.concatenate([scale * centred(one) for one in parts], axis=-1) for parts in trees]
+
+
+def split(
+    draws: Params,
+    total: Float[np.ndarray, " s"],
+    values: Float[Array, "m s"],
+    counts: Iterable[int],
+) -> list[Part]:
+    """Draws with the values at them, divided among uses; see `Part`."""
+    ends = np.cumsum([0, *counts]).tolist()
+    slices = [slice(*at) for at in itertools.pairwise(ends)]
+    parts = _split(draws, values, tuple(ends))
+    return [Part(own[0], total[at], own[1]) for own, at in zip(parts, slices, strict=True)]
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _split(draws: Params, values: Array, ends: tuple[int, ...]) -> list[tuple[Params, Array]]:
+    return [
+        (jax.tree.map(lambda x, at=slice(*at): x[at], draws), values[:, slice(*at)])
+        for at in itertools.pairwise(ends)
+    ]
 
 
 def _less_mean(total: Array | np.ndarray) -> Array:

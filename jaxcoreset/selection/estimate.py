@@ -121,7 +121,7 @@ def errors(
     kl, standard_error, shift = (np.asarray(value, np.float64) for value in measured)
     error = np.sqrt(kl) / norm if norm > 0 else np.zeros_like(kl)
     return {
-        "num_used": np.asarray(path.size),
+        "num_used": np.count_nonzero(np.asarray(path.weights) > 0, axis=-1),
         "relative_error": np.asarray(path.relative_error, np.float64),
         "held_out_error": error,
         "kl": kl,

@@ -63,9 +63,8 @@ def solve_path(
     leaves, tree = jax.tree.flatten(path)
     named = {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}
     first = pool.likelihood.rows.context.processes.first(named)
-    if first is not named:
-        path = jax.tree.unflatten(tree, [jnp.asarray(first[str(i)]) for i in range(len(leaves))])
-    return path, sizes
+    # On the host, where parts of it are taken without a program for each.
+    return jax.tree.unflatten(tree, [first[str(i)] for i in range(len(leaves))]), sizes
 
 
 def select_size(

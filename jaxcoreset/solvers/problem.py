@@ -60,8 +60,9 @@ def check_single(problem: Any) -> None:
 
 
 @jax.jit
-def _largest(atoms: Float[Array, "n s"], target: Float[Array, " s"]) -> tuple[Array, Array]:
-    return jnp.max(jnp.abs(atoms), axis=1), jnp.max(jnp.abs(target))
+def _largest(atoms: Float[Array, "n s"], target: Float[Array, " s"]) -> tuple[Array, Array, Array]:
+    by_row = jnp.max(jnp.abs(atoms), axis=1)
+    return by_row, jnp.max(by_row), jnp.max(jnp.abs(target))
 
 
 class CoresetProblem(eqx.Module):
@@ -157,8 +158,8 @@ class CoresetProblem(eqx.Module):
 
 
 def _check_values(atoms: Array, target: Array) -> None:
-    by_row, in_target = _largest(atoms, target)
-    largest = float(jnp.max(by_row))
+    by_row, *most = _largest(atoms, target)
+    largest, in_target = (float(one) for one in most)
     if not np.isfinite(largest):
         rows = jnp.flatnonzero(~jnp.isfinite(by_row))
         raise ValueError(
@@ -171,11 +172,11 @@ def _check_values(atoms: Array, target: Array) -> None:
             "every atom is zero, so the log-likelihood does not vary over the draws. Check that "
             "the draws differ and that the likelihood depends on the parameters."
         )
-    if not jnp.isfinite(in_target):
+    if not np.isfinite(in_target):
         raise ValueError("target has entries that are not finite; expected the sum of all atoms.")
     info = jnp.finfo(atoms.dtype)
     low, high = 1e3 * float(info.tiny) ** 0.5, 1e-3 * float(info.max) ** 0.5
-    most = max(largest, float(in_target))
+    most = max(largest, in_target)
     if largest < low or most > high:
         what = f"the atoms' largest entry is {largest:.1g}" if largest < low else ""
         what = what or f"the largest entry of atoms and target is {most:.1g}"

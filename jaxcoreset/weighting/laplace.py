@@ -7,6 +7,7 @@ sums over chunks of rows. Log-likelihoods are added in float64 on the host: in a
 rows float32 cannot resolve a nat.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -90,7 +91,12 @@ class LaplaceApproximation:
         """`num` draws, a dictionary of unconstrained parameters with that leading axis."""
         normal = np.asarray(jax.random.normal(key, (num, self.mode.size)), np.float64)
         flat = self.mode + normal @ np.linalg.cholesky(self.covariance).T
-        return jax.vmap(self._unravel)(jnp.asarray(flat, default_float()))
+        return _unravel_all(self._unravel, jnp.asarray(flat, default_float()))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _unravel_all(unravel: Callable, flat: Array) -> Params:
+    return jax.vmap(unravel)(flat)
 
 
 class LaplaceFitter:
