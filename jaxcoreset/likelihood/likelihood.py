@@ -238,6 +238,11 @@ class Unravel:
             first += size
         return params
 
+    @functools.partial(jax.jit, static_argnums=0)
+    def all(self, flat: Float[ArrayLike, "s d"]) -> Params:
+        """The parameters of many, with that leading axis."""
+        return jax.vmap(self)(flat)
+
 
 class _HideData(Messenger):
     """Leave out the log-probabilities of the sites in the data axis, without computing them."""

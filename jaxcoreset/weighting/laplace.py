@@ -7,7 +7,6 @@ sums over chunks of rows. Log-likelihoods are added in float64 on the host: in a
 rows float32 cannot resolve a nat.
 """
 
-import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,7 +24,7 @@ from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import BadRows, Rows, State
 from jaxcoreset.data.utils import host_generator
 from jaxcoreset.likelihood.expansion import Expansion, Terms
-from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params, Unravel
 from jaxcoreset.likelihood.program import with_program
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.weighting.errors import UnusableWeightingError
@@ -70,7 +69,7 @@ class LaplaceApproximation:
         mode: Float[np.ndarray, " d"],
         covariance: Float[np.ndarray, "d d"],
         names: list[str],
-        unravel: Callable[[Array], Params],
+        unravel: Unravel,
         num_passes: int = 0,
         expansion: Expansion | None = None,
     ):
@@ -91,12 +90,7 @@ class LaplaceApproximation:
         """`num` draws, a dictionary of unconstrained parameters with that leading axis."""
         normal = np.asarray(jax.random.normal(key, (num, self.mode.size)), np.float64)
         flat = self.mode + normal @ np.linalg.cholesky(self.covariance).T
-        return _unravel_all(self._unravel, jnp.asarray(flat, default_float()))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _unravel_all(unravel: Callable, flat: Array) -> Params:
-    return jax.vmap(unravel)(flat)
+        return self._unravel.all(jnp.asarray(flat, default_float()))
 
 
 class LaplaceFitter:

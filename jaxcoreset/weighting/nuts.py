@@ -201,7 +201,7 @@ class CoresetSampler:
     def _needs_float64(self, points: np.ndarray, data: tuple, weights: np.ndarray) -> bool:
         if default_float() == np.float64:
             return False
-        params = jax.vmap(self.likelihood.unravel)(points.astype(np.float32))
+        params = self.likelihood.unravel.all(points.astype(np.float32))
         error = energy_error(self.likelihood, params, data, weights)
         return not error <= MAX_ENERGY_ERROR
 
@@ -261,7 +261,7 @@ class ChainDraws(DrawSource):
             self._state, more, _ = self._sampler.go_on(self._state, self._args, missing)
             self._flat = np.concatenate([self._flat, _in_turn(more)])
         taken = jnp.asarray(self._flat[start : start + num], default_float())
-        return jax.vmap(self._sampler.likelihood.unravel)(taken)
+        return self._sampler.likelihood.unravel.all(taken)
 
 
 def _precision(exact: bool) -> AbstractContextManager:

@@ -85,11 +85,6 @@ def main(what, *where):
         proxy=jc.Taylor() if what == "proxy" else None,
     )
     coreset = builder.run(jax.random.key(0), *part)
-    if what == "certify":  # each with draws of its own
-        own = coreset.approximation.draws(jax.random.key(index), 200)
-        certificate = jc.certify(coreset, own, progress_bar=False)
-        print("FOUND " + json.dumps({"kl": certificate.kl, "built": coreset.report.kl}))
-        return
     found = {
         "indices": coreset.indices.tolist(),
         "weights": coreset.weights.tolist(),
@@ -99,6 +94,9 @@ def main(what, *where):
         "num_local": len(part[0]),
         "weighting": coreset.report.weighting,
     }
+    if what == "build and certify":  # each with draws of its own
+        own = coreset.approximation.draws(jax.random.key(index), 200)
+        found["certified"] = jc.certify(coreset, own, progress_bar=False).kl
     if what == "goes on" and index == 0:
         time.sleep(20)
     if what == "fails after" and index == count - 1:
