@@ -286,8 +286,8 @@ class Coreset(AsTable):
                 "the coreset keeps no draws to start at, since it was made without any, like one "
                 "of all rows or of all distinct rows. Let NumPyro choose the starting points."
             )
-        points = {name: jnp.asarray(value) for name, value in found.items()}
-        return points if num_chains > 1 else {name: x[0] for name, x in points.items()}
+        points = {name: np.asarray(value) for name, value in found.items()}
+        return {name: jnp.asarray(x if num_chains > 1 else x[0]) for name, x in points.items()}
 
     def in_float64(self) -> contextlib.AbstractContextManager:
         """A context in which NUTS samples the coreset in float64, whatever JAX's setting is.

@@ -80,7 +80,8 @@ class DataSummary:
         """The draws of the first block at which the log-likelihood of all rows is largest."""
         first = next(part for part in self.parts if part.use == "solver")
         best = np.argsort(-np.asarray(first.total))[:num]
-        return {name: value[np.resize(best, num)] for name, value in first.draws.items()}
+        best = np.resize(best, num)
+        return {name: np.asarray(value)[best] for name, value in first.draws.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as lists and dictionaries of arrays and numbers."""

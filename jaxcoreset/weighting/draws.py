@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
@@ -69,5 +70,6 @@ class _DrawStock(DrawSource):
         self.limit = self._num_draws = next(iter(stock.values())).shape[0]
 
     def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
-        chosen = jax.random.permutation(key, self._num_draws)[start : start + num]
-        return {name: value[chosen] for name, value in self.stock.items()}
+        order = np.asarray(jax.random.permutation(key, self._num_draws))
+        chosen = order[start : start + num]
+        return {name: jnp.take(value, chosen, axis=0) for name, value in self.stock.items()}

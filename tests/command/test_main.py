@@ -29,8 +29,13 @@ def test_the_module_is_the_command():
     assert printed == f"jaxcoreset {jc.__version__}\n"
 
 
-def test_flights_are_those_with_known_arrival_and_weather():
-    features, late, names = flights.load_flights()
+@pytest.fixture(scope="module")
+def loaded():
+    return flights.load_flights()
+
+
+def test_flights_are_those_with_known_arrival_and_weather(loaded):
+    features, late, names = loaded
     assert features.shape == (325_724, 20)
     assert late.shape == (325_724,)
     assert len(set(names)) == 20
@@ -39,8 +44,8 @@ def test_flights_are_those_with_known_arrival_and_weather():
     np.testing.assert_allclose(features[:, 1:].std(0, dtype=np.float64), 1, atol=1e-4)
 
 
-def test_demo_data_writes_the_flights_for_a_build(tmp_path, capsys):
-    features, late, names = flights.load_flights()
+def test_demo_data_writes_the_flights_for_a_build(loaded, tmp_path, capsys):
+    features, late, names = loaded
     path = tmp_path / "flights.csv"
     assert cli.main(["demo-data", str(path)]) == 0
     assert "325,724 flights, late, distance" in capsys.readouterr().out
@@ -71,8 +76,8 @@ def test_demo_says_at_once_that_it_cannot_write_its_folder(monkeypatch, tmp_path
     assert str(taken) in capsys.readouterr().err
 
 
-def test_demo_meets_its_claims_on_part_of_the_flights(monkeypatch, tmp_path, capsys):
-    features, late, names = flights.load_flights()
+def test_demo_meets_its_claims_on_part_of_the_flights(loaded, monkeypatch, tmp_path, capsys):
+    features, late, names = loaded
     rows = np.random.default_rng(0).choice(len(late), 20_000, replace=False)
     monkeypatch.setattr(demo, "load_flights", lambda: (features[rows], late[rows], names))
     monkeypatch.setattr(demo, "_NUM_SAMPLES", 100)

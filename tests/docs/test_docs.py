@@ -27,6 +27,8 @@ SLOW = {
     "docs/how-to/big-data.md",
     "docs/how-to/choose-a-weighting.md",
     "docs/how-to/extend.md",
+    "docs/how-to/groups.md",
+    "docs/how-to/proxy.md",
     "docs/how-to/read-the-report.md",
     "docs/how-to/stratify.md",
     "docs/tutorial.md",
@@ -34,8 +36,9 @@ SLOW = {
 SLOW_PAGE = [pytest.mark.slow, pytest.mark.unoptimised]
 # Pages whose code begins where another's ends.
 GOES_ON = {"docs/how-to/read-the-report.md": "docs/tutorial.md"}
-# Pages that need something of their own: `test_readme_runs`, and tests/docs/test_use_elsewhere.py.
-ELSEWHERE = {"README.md", "docs/how-to/use-elsewhere.md"}
+# Pages that tests of their own run: `test_readme_runs`, `test_models_that_the_page_calls_refused…`,
+# and tests/docs/test_use_elsewhere.py.
+ELSEWHERE = {"README.md", "docs/how-to/use-elsewhere.md", "docs/how-to/when-not-to.md"}
 # All blocks that are not run as they stand, by page, language and mark.
 NOT_RUN = {
     ("docs/how-to/cluster.md", "python", "not run: a script for several processes"): 3,
