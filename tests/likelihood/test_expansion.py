@@ -1,5 +1,7 @@
 """The expansion of all rows, the rows' remainders, and the proxy, against JAX and brute force."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,14 +37,17 @@ def fitted():
 
 def exact(likelihood, flat, rows):
     """Log-likelihoods of rows in float64, with their derivatives by JAX."""
+    with jax.enable_x64(True):
+        found = _derivatives(likelihood, jnp.asarray(flat, float), rows)
+        return [np.asarray(x) for x in found]
 
+
+@functools.partial(jax.jit, static_argnums=0)
+def _derivatives(likelihood, flat, rows):
     def values(flat):
         return likelihood.log_likelihood(likelihood.unravel(flat), rows)
 
-    with jax.enable_x64(True):
-        flat = jnp.asarray(flat, float)
-        both = values(flat), jax.jacobian(values)(flat), jax.hessian(values)(flat)
-        return [np.asarray(x) for x in both]
+    return values(flat), jax.jacobian(values)(flat), jax.hessian(values)(flat)
 
 
 def test_the_expansion_of_all_rows_is_that_of_jax(fitted):
