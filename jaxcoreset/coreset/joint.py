@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxcoreset.data.dtypes import default_float, in_float64
-from jaxcoreset.likelihood.expansion import Expansion, Proxy, flat_draws
+from jaxcoreset.likelihood.expansion import Expansion, Proxy, derivatives, flat_draws
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import runs_in_float64
 from jaxcoreset.weighting.laplace import LaplaceApproximation, parameter_names
@@ -73,7 +73,7 @@ class JointLikelihood:
             def prior(flat: Array) -> Array:
                 return likelihood.log_prior(likelihood.unravel(flat))
 
-            return tuple((f(flat), jax.grad(f)(flat), jax.hessian(f)(flat)) for f in (total, prior))
+            return derivatives(total, flat), derivatives(prior, flat)
 
         def energy(flat: np.ndarray) -> tuple:
             return jax.tree.map(lambda x, y: -(x + y), *self._exactly(evaluate, flat))

@@ -240,7 +240,20 @@ def _weighted_terms(
     def total(flat: Array) -> Float[Array, ""]:
         return jnp.vdot(weights, program.log_likelihood(program.unravel(flat), data))
 
-    return total(center), jax.grad(total)(center), jax.hessian(total)(center)
+    return derivatives(total, center)
+
+
+def derivatives(
+    function: Callable[[Array], Array], at: Float[Array, " d"]
+) -> tuple[Array, Array, Array]:
+    """The value, the gradient and the Hessian of a function, which is traced once."""
+
+    def slope(at: Array) -> tuple[Array, tuple[Array, Array]]:
+        value, gradient = jax.value_and_grad(function)(at)
+        return gradient, (value, gradient)
+
+    hessian, (value, gradient) = jax.jacfwd(slope, has_aux=True)(at)
+    return value, gradient, hessian
 
 
 def remainders(

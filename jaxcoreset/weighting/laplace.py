@@ -23,7 +23,7 @@ from jaxcoreset.data.blocks import partial_sums
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import BadRows, Rows, State
 from jaxcoreset.data.utils import host_generator
-from jaxcoreset.likelihood.expansion import Expansion, Terms
+from jaxcoreset.likelihood.expansion import Expansion, Terms, derivatives
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params, Unravel
 from jaxcoreset.likelihood.program import with_program
 from jaxcoreset.likelihood.trace import one_at_a_time
@@ -269,10 +269,7 @@ class _Terms(eqx.Module):
 
     @eqx.filter_jit
     def prior(self, flat: Array) -> tuple:
-        def log_prior(flat: Array) -> Float[Array, ""]:
-            return self.likelihood.log_prior(self.unravel(flat))
-
-        return log_prior(flat), jax.grad(log_prior)(flat), jax.hessian(log_prior)(flat)
+        return derivatives(lambda flat: self.likelihood.log_prior(self.unravel(flat)), flat)
 
 
 class _LogPosterior:
