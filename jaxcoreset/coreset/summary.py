@@ -81,7 +81,8 @@ class DataSummary:
         first = next(part for part in self.parts if part.use == "solver")
         best = np.argsort(-np.asarray(first.total))[:num]
         best = np.resize(best, num)
-        return {name: np.asarray(value)[best] for name, value in first.draws.items()}
+        found = {name: np.asarray(value)[best] for name, value in first.draws.items()}
+        return {name: jnp.asarray(value) for name, value in found.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as lists and dictionaries of arrays and numbers."""
