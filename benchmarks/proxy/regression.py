@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.proxy.data import Case
 from benchmarks.proxy.sweep import CHOOSING, Sweep
 from jaxcoreset.likelihood.expansion import flat_draws
-from jaxcoreset.selection.draws import Use
+from jaxcoreset.selection.parts import Use
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solve import default_solver, sweep
 

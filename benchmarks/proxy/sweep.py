@@ -18,8 +18,9 @@ from jaxcoreset.data.utils import Clock
 from jaxcoreset.likelihood.expansion import Expansion
 from jaxcoreset.selection.baseline import GaussianBaseline
 from jaxcoreset.selection.construction import Construction
-from jaxcoreset.selection.draws import Approach, DrawPool, Use
+from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import errors_on
+from jaxcoreset.selection.parts import Approach, Use
 from jaxcoreset.selection.solving import select_none
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.weighting import Weighting

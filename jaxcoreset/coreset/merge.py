@@ -21,8 +21,9 @@ from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.precision import in_enough_precision, matrix_of_weighted
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.selection.construction import DRAWS_PER_ROW, MIN_DRAWS
-from jaxcoreset.selection.draws import DrawPool, Part, Use
+from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
+from jaxcoreset.selection.parts import Part, Use
 from jaxcoreset.selection.solving import solve_and_select
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.weighting.laplace import LaplaceFitter
