@@ -10,6 +10,7 @@ the generalised cross-validation error (Golub, Heath and Wahba 1979) of the tota
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -110,14 +111,16 @@ class Regression:
         """What is added for all rows at flat parameters."""
         return self._features(flat) @ self.coefficients
 
-    def of_rows(self, remainders: list[Float[Array | np.ndarray, "m _"]]) -> Float[Array, "m q"]:
+    def of_rows(
+        self, remainders: Sequence[Float[Array | np.ndarray, "m _"]]
+    ) -> Float[Array, "m q"]:
         """A constant and the coefficients of each row.
 
         Args:
             remainders: the rows' remainders of the expansion at the solver's draws, faded out,
                 block by block as in `of`.
         """
-        return _of_rows(remainders, jnp.asarray(self.operator), jnp.asarray(self.constant))
+        return _of_rows(list(remainders), jnp.asarray(self.operator), jnp.asarray(self.constant))
 
     def at_rows(
         self, coefficients: Float[Array | np.ndarray, "m q"], flat: Float[np.ndarray, "s d"]
