@@ -23,6 +23,8 @@ from jaxcoreset.likelihood.integration import AdaptiveQuadrature as AdaptiveQuad
 from jaxcoreset.likelihood.integration import LaplaceIntegral as LaplaceIntegral
 from jaxcoreset.likelihood.likelihood import ModelLikelihood as ModelLikelihood
 from jaxcoreset.likelihood.weighted import weighted_model as weighted_model
+from jaxcoreset.selection.comparison import Comparison as Comparison
+from jaxcoreset.selection.comparison import compare as compare
 from jaxcoreset.solvers import AIHT as AIHT
 from jaxcoreset.solvers import AIHT2 as AIHT2
 from jaxcoreset.solvers import GIGA as GIGA

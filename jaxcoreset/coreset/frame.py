@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxcoreset.data.messages import require
+from jaxcoreset.data.messages import html_table, require
 from jaxcoreset.data.utils import write_whole
 from jaxcoreset.likelihood.expansion import Proxy
 
@@ -28,6 +28,12 @@ class AsTable:
 
     def __len__(self) -> int:
         return self.indices.size
+
+    def _repr_html_(self) -> str:
+        run = "MCMC(NUTS(coreset.model), ...).run(key, *coreset.args, **coreset.kwargs)"
+        proxy = [] if self.proxy is None else [("proxy of all rows", str(self.report.proxy))]
+        rows = [*proxy, ("verdict", self.report.verdict), ("to sample it", run)]
+        return html_table(repr(self)[1:-1], rows)
 
     def to_frame(
         self,

@@ -19,7 +19,7 @@ from numpyro.infer import MCMC
 
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.coreset.report import GOOD_KL
-from jaxcoreset.data.messages import text_table
+from jaxcoreset.data.messages import ShownAsTable, text_table
 from jaxcoreset.data.utils import check_int, progress_bar
 from jaxcoreset.diagnostics.log_ratio import full_likelihood, log_ratios, starting_point
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -54,7 +54,7 @@ _ELSEWHERE = 20.0
 
 
 @dataclass(frozen=True, eq=False)
-class Certificate:
+class Certificate(ShownAsTable):
     """How far a coreset posterior π_w is from the full posterior π, at draws of π_w.
 
     Every ``…_standard_error`` is a Monte Carlo error. It includes the autocorrelation of the chains
