@@ -10,8 +10,9 @@ from numpyro.infer import MCMC
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.arviz import container, groups_of_mcmc, groups_of_samples
 from jaxcoreset.data.utils import host_generator
-from jaxcoreset.diagnostics.certificate import REMEDY, Certificate, measure
+from jaxcoreset.diagnostics.certificate import REMEDY, Certificate
 from jaxcoreset.diagnostics.log_ratio import full_likelihood
+from jaxcoreset.diagnostics.measurement import measure
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.trace import one_at_a_time, plate_names
 
