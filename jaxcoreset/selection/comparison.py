@@ -15,6 +15,7 @@ from jaxcoreset.data import utils
 from jaxcoreset.data.messages import ShownAsTable, require, text_table
 from jaxcoreset.data.utils import check_int
 from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.solvers.problem import CoresetProblem, check_single, static_bound
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.solvers.solve import checked_sizes, checked_solver, sweep
@@ -123,7 +124,7 @@ def compare(
     ks: ArrayLike | Sequence[int],
     *,
     held_out: CoresetProblem | None = None,
-    key: PRNGKeyArray | None = None,
+    key: PRNGKeyArray | int | None = None,
     repeats: int = 1,
     progress_bar: bool = True,
 ) -> Comparison:
@@ -140,7 +141,8 @@ def compare(
         held_out: the same rows under draws that no solver sees, such as
             ``embed(log_likelihood, other_draws, data)``. Its errors show how far a solution
             overfits the draws.
-        key: a JAX random key, for solvers that draw random numbers. All get the same one.
+        key: a JAX random key or an integer seed, for solvers that draw random numbers. All get
+            the same one.
         repeats: the number of further sweeps that are timed, at least 1.
         progress_bar: whether to show the progress on a terminal.
 
@@ -151,6 +153,7 @@ def compare(
     """
     # All arguments are checked before the first solver runs.
     check_single(problem)
+    key = None if key is None else as_key(key)
     n = problem.num_data
     sizes = np.asarray(checked_sizes(ks))
     longest = static_bound(sizes, None, n)

@@ -19,6 +19,7 @@ from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.exchange.pursuit import ExchangePursuit
 from jaxcoreset.solvers.exhaustive_search import ExhaustiveSearch, few_supports
 from jaxcoreset.solvers.matching_pursuit import MatchingPursuit
+from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.solvers.problem import CoresetProblem, check_single, static_bound
 from jaxcoreset.solvers.solution import Solution
 
@@ -33,7 +34,7 @@ def solve(
     problem: CoresetProblem,
     k: int | Int[Array, ""],
     solver: Solver | None = None,
-    key: PRNGKeyArray | None = None,
+    key: PRNGKeyArray | int | None = None,
     *,
     max_k: int | None = None,
 ) -> Solution:
@@ -57,7 +58,7 @@ def solve(
             saves much time and memory.
         solver: a solver; by default `default_solver` chooses one by the problem's size, and
             `Solution.solver` names it.
-        key: a JAX random key, for solvers that draw random numbers.
+        key: a JAX random key or an integer seed, for solvers that draw random numbers.
         max_k: static upper bound of k and length of the solution's arrays; k itself if k is a plain
             number, n if it is traced.
 
@@ -76,7 +77,7 @@ def sweep(
     problem: CoresetProblem,
     ks: ArrayLike | Sequence[int],
     solver: Solver | None = None,
-    key: PRNGKeyArray | None = None,
+    key: PRNGKeyArray | int | None = None,
     *,
     max_k: int | None = None,
 ) -> Solution:
@@ -92,7 +93,7 @@ def sweep(
         ks: integers of shape (m,), each between 1 and n, in any order.
         solver: a solver; by default `default_solver` chooses one by the problem's size, and
             `Solution.solver` names it.
-        key: a JAX random key, for solvers that draw random numbers.
+        key: a JAX random key or an integer seed, for solvers that draw random numbers.
         max_k: static upper bound of `ks` and length of each solution; their maximum by default, and
             n if `ks` is traced.
 
@@ -140,16 +141,18 @@ def _checked_run(
     problem: CoresetProblem,
     ks: Any,
     solver: Solver | None,
-    key: PRNGKeyArray | None,
+    key: PRNGKeyArray | int | None,
     max_k: int | None,
 ) -> Solution:
     """Check the remaining arguments, and run the solver in one compiled call."""
     check_single(problem)
+    key = None if key is None else as_key(key)
     n = problem.num_data
     length = static_bound(ks, max_k, n)
     solver = checked_solver(problem, length, solver, key)
     ks, longest = jnp.asarray(ks, jnp.int32), jnp.asarray(length, jnp.int32)
-    solution = _run(problem, ks, longest, solver, _round_up(length, n), key)
+    with jax.numpy_rank_promotion("allow"):
+        solution = _run(problem, ks, longest, solver, _round_up(length, n), key)
     # The slots that were added by rounding the bound come last and are unused.
     return dataclasses.replace(
         solution,
