@@ -97,7 +97,8 @@ class CoresetBuilder:
         execution: where the passes over the rows run, as `Execution`: devices, batches, processes.
         checkpoint: a path, or a `Checkpoint`, from which an interrupted build resumes when it is
             called again.
-        progress_bar: whether to show progress on a terminal.
+        progress_bar: whether to show progress, as bars on a terminal and as a line each 30 seconds
+            elsewhere; the lines go to the logger "jaxcoreset" if it logs INFO, else to stderr.
         proxy: what stands for all rows beside those of the coreset. `Taylor` is the second-order
             expansion of their log-likelihood; the coreset's rows then only make up for what it does
             not say, and there may be none. "auto" solves with and without it, and takes the coreset
@@ -316,7 +317,7 @@ class CoresetBuilder:
         *,
         may_read: bool = True,
     ) -> Construction:
-        clock = Clock()
+        clock = Clock(show=may_read and self.progress_bar)
         with clock.stage("model"):
             likelihood = likelihood_of(
                 self.model,

@@ -187,7 +187,7 @@ class SparseVI:
             `size`, with all rows.
         """
         model_key, weighting_key, held_out_key, path_key = jax.random.split(as_key(key), 4)
-        clock = Clock()
+        clock = Clock(show=self.progress_bar)
         with clock.stage("model"):
             likelihood = model_likelihood(
                 self.model,
