@@ -26,11 +26,11 @@ FINITE_VARIANCE_KHAT = 0.5
 _FEW_EFFECTIVE_DRAWS = 100
 # Chains of NUTS should be below it (Vehtari et al., Bayesian Analysis 16(2), 2021).
 _FINE_RHAT = 1.01
-# In nats. k-hat has no scale: weights that differ by a few per cent may have any shape of tail. If
-# the log-ratios of all draws are within this range, and the fitted tail has a mean (k-hat below 1),
-# then the contribution of the tail beyond the largest weight to the KL is far below `GOOD_KL`; see
-# "What the error bars mean" in the documentation.
-_NARROW = 0.1
+# In nats. k-hat has no scale: weights that are nearly equal may have any shape of tail. If the
+# log-ratios of all draws are within this range, and the effective sample size of the weights is at
+# least this fraction of the draws, the tail beyond the largest weight contributes far less than
+# `GOOD_KL` to the KL; see "What the error bars mean" in the documentation.
+_NARROW, _NEARLY_ALL = 0.3, 0.997
 # Draws whose density is overrated by more nats than this are not where the coreset was built.
 _ELSEWHERE = 20.0
 
@@ -167,17 +167,16 @@ class Certificate(ShownAsTable):
     def can_be_reweighted(self) -> bool:
         """True if weighted averages can be trusted.
 
-        They can if k-hat is at most `khat_limit`. They also can if k-hat is below 1, all log-ratios
-        are within 0.1 nats of one another, and there are at least 100 effective draws: the shape of
-        the tail of nearly equal weights says little, and `weight_ess` is at least 99.7 per cent of
-        the draws.
+        They can if k-hat is at most `khat_limit`. They also can if all log-ratios are within 0.3
+        nats of one another, `weight_ess` is at least 99.7 per cent of the draws, and there are at
+        least 100 effective draws: the shape of the tail of nearly equal weights says little.
         """
         return self.khat <= self.khat_limit or self._is_narrow
 
     @property
     def _is_narrow(self) -> bool:
-        narrow = self._range <= _NARROW and self.ess >= _FEW_EFFECTIVE_DRAWS
-        return bool(narrow and self.khat < 1)
+        equal = self._range <= _NARROW and self.weight_ess >= _NEARLY_ALL * self.num_draws
+        return bool(equal and self.ess >= _FEW_EFFECTIVE_DRAWS and np.isfinite(self.khat))
 
     @property
     def _range(self) -> float:

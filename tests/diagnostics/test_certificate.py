@@ -174,7 +174,9 @@ def test_khat_does_not_decide_where_all_weights_are_nearly_equal():
     one = above[0]
     wide = [certificate_of(heavy(seed, 0.01), num_data=10, num_rows=2) for seed in range(40)]
     assert all(w.verdict == "don't use" for w in wide if w.khat > w.khat_limit)
-    assert dataclasses.replace(one, khat=1.2).verdict == "don't use"
+    # Nor does a tail without a mean, unless the weights differ.
+    assert dataclasses.replace(one, khat=1.2).verdict == one.verdict
+    assert dataclasses.replace(one, weight_ess=0.99 * one.num_draws).verdict == "don't use"
     assert dataclasses.replace(one, khat=np.inf).verdict == "don't use"
     assert dataclasses.replace(one, ess=80.0).verdict == "don't use"
     impossible = one.log_ratios.copy()
