@@ -23,6 +23,8 @@ from jaxcoreset.likelihood.integration import AdaptiveQuadrature as AdaptiveQuad
 from jaxcoreset.likelihood.integration import LaplaceIntegral as LaplaceIntegral
 from jaxcoreset.likelihood.likelihood import ModelLikelihood as ModelLikelihood
 from jaxcoreset.likelihood.weighted import weighted_model as weighted_model
+from jaxcoreset.selection.comparison import Comparison as Comparison
+from jaxcoreset.selection.comparison import compare as compare
 from jaxcoreset.solvers import AIHT as AIHT
 from jaxcoreset.solvers import AIHT2 as AIHT2
 from jaxcoreset.solvers import GIGA as GIGA
@@ -61,9 +63,9 @@ if _TYPE_CHECKING:
     from jaxcoreset.coreset.merge import merge as merge
     from jaxcoreset.data import sources as sources
     from jaxcoreset.diagnostics.certificate import Certificate as Certificate
-    from jaxcoreset.diagnostics.certificate import certificate_cost as certificate_cost
-    from jaxcoreset.diagnostics.certificate import certify as certify
     from jaxcoreset.diagnostics.correction import correct as correct
+    from jaxcoreset.diagnostics.measurement import certificate_cost as certificate_cost
+    from jaxcoreset.diagnostics.measurement import certify as certify
     from jaxcoreset.solvers import constraints as constraints
     from jaxcoreset.solvers.compression import CompressedProblem as CompressedProblem
     from jaxcoreset.solvers.compression import compress as compress
@@ -83,8 +85,9 @@ _LATER = {
     for module, names in {
         "builders.sparse_vi": ["SparseVI"],
         "coreset.merge": ["merge"],
-        "diagnostics.certificate": ["Certificate", "certificate_cost", "certify"],
+        "diagnostics.certificate": ["Certificate"],
         "diagnostics.correction": ["correct"],
+        "diagnostics.measurement": ["certificate_cost", "certify"],
         "solvers.compression": ["CompressedProblem", "compress", "project"],
         "solvers.kernel": ["kernel_problem", "select_prototypes"],
         "solvers.thresholding.stochastic": ["ProjectedOptax", "SVRGIHT", "StochasticAIHT"],

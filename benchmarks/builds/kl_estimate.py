@@ -22,8 +22,8 @@ from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
 from benchmarks import common
-from jaxcoreset.diagnostics.certificate import certificate_of
 from jaxcoreset.diagnostics.gaussian import laplace_divergence
+from jaxcoreset.diagnostics.measurement import certificate_of
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.weighting.laplace import LaplaceFitter
 from jaxcoreset.weighting.psis import MAX_KHAT

@@ -201,7 +201,7 @@ def jobs(quick: bool, data_dir: Path | None, only: str | None) -> dict[str, Call
         return {
             "fade, small": lambda: fade(small, [5], 300),
             "precision, small": lambda: precision(small, [5], 300),
-            "regression, small": lambda: regression(small, [0, 5], 300, 100),
+            "regression, small": lambda: regression(small, [0, 5], 300, None),
         }
     del only
 
@@ -222,10 +222,10 @@ def jobs(quick: bool, data_dir: Path | None, only: str | None) -> dict[str, Call
     found: dict[str, Callable[[], Any]] = {}
     for name in small:
         found[f"regression, {name}"] = lambda name=name: regression(
-            paper(name), [0, 5, 10, 20, 50, 100], 4000, 500
+            paper(name), [0, 5, 10, 20, 50, 100], 4000, None
         )
     found["regression, ds1 (8,000)"] = lambda: regression(
-        paper("ds1", data.TRUNCATED), [0, 5, 10, 20, 50, 100], 2000, 500
+        paper("ds1", data.TRUNCATED), [0, 5, 10, 20, 50, 100], 2000, None
     )
     found["draws, phishing"] = lambda: draws(paper("phishing"), [25, 100], 2000, [500, 1000, 3000])
     found["draws, ds1 (8,000)"] = lambda: draws(
@@ -242,7 +242,7 @@ def jobs(quick: bool, data_dir: Path | None, only: str | None) -> dict[str, Call
     for name in ("ds1_500", "airportdelays_500"):
         found[f"point, {name}"] = lambda name=name: point(paper(name), ks, 1000)
     found["regression, flights"] = lambda: regression(
-        flights(), [0, 5, 10, 20, 50, 100], 1000, 1000
+        flights(), [0, 5, 10, 20, 50, 100], 1000, None
     )
     found["fade by NUTS, ds1_500"] = lambda: fade_by_nuts(paper("ds1_500"), [10, 50], 1000)
     return found

@@ -18,8 +18,9 @@ from jaxcoreset.data.utils import Clock
 from jaxcoreset.likelihood.expansion import Expansion
 from jaxcoreset.selection.baseline import GaussianBaseline
 from jaxcoreset.selection.construction import Construction
-from jaxcoreset.selection.draws import Approach, DrawPool, Use
+from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import errors_on
+from jaxcoreset.selection.parts import Approach, Use
 from jaxcoreset.selection.solving import select_none
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.weighting import Weighting
@@ -43,7 +44,7 @@ class Curves:
 
     Attributes:
         rows: symmetrised KL of rows alone, in nats.
-        both: that of a proxy with rows.
+        both: that of the expansion with rows.
         none: that of the expansion without rows, a number.
         gaussian: the Gaussian of the report, and its standard error.
         auto: that of what the builder chooses, by other draws.
@@ -135,21 +136,27 @@ class Sweep:
     def curves(self) -> Curves:
         """The errors of everything that the builder may return."""
         found, chosen = {}, {}
-        for approach in ("rows", "proxy and rows"):
-            path = self.path(approach)
-            found[approach] = self.errors(path, approach)["kl"]
-            chosen[approach] = self.errors(path, approach, "selection")["kl"]
-        alone = select_none(self.pool, Clock())
-        none = self.errors(alone.path, "proxy")["kl"][0]
-        none_chosen = self.errors(alone.path, "proxy", "selection")["kl"][0]
-        by_choice = np.stack([np.full(self.size, none_chosen), *chosen.values()])
-        judged = np.stack([np.full(self.size, none), *found.values()])
+
+        def judge(name: str, path: Solution, approach: Approach) -> None:
+            found[name] = self.errors(path, approach)["kl"]
+            chosen[name] = self.errors(path, approach, "selection")["kl"]
+
+        judge("rows", self.path("rows"), "rows")
+        judge("both", self.path("proxy and rows"), "proxy and rows")
+        judge("none", select_none(self.pool, Clock()).path, "proxy")
+        both, none = found["both"], float(found["none"][0])
+        self.pool.regress()  # as the builder does with "auto"
+        judge("both", self.path("proxy and rows"), "proxy and rows")
+        judge("none", select_none(self.pool, Clock()).path, "proxy")
+        by_choice, judged = (
+            np.stack([np.broadcast_to(curve, self.size) for curve in curves.values()])
+            for curves in (chosen, found)
+        )
         auto = np.take_along_axis(judged, by_choice.argmin(axis=0)[None], axis=0)[0]
         baseline = GaussianBaseline.of(self.pool)
         assert baseline is not None
         gaussian = baseline.kl, baseline.kl_standard_error
-        both = found["proxy and rows"]
-        return Curves(found["rows"], both, float(none), gaussian, auto, self.seconds)
+        return Curves(found["rows"], both, none, gaussian, auto, self.seconds)
 
 
 def cells(case: Case, curves: Curves, ks: list[int]) -> list[dict[str, Any]]:

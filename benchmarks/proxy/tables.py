@@ -143,8 +143,6 @@ _REGRESSION = (
     "expansion",
     "regression",
     "expansion / regression",
-    "ridge",
-    "least eigenvalue",
 )
 
 

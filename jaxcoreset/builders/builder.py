@@ -38,6 +38,7 @@ from jaxcoreset.data.checkpoint import MODEL_VALUES
 from jaxcoreset.data.distinct import find_distinct
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
+from jaxcoreset.likelihood.arguments import plain_call
 from jaxcoreset.likelihood.closures import float64_for
 from jaxcoreset.likelihood.integration import Integration
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -50,6 +51,7 @@ from jaxcoreset.selection.plan import Plan, plan_build
 from jaxcoreset.selection.rounds import MOST_ROUNDS, Checker, Round
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.weighting import DrawSource, Weighting
 from jaxcoreset.weighting.auto import AutoWeighting, float64_is_left
 from jaxcoreset.weighting.errors import UnusableWeightingError
@@ -95,7 +97,8 @@ class CoresetBuilder:
         execution: where the passes over the rows run, as `Execution`: devices, batches, processes.
         checkpoint: a path, or a `Checkpoint`, from which an interrupted build resumes when it is
             called again.
-        progress_bar: whether to show progress on a terminal.
+        progress_bar: whether to show progress, as bars on a terminal and as a line each 30 seconds
+            elsewhere; the lines go to the logger "jaxcoreset" if it logs INFO, else to stderr.
         proxy: what stands for all rows beside those of the coreset. `Taylor` is the second-order
             expansion of their log-likelihood; the coreset's rows then only make up for what it does
             not say, and there may be none. "auto" solves with and without it, and takes the coreset
@@ -149,9 +152,7 @@ class CoresetBuilder:
                 "Laplace()."
             )
         if not isinstance(solver, Solver | None):
-            raise TypeError(
-                f"solver is {solver!r}; expected a Solver, for instance ExchangePursuit(), or None."
-            )
+            raise TypeError(f"solver is {solver!r}; expected a Solver, as AIHT2(), or None.")
         if not isinstance(execution, Execution):
             raise TypeError(
                 f"execution is {execution!r}; expected an Execution, for instance "
@@ -206,12 +207,13 @@ class CoresetBuilder:
             "integration": self.integration,
         }
 
-    def run(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Coreset:
+    def run(self, key: PRNGKeyArray | int, *args: Any, **kwargs: Any) -> Coreset:
         """Build a coreset of the data in the model's arguments.
 
         Args:
-            key: a JAX random key; the same key gives the same coreset.
-            *args: the model's positional arguments.
+            key: a JAX random key or an integer seed; the same key gives the same coreset.
+            *args: the model's positional arguments. Data frames, columns and lists of numbers
+                become arrays.
             **kwargs: the model's keyword arguments.
 
         Raises:
@@ -223,17 +225,18 @@ class CoresetBuilder:
         return self.run_rounds(key, *args, **kwargs)[-1]
 
     @one_at_a_time
-    def run_rounds(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> list[Coreset]:
+    def run_rounds(self, key: PRNGKeyArray | int, *args: Any, **kwargs: Any) -> list[Coreset]:
         """The coresets of all rounds, of which `run` returns the last one; arguments as in `run`.
 
         Rounds after the best one are not among them, since they made the coreset worse.
         """
+        call = as_key(key), *plain_call(self.model, args, kwargs)
         try:
-            return self._run_once(key, args, kwargs)
+            return self._run_once(*call)
         except Float32Error:
             # JAX's x64 is off, and the model runs with it.
             with float64_for(self.model):
-                return self._run_once(key, args, kwargs, in_float64=True)
+                return self._run_once(*call, in_float64=True)
 
     def _run_once(
         self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], in_float64: bool = False
@@ -296,6 +299,7 @@ class CoresetBuilder:
             **kwargs: the model's keyword arguments.
         """
         key = jax.random.key(0)
+        args, kwargs = plain_call(self.model, args, kwargs)
         context = pass_context(self, key, args, kwargs, with_checkpoint=False)
         construction = self._construction(key, key, args, kwargs, context, may_read=False)
         may_expand = is_allowed(self.proxy, construction)
@@ -313,7 +317,7 @@ class CoresetBuilder:
         *,
         may_read: bool = True,
     ) -> Construction:
-        clock = Clock()
+        clock = Clock(show=may_read and self.progress_bar)
         with clock.stage("model"):
             likelihood = likelihood_of(
                 self.model,

@@ -39,6 +39,7 @@ from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.likelihood.verification import check_alone
 from jaxcoreset.selection.estimate import kl_of_residuals
+from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.weighting import Laplace, Weighting
 
 # Up to this n the sums over the data are exact; beyond, this many rows are drawn for each sum.
@@ -152,11 +153,11 @@ class SparseVI:
         self.plate = plate
         self.progress_bar = progress_bar
 
-    def run(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> Coreset:
+    def run(self, key: PRNGKeyArray | int, *args: Any, **kwargs: Any) -> Coreset:
         """Build a coreset of the data in the model's arguments.
 
         Args:
-            key: a JAX random key; the same key gives the same coreset.
+            key: a JAX random key or an integer seed; the same key gives the same coreset.
             *args: the model's positional arguments.
             **kwargs: the model's keyword arguments.
 
@@ -177,7 +178,7 @@ class SparseVI:
         return path[self.size]
 
     @one_at_a_time
-    def run_path(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> dict[int, Coreset]:
+    def run_path(self, key: PRNGKeyArray | int, *args: Any, **kwargs: Any) -> dict[int, Coreset]:
         """The coresets of every size up to `size`, from one run; arguments and errors as in `run`.
 
         Returns:
@@ -185,8 +186,8 @@ class SparseVI:
             which no row has a weight is left out. If `size` is at least n, the only entry is
             `size`, with all rows.
         """
-        model_key, weighting_key, held_out_key, path_key = jax.random.split(key, 4)
-        clock = Clock()
+        model_key, weighting_key, held_out_key, path_key = jax.random.split(as_key(key), 4)
+        clock = Clock(show=self.progress_bar)
         with clock.stage("model"):
             likelihood = model_likelihood(
                 self.model,

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxcoreset.command.inputs import Inputs, model_inputs, regression_inputs
+from jaxcoreset.command.inputs import Inputs, formula_inputs, model_inputs, regression_inputs
 from jaxcoreset.command.options import (
     add_common_options,
     column_names,
     positive_integer,
     positive_number,
 )
+from jaxcoreset.command.problems import Problems
 from jaxcoreset.command.regressions import PRIOR_SCALE, REGRESSIONS
 from jaxcoreset.command.tables import SUFFIXES, Table, TableError, read_table
 from jaxcoreset.data.messages import require
@@ -55,6 +56,8 @@ examples:
   jaxcoreset build flights.csv --likelihood logistic --response late --out coreset.csv
   jaxcoreset build visits.parquet --likelihood poisson --response visits --columns age,income \\
       --tol 0.001 --out coreset.parquet --report report.html
+  jaxcoreset build flights.csv --likelihood logistic --formula 'late ~ distance + C(carrier)' \\
+      --drop-missing --out coreset.csv
   jaxcoreset build schools.csv --model models.py:schools --categorical school --size 200 \\
       --out coreset.npz
 """
@@ -87,6 +90,22 @@ def add_build_parser(commands: Any) -> None:
         type=column_names,
         default=[],
         help="the columns that hold categories",
+    )
+    parser.add_argument(
+        "--formula",
+        metavar="FORMULA",
+        help="with --likelihood, the response and its terms, such as 'late ~ distance + "
+        "C(carrier)', in place of --response, --columns and --categorical",
+    )
+    parser.add_argument(
+        "--positive",
+        metavar="VALUE",
+        help="with --likelihood logistic, the value of the response that counts as 1, such as yes",
+    )
+    parser.add_argument(
+        "--drop-missing",
+        action="store_true",
+        help="leave out rows with a missing value in a column that the model uses",
     )
     how_many = parser.add_mutually_exclusive_group()
     how_many.add_argument("--size", type=positive_integer, help="maximum number of rows")
@@ -175,44 +194,52 @@ def _check_options(options: argparse.Namespace) -> None:
     """Check that the options fit together, before any work is done.
 
     Raises:
-        TableError: if they do not.
+        TableError: if they do not; it names all mistakes.
         ModuleNotFoundError: if a package that the output needs is missing.
     """
-    if options.likelihood is not None and options.response is None:
-        raise TableError(
+    problems = Problems()
+    if options.likelihood is not None and options.response is None and options.formula is None:
+        problems.append(
             f"--response is missing: --likelihood {options.likelihood} explains one column by the "
-            "other columns; expected --response COLUMN."
+            "other columns; expected --response COLUMN, or --formula."
         )
-    if options.model is not None:
-        for option in ("prior_scale", "no_standardise"):
+    if options.formula is not None:
+        for option in ("response", "columns", "categorical"):
             if getattr(options, option):
-                raise TableError(
+                problems.append(f"--{option} does not go with --formula, which says it already.")
+    if options.positive is not None and options.likelihood != "logistic":
+        problems.append("--positive goes with --likelihood logistic.")
+    if options.model is not None:
+        for option in ("prior_scale", "no_standardise", "formula"):
+            if getattr(options, option):
+                problems.append(
                     f"--{option.replace('_', '-')} goes with --likelihood; a --model defines its "
                     "priors and scales itself."
                 )
     suffix = options.out.suffix.lower()
     if suffix not in _OUTPUTS:
-        raise TableError(f"--out is {options.out}; expected a name in {', '.join(_OUTPUTS)}.")
+        problems.append(f"--out is {options.out}; expected a name in {', '.join(_OUTPUTS)}.")
     for path in (options.out, options.report):
         if path is None:
             continue
         if not path.parent.is_dir():
-            raise TableError(f"{path} cannot be written: there is no directory {path.parent}.")
+            problems.append(f"{path} cannot be written: there is no directory {path.parent}.")
         if path.is_dir():
-            raise TableError(f"{path} cannot be written: it is a directory.")
+            problems.append(f"{path} cannot be written: it is a directory.")
         if path.resolve() == options.file.resolve():
-            raise TableError(f"{path} is the input file; expected another name to write to.")
+            problems.append(f"{path} is the input file; expected another name to write to.")
     if options.report is not None:
         require("matplotlib")
         require("jinja2")
         if options.report.resolve() == options.out.resolve():
-            raise TableError(f"--out and --report are both {options.out}; expected two names.")
+            problems.append(f"--out and --report are both {options.out}; expected two names.")
     if suffix == ".parquet":
         require("pyarrow")
     if suffix != ".npz" and options.weight_column == options.row_column:
-        raise TableError(
+        problems.append(
             f"--weight-column and --row-column are both {options.row_column!r}; expected two names."
         )
+    problems.refuse()
 
 
 def _build(options: argparse.Namespace, arguments: Sequence[str]) -> None:
@@ -231,6 +258,7 @@ def _build(options: argparse.Namespace, arguments: Sequence[str]) -> None:
                 "another name with --weight-column or --row-column."
             )
     inputs = _inputs(options, table)
+    table = inputs.table
     for note in inputs.notes:
         say(note)
     say(f"Building a coreset for {inputs.title} ...")
@@ -251,7 +279,8 @@ def _build(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     )
     coreset = builder.run(jax.random.key(options.seed), **inputs.arguments)
     proxy = None if coreset.proxy is None else options.out.with_suffix(".proxy.json")
-    names = {"weight": options.weight_column, "row": options.row_column, "proxy": proxy}
+    names: dict[str, Any] = {"weight": options.weight_column, "row": options.row_column}
+    names |= {"proxy": proxy, "numbers": table.rows}
     if suffix == ".npz":
         written = coreset.save(options.out)
     elif suffix == ".csv":
@@ -269,19 +298,20 @@ def _build(options: argparse.Namespace, arguments: Sequence[str]) -> None:
 
 
 def _inputs(options: argparse.Namespace, table: Table) -> Inputs:
+    dropping = options.drop_missing
     if options.model is not None:
-        return model_inputs(
-            table, options.model, options.response, options.columns, options.categorical
-        )
-    return regression_inputs(
-        table,
-        options.likelihood,
-        options.response,
-        options.columns,
-        options.categorical,
-        scale_columns=not options.no_standardise,
-        prior_scale=options.prior_scale or PRIOR_SCALE,
-    )
+        given = options.response, options.columns, options.categorical
+        return model_inputs(table, options.model, *given, drop_missing=dropping)
+    settings = {
+        "scale_columns": not options.no_standardise,
+        "prior_scale": options.prior_scale or PRIOR_SCALE,
+        "positive": options.positive,
+        "drop_missing": dropping,
+    }
+    if options.formula is not None:
+        return formula_inputs(table, options.likelihood, options.formula, **settings)
+    given = options.likelihood, options.response, options.columns, options.categorical
+    return regression_inputs(table, *given, **settings)
 
 
 def _report(
@@ -314,11 +344,20 @@ def _report(
         )
     for name, levels in inputs.levels.items():
         notes.append(f"Categories of {name}, compared with the first: {', '.join(levels)}.")
+    if inputs.outcomes:
+        notes.append(f"The response is 1 for {inputs.outcomes[1]}, and 0 for {inputs.outcomes[0]}.")
+    if table.rows is not None and options.out.suffix.lower() == ".npz":
+        notes.append("Rows are numbered among those that were not left out.")
     if inputs.classes:
         notes.append(f"Classes, compared with the first: {', '.join(inputs.classes)}.")
     examples = {}
     if options.out.suffix.lower() == ".npz":
         examples = loading_program(options.out, trust=not inputs.likelihood)
+    elif inputs.formula is not None:
+        notes.append(
+            f"The formula {inputs.formula} made the columns of the regression from those of the "
+            "file. There are no programs for other tools, since these would have to evaluate it."
+        )
     elif inputs.likelihood:
         is_escaped = options.out.suffix.lower() == ".csv" and not options.keep_formulas
         proxy = None if coreset.proxy is None else options.out.with_suffix(".proxy.json")

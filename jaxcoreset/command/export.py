@@ -58,6 +58,7 @@ def programs(
         inputs, weight = _escaped(inputs), as_text_cell(weight)
     response = str(inputs.response)
     prior_scale = float(inputs.arguments["prior_scale"])
+    named = inputs.classes or inputs.outcomes
     values = {
         "file": path.name,
         "proxy": None if proxy is None else proxy.name,
@@ -67,11 +68,12 @@ def programs(
         "likelihood": inputs.likelihood,
         "response": response,
         "classes": inputs.classes,
+        "outcomes": inputs.outcomes,
         "columns": inputs.columns,
         "numbers": [name for name in inputs.columns if name not in inputs.levels],
         "levels": inputs.levels,
-        # columns of categories, a categorical response last
-        "factors": inputs.levels | ({response: inputs.classes} if inputs.classes else {}),
+        # columns of categories, a response of named values last
+        "factors": inputs.levels | ({response: named} if named else {}),
         "kinds": inputs.kinds,
         "scaling": inputs.scaling,
         "coefficients": inputs.coefficients,
@@ -119,6 +121,7 @@ def _escaped(inputs: Inputs) -> Inputs:
         levels=levels,
         kinds={as_text_cell(name): kind for name, kind in inputs.kinds.items()},
         classes=[as_text_cell(name) for name in inputs.classes],
+        outcomes=[as_text_cell(name) for name in inputs.outcomes],
         scaling={as_text_cell(name): pair for name, pair in inputs.scaling.items()},
         coefficients=coefficients,
     )

@@ -4,6 +4,7 @@ The model is either a named regression, whose numeric columns are standardised, 
 NumPyro model, whose arguments are filled from the columns of the same names.
 """
 
+import dataclasses
 import importlib
 import inspect
 import sys
@@ -14,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxcoreset.command.regressions import PRIOR_SCALE, REGRESSIONS
+from jaxcoreset.command.formulas import formula_table
+from jaxcoreset.command.problems import Problems, without_missing
+from jaxcoreset.command.regressions import PRIOR_SCALE, REGRESSIONS, read_outcomes
 from jaxcoreset.command.tables import Table, TableError
 from jaxcoreset.data.messages import did_you_mean, listed
 
@@ -31,6 +34,7 @@ class Inputs:
         model: the NumPyro model.
         title: the model's name in a sentence.
         arguments: its arguments by name.
+        table: the rows of the table that they are made of.
         data_axes: the argument of `model_likelihood`.
         likelihood: the name of the regression, if it is a named one.
         response: the column of the response, if one was named.
@@ -41,11 +45,14 @@ class Inputs:
         scaling: the mean and standard deviation of each standardised column.
         coefficients: the names of the columns of the regression's matrix.
         notes: sentences on what else was done with the table.
+        outcomes: the two values of a logistic response, that for 1 last, if they are not 0 and 1.
+        formula: the formula that made the columns, if there was one.
     """
 
     model: Callable
     title: str
     arguments: dict[str, Any]
+    table: Table
     data_axes: Any = None
     likelihood: str | None = None
     response: str | None = None
@@ -56,6 +63,8 @@ class Inputs:
     scaling: dict[str, tuple[float, float]] = field(default_factory=dict)
     coefficients: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    outcomes: list[str] = field(default_factory=list)
+    formula: str | None = None
 
     def parameter_name(self, name: str) -> str:
         """The readable name of an unconstrained parameter: ``age`` for ``beta[2]``."""
@@ -78,6 +87,8 @@ def regression_inputs(
     *,
     scale_columns: bool = True,
     prior_scale: float = PRIOR_SCALE,
+    positive: str | None = None,
+    drop_missing: bool = False,
 ) -> Inputs:
     """A named regression, with its matrix and response from a table.
 
@@ -92,49 +103,64 @@ def regression_inputs(
         scale_columns: whether to standardise the numeric columns, and the response of `normal` and
             `student_t`.
         prior_scale: the prior standard deviation of the coefficients.
+        positive: the value of a logistic response that counts as 1.
+        drop_missing: whether to leave out rows without a value in one of these columns.
 
     Raises:
-        TableError: if a column is missing or does not fit.
+        TableError: if a column is missing or does not fit; it names all such columns.
     """
     regression = REGRESSIONS[likelihood]
-    y, more = regression.read_response(table, response)
-    classes = table.labels(response)[1] if likelihood == "categorical" else []
-    named = columns is not None
-    columns = _columns(table, columns, [response], categorical)
-    _refuse_idle_categories(columns, categorical, response)
-    parts, coefficients, scaling, notes = [], [], {}, []
+    problems, named = Problems(), columns is not None
+    with problems.collected():
+        table.check(response)
+    with problems.collected():
+        columns = _columns(table, columns, [response], categorical)
+        _refuse_idle_categories(columns, categorical, response)
+    problems.refuse()
+    assert columns is not None
+    table, notes = without_missing(table, [response, *columns]) if drop_missing else (table, [])
+    y, more, classes, outcomes = np.zeros(0), {}, [], []
+    with problems.collected():
+        if positive is None:
+            y, more = regression.read_response(table, response)
+        else:
+            y, outcomes = read_outcomes(table, response, positive)
+        classes = table.labels(response)[1] if likelihood == "categorical" else []
+    parts, coefficients, scaling = [], [], {}
     levels: dict[str, list[str]] = {}
     for name in columns:
-        if name in categorical:
-            codes, levels[name] = _categories(table, name)
-            parts += [(codes == level).astype(float) for level in range(1, len(levels[name]))]
-            coefficients += [f"{name} = {level}" for level in levels[name][1:]]
-            continue
-        values = table.numbers(
-            name,
-            f"If {name!r} is a category, use --categorical {name}; to leave it out, name the "
-            "other columns with --columns.",
-        )
-        if values.min() == values.max() and (scale_columns or not named):
-            if named:
-                raise TableError(
-                    f"{table.path}, column {name!r} has the same value in every row, so it "
-                    "explains nothing; expected at least two values. Leave it out of --columns."
-                )
-            notes.append(f"Column {name!r} is left out: it has the same value in every row.")
-            continue
-        if scale_columns and table.kind(name) != "truth":
-            column = values
-            values, *scaling[name] = table.standardised(name, column)
-            if _is_swallowed(column, values):
-                notes.append(
-                    f"Column {name!r}: next to its largest value, {np.abs(column).max():g}, most "
-                    "of its values are the same number. If that value is a mistake or a code, fix "
-                    "it; otherwise use the logarithm of the column."
-                )
-        table.check_held(name, values.astype(float))
-        parts.append(values.astype(float))
-        coefficients.append(name)
+        with problems.collected():
+            if name in categorical:
+                codes, levels[name] = _categories(table, name)
+                parts += [(codes == level).astype(float) for level in range(1, len(levels[name]))]
+                coefficients += [f"{name} = {level}" for level in levels[name][1:]]
+                continue
+            values = table.numbers(
+                name,
+                f"If {name!r} is a category, use --categorical {name}; to leave it out, name the "
+                "other columns with --columns.",
+            )
+            if values.min() == values.max() and (scale_columns or not named):
+                if named:
+                    raise TableError(
+                        f"{table.path}, column {name!r} has the same value in every row, so it "
+                        "explains nothing; expected at least two values. Leave it out of --columns."
+                    )
+                notes.append(f"Column {name!r} is left out: it has the same value in every row.")
+                continue
+            if scale_columns and table.kind(name) != "truth":
+                column = values
+                values, *scaling[name] = table.standardised(name, column)
+                if _is_swallowed(column, values):
+                    notes.append(
+                        f"Column {name!r}: next to its largest value, {np.abs(column).max():g}, "
+                        "most of its values are the same number. If that value is a mistake or a "
+                        "code, fix it; otherwise use the logarithm of the column."
+                    )
+            table.check_held(name, values.astype(float))
+            parts.append(values.astype(float))
+            coefficients.append(name)
+    problems.refuse()
     if not parts:
         raise TableError(f"{table.path} has no column left to explain {response!r} by.")
     if repeated := [name for name in coefficients if coefficients.count(name) > 1]:
@@ -147,7 +173,10 @@ def regression_inputs(
             raise TableError(f"{table.path}, column {response!r} has the same value in every row.")
         y, *scaling[response] = table.standardised(response, y)
     table.check_held(response, y)
+    named_y = bool(classes or outcomes)
     return Inputs(
+        table=table,
+        outcomes=outcomes,
         model=regression.model,
         title=regression.title,
         arguments={"x": np.stack(parts, axis=1), "y": y, **more, "prior_scale": prior_scale},
@@ -156,12 +185,25 @@ def regression_inputs(
         response=response,
         columns=[name for name in columns if name in coefficients or name in levels],
         levels=levels,
-        kinds={name: table.kind(name) for name in (*levels, *([response] if classes else []))},
+        kinds={name: table.kind(name) for name in (*levels, *([response] if named_y else []))},
         classes=classes,
         scaling={name: (mean, sd) for name, (mean, sd) in scaling.items()},
         coefficients=coefficients,
         notes=notes,
     )
+
+
+def formula_inputs(
+    table: Table, likelihood: str, formula: str, *, drop_missing: bool = False, **options: Any
+) -> Inputs:
+    """A named regression, with the matrix that a formula makes of a table.
+
+    Columns of 0 and 1 stay as they are; other ones are standardised as in `regression_inputs`,
+    which takes the same `options`.
+    """
+    made, response, columns, kept, notes = formula_table(table, formula, drop_missing=drop_missing)
+    found = regression_inputs(made, likelihood, response, columns, **options)
+    return dataclasses.replace(found, table=kept, formula=formula, notes=[*notes, *found.notes])
 
 
 def model_inputs(
@@ -170,6 +212,8 @@ def model_inputs(
     response: str | None = None,
     columns: Sequence[str] | None = None,
     categorical: Sequence[str] = (),
+    *,
+    drop_missing: bool = False,
 ) -> Inputs:
     """A user's model, with its arguments from a table.
 
@@ -185,6 +229,7 @@ def model_inputs(
             other argument takes.
         categorical: columns of categories; the model takes integers from 0, in the order of the
             sorted categories.
+        drop_missing: whether to leave out rows without a value in a column that the model takes.
 
     Raises:
         TableError: if there is no such model, or the table lacks one of its arguments.
@@ -193,17 +238,20 @@ def model_inputs(
     sources = _sources(
         table, spec, inspect.signature(model).parameters, response, columns, categorical
     )
+    used = {name for source in sources.values() for name in _as_list(source)}
+    table, notes = without_missing(table, sorted(used)) if drop_missing else (table, [])
     levels: dict[str, list[str]] = {}
+    problems = Problems()
+    for name in used:
+        with problems.collected():
+            table.column(name) if name in categorical else table.numbers(name, _hint(name))
+    problems.refuse()
 
     def read(name: str) -> np.ndarray:
         if name in categorical:
             codes, levels[name] = table.labels(name)
             return codes
-        values = table.numbers(
-            name,
-            f"If {name!r} is a category, use --categorical {name}; to leave it out of a matrix, "
-            "name the other columns with --columns.",
-        )
+        values = table.numbers(name, _hint(name))
         table.check_held(name, values)
         return values
 
@@ -213,14 +261,22 @@ def model_inputs(
         else np.stack([read(column) for column in source], axis=1)
         for name, source in sources.items()
     }
-    used = {name for source in sources.values() for name in _as_list(source)}
     return Inputs(
+        table=table,
+        notes=notes,
         model=model,
         title=f"the model {spec}",
         arguments=arguments,
         response=response,
         columns=[name for name in table.columns if name in used and name != response],
         levels=levels,
+    )
+
+
+def _hint(name: str) -> str:
+    return (
+        f"If {name!r} is a category, use --categorical {name}; to leave it out of a matrix, name "
+        "the other columns with --columns."
     )
 
 
@@ -333,8 +389,11 @@ def _columns(
     table: Table, columns: Sequence[str] | None, taken: Sequence[str], categorical: Sequence[str]
 ) -> list[str]:
     """The named columns, or all columns that have a name and are not taken."""
+    problems = Problems()
     for name in (*(columns or ()), *categorical):
-        table.check(name)
+        with problems.collected():
+            table.check(name)
+    problems.refuse()
     if columns is None:
         columns = [
             name for name in table.columns if name not in taken and not name.startswith("Unnamed:")

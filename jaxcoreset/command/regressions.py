@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Num
 
 from jaxcoreset.command.tables import Table, TableError
+from jaxcoreset.data.messages import did_you_mean, listed
 
 Matrix = Float[ArrayLike, "n d"]
 Response = Num[ArrayLike, " n"] | None
@@ -113,7 +114,10 @@ class Regression:
 
 
 def _binary(table: Table, name: str) -> tuple[np.ndarray, dict[str, Any]]:
-    expected = "Expected for --likelihood logistic: 0 and 1, or true and false; recode the column."
+    expected = (
+        "Expected for --likelihood logistic: 0 and 1, or true and false; recode the column, or "
+        "name the value that counts as 1: --positive VALUE."
+    )
     values = table.numbers(name, expected)
     bad = (values != 0) & (values != 1)
     table.refuse(name, bad, f"found {_first(values, bad)}", expected)
@@ -152,6 +156,23 @@ def _classes(table: Table, name: str) -> tuple[np.ndarray, dict[str, Any]]:
 
 def _first(values: np.ndarray, bad: np.ndarray) -> str:
     return f"{values[bad][0]:g}" if bad.any() else ""
+
+
+def read_outcomes(table: Table, name: str, positive: str) -> tuple[np.ndarray, list[str]]:
+    """A response of two values as 1, where it is `positive`, and 0; and the values, in this order.
+
+    Raises:
+        TableError: if there are not two values, or `positive` is none of them.
+    """
+    codes, levels = table.labels(name)
+    if len(levels) != 2 or positive not in levels:
+        raise TableError(
+            f"{table.path}, column {name!r} has {len(levels):,} different values, "
+            f"{listed(levels)}; --positive {positive} expects two, one of which it names"
+            f"{did_you_mean(positive, levels)}"
+        )
+    at = levels.index(positive)
+    return (codes == at).astype(np.int64), [levels[1 - at], positive]
 
 
 REGRESSIONS = {

@@ -21,7 +21,13 @@ import numpy as np
 from jaxtyping import Int, Num
 
 from jaxcoreset.data.dtypes import first_lost, handed_on, held_by
-from jaxcoreset.data.messages import DataError, did_you_mean, no_column, not_parquet, require
+from jaxcoreset.data.messages import (
+    DataError,
+    did_you_mean,
+    no_column,
+    not_parquet,
+    require,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,11 +53,13 @@ class Table:
         path: the file.
         frame: its columns, as a data frame with the index 0, 1, ....
         separator: the character between the values of a text file; empty for other files.
+        rows: shape (n,), the numbers of the rows in the file, from 0, if some were left out.
     """
 
     path: Path
     frame: "pd.DataFrame"
     separator: str = ""
+    rows: Int[np.ndarray, " n"] | None = None
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -70,7 +78,10 @@ class Table:
         self.check(name)
         values: Any = self.frame[name]
         self.refuse(
-            name, values.isna().to_numpy(), "a value is missing", "Fill it in or drop the row."
+            name,
+            values.isna().to_numpy(),
+            "a value is missing",
+            "Fill it in, or drop such rows (--drop-missing).",
         )
         return values
 
@@ -226,6 +237,8 @@ class Table:
         Args:
             rows: row numbers in `frame`, increasing.
         """
+        if self.rows is not None:
+            rows = self.rows[list(rows)].tolist()
         if not self.separator:
             return [row + 1 for row in rows]
         # A quoted value may span lines, and an empty line is not a row, so count the lines.

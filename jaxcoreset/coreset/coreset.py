@@ -41,6 +41,7 @@ from jaxcoreset.likelihood.precision import in_enough_precision
 from jaxcoreset.likelihood.weighted import weighted_model
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.tolerance import Selection
+from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.weighting.laplace import LaplaceApproximation
 
 FORMAT = 1
@@ -158,7 +159,7 @@ class Coreset(AsTable):
         """Names of the data arguments, with their positions when (args, kwargs) is flattened."""
         return self.arguments.data_names
 
-    def update(self, key: PRNGKeyArray, *args: Any, **kwargs: Any) -> "Coreset":
+    def update(self, key: PRNGKeyArray | int, *args: Any, **kwargs: Any) -> "Coreset":
         """The coreset of the rows before and of new ones, without going back to the rows before.
 
         The log-likelihoods of the new rows are added to the sums over all rows at the draws that
@@ -171,7 +172,7 @@ class Coreset(AsTable):
         that the error is not known, and you should build a new coreset from all rows.
 
         Args:
-            key: a JAX random key; the same key gives the same coreset.
+            key: a JAX random key or an integer seed; the same key gives the same coreset.
             *args: the model's positional arguments with the new rows, and all else as before.
             **kwargs: its keyword arguments.
 
@@ -187,7 +188,9 @@ class Coreset(AsTable):
         likelihood_in = self._likelihood_of(args, kwargs)
 
         def run(context: PassContext) -> Coreset:
-            solved = updated(likelihood_in, self.report, self.summary, key, context, self.proxy)
+            solved = updated(
+                likelihood_in, self.report, self.summary, as_key(key), context, self.proxy
+            )
             return coreset_of_selection(model, **solved)
 
         return in_enough_precision(run, self.report.precision, model)
@@ -212,7 +215,7 @@ class Coreset(AsTable):
         *,
         num_chains: int | None = None,
         dense_mass: bool | list[tuple[str, ...]] | None = None,
-        key: PRNGKeyArray | None = None,
+        key: PRNGKeyArray | int | None = None,
     ) -> WarmStart:
         """A start for NUTS on all the rows; see `jaxcoreset.coreset.WarmStart`."""
         return warm_start(
@@ -222,12 +225,12 @@ class Coreset(AsTable):
             self.approximation,
             num_chains=num_chains,
             dense_mass=dense_mass,
-            key=key,
+            key=None if key is None else as_key(key),
         )
 
     def group_effects(
         self,
-        key: PRNGKeyArray,
+        key: PRNGKeyArray | int,
         mcmc: MCMC | Mapping[str, Any],
         *args: Any,
         num_draws: int = 64,
@@ -258,7 +261,7 @@ class Coreset(AsTable):
         Raises:
             ValueError: if the coreset is not one of groups, or its data are missing.
         """
-        return effects_of_groups(self, key, mcmc, args, kwargs, num_draws, moments)
+        return effects_of_groups(self, as_key(key), mcmc, args, kwargs, num_draws, moments)
 
     def init_params(self, num_chains: int = 1) -> dict[str, Array]:
         """Starting points for chains on the coreset, for ``MCMC.run(..., init_params=...)``.

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Int
 
-from jaxcoreset.data.messages import require
+from jaxcoreset.data.messages import html_table, require
 from jaxcoreset.data.utils import write_whole
 from jaxcoreset.likelihood.expansion import Proxy
 
@@ -29,6 +30,12 @@ class AsTable:
     def __len__(self) -> int:
         return self.indices.size
 
+    def _repr_html_(self) -> str:
+        run = "MCMC(NUTS(coreset.model), ...).run(key, *coreset.args, **coreset.kwargs)"
+        proxy = [] if self.proxy is None else [("proxy of all rows", str(self.report.proxy))]
+        rows = [*proxy, ("verdict", self.report.verdict), ("to sample it", run)]
+        return html_table(repr(self)[1:-1], rows)
+
     def to_frame(
         self,
         table: "pd.DataFrame | None" = None,
@@ -36,6 +43,7 @@ class AsTable:
         weight: str = "weight",
         row: str = "row",
         proxy: str | os.PathLike | None = None,
+        numbers: Int[np.ndarray, " n"] | None = None,
     ) -> "pd.DataFrame":
         """The coreset as a table, with one line for each of its rows.
 
@@ -46,6 +54,8 @@ class AsTable:
             row: the name of the column of row numbers, which count from 0.
             proxy: the JSON file to write the proxy to, if the coreset has one: the arrays of
                 `Proxy.to_dict` as lists.
+            numbers: shape (n,), the numbers that you know the rows of `table` by, such as those in
+                a file some of whose rows were left out; by default 0 to n - 1.
 
         Returns:
             A data frame of m rows: the row numbers, the weights, and either the columns of the
@@ -67,7 +77,9 @@ class AsTable:
         write_proxy(self.proxy, proxy)
         rows = [leaf[: len(self)] for leaf in self.arguments.data]  # without any, there is one
         data = dict(zip(self.arguments.data_names, rows, strict=True))
-        return as_frame(self.indices, self.weights, data, self.report.num_data, table, weight, row)
+        indices = self.indices
+        found = as_frame(indices, self.weights, data, self.report.num_data, table, weight, row)
+        return found if numbers is None else found.assign(**{row: numbers[indices]})
 
     def to_csv(
         self,
@@ -84,7 +96,7 @@ class AsTable:
             table: see `to_frame`.
             escape_formulas: whether text and names that begin with ``=``, ``+``, ``-`` or ``@`` and
                 are no numbers get an apostrophe before them: a spreadsheet would run them.
-            **names: `weight`, `row` and `proxy`, see `to_frame`.
+            **names: `weight`, `row`, `proxy` and `numbers`, see `to_frame`.
 
         Returns:
             The path written.
@@ -101,7 +113,7 @@ class AsTable:
         Args:
             path: the file.
             table: see `to_frame`.
-            **names: `weight`, `row` and `proxy`, see `to_frame`.
+            **names: `weight`, `row`, `proxy` and `numbers`, see `to_frame`.
 
         Returns:
             The path written.

@@ -19,10 +19,12 @@ from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.precision import in_enough_precision, matrix_of_weighted
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.selection.construction import DRAWS_PER_ROW, MIN_DRAWS
-from jaxcoreset.selection.draws import DrawPool, Use, split
+from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
+from jaxcoreset.selection.parts import Use, split
 from jaxcoreset.selection.solving import solve_and_select
 from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.weighting.laplace import LaplaceFitter
 
 
@@ -30,7 +32,7 @@ from jaxcoreset.weighting.laplace import LaplaceFitter
 def merge(
     coresets: Sequence[Coreset],
     size: int,
-    key: PRNGKeyArray,
+    key: PRNGKeyArray | int,
     *,
     solver: Solver | None = None,
     num_draws: int | None = None,
@@ -44,7 +46,7 @@ def merge(
     Args:
         coresets: at least one; row numbers of the result count through their data in this order.
         size: the maximum number of rows.
-        key: a JAX random key; the same key gives the same coreset.
+        key: a JAX random key or an integer seed; the same key gives the same coreset.
         solver: the solver, such as one with a constraint on these rows; the default solver if left
             out, whatever the coresets were built with.
         num_draws: the number of draws for the solver; four times the size and at least 500 if left
@@ -73,7 +75,7 @@ def merge(
     is_exact = any(one.report.precision == "float64" for one in coresets)
 
     def run(context: PassContext) -> Coreset:
-        return _merge(coresets, size, key, context, solver, num_draws, num_held_out)
+        return _merge(coresets, size, as_key(key), context, solver, num_draws, num_held_out)
 
     precision = "float64" if is_exact else "float32"
     return in_enough_precision(run, precision, coresets[0].full_model)

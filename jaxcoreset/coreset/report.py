@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxcoreset.data.arrays import require_type
 from jaxcoreset.data.dtypes import default_float
-from jaxcoreset.data.messages import text_table
+from jaxcoreset.data.messages import ShownAsTable, text_table
 from jaxcoreset.data.utils import Clock, peak_memory
 from jaxcoreset.likelihood.precision import rounding_of
 from jaxcoreset.selection.baseline import GaussianBaseline
@@ -32,7 +32,7 @@ NEEDS_BUILD = "too few to estimate the error, so build a new coreset from all ro
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(ShownAsTable):
     """How a coreset was made, and how close its posterior is to the full one.
 
     Attributes:

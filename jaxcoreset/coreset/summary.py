@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from jaxcoreset.data.arrays import leading, require_type
 from jaxcoreset.data.ragged import has_lengths
 from jaxcoreset.likelihood.likelihood import Params
-from jaxcoreset.selection.draws import DrawPool, Use
+from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.parts import Use
 
 # The maximum number of candidates that are kept besides the rows of the coreset.
 _MOST_CANDIDATES = 4_000

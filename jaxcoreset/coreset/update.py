@@ -29,8 +29,9 @@ from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import matrix_of_weighted
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.selection.construction import CANDIDATES_PER_ROW, MIN_CANDIDATES
-from jaxcoreset.selection.draws import DrawPool, Part, Use
+from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate, kl_of_residuals
+from jaxcoreset.selection.parts import Part, Use
 from jaxcoreset.selection.solving import solve_and_select
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.weighting import DrawSource

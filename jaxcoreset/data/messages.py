@@ -1,6 +1,8 @@
 """Parts of messages: near names, lists of names, packages of an extra, and tables of text."""
 
 import difflib
+import html
+import re
 from collections.abc import Iterable, Sequence
 
 _LISTED = 12
@@ -10,11 +12,35 @@ class DataError(ValueError):
     """The data cannot be used; the message says where, what was found, and what to do."""
 
 
-def text_table(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    """Names and texts in two columns under a title."""
+def text_table(title: str, rows: Iterable[Sequence[str]]) -> str:
+    """Texts in aligned columns under a title, such as names and what belongs to them."""
     rows = list(rows)
-    width = max(len(name) for name, _ in rows)
-    return "\n".join([title, *(f"  {name:<{width}}  {text}" for name, text in rows)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths[-1] = 0
+    lines = ("  ".join(f"{text:<{w}}" for text, w in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join([title, *(f"  {line}" for line in lines)])
+
+
+class ShownAsTable:
+    """An object whose `str` is a `text_table`, and which a notebook shows as an HTML table."""
+
+    def _repr_html_(self) -> str:
+        title, *lines = str(self).split("\n")
+        rows = [re.split(r"\s{2,}", line.strip()) for line in lines]
+        return html_table(title, rows)
+
+
+def html_table(title: str, rows: Iterable[Sequence[str]]) -> str:
+    """The rows of a `text_table` as an HTML table, with all texts escaped."""
+    left = ' style="text-align:left"'
+
+    def line(row: Sequence[str]) -> str:
+        name, *cells = map(html.escape, row)
+        values = "".join(f"<td{left}>{cell}</td>" for cell in cells)
+        return f'<tr><th scope="row"{left}>{name}</th>{values}</tr>'
+
+    body = "".join(map(line, rows))
+    return f"<table><caption{left}>{html.escape(title)}</caption><tbody>{body}</tbody></table>"
 
 
 def require(package: str) -> None:

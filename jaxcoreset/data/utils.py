@@ -16,26 +16,14 @@ from typing import IO, Any
 import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
-from tqdm.auto import tqdm
+
+from jaxcoreset.data.progress import progress_bar as progress_bar
+from jaxcoreset.data.progress import stage_shown
 
 
 def host_generator(key: PRNGKeyArray) -> np.random.Generator:
     """A NumPy generator that is a function of a JAX key, for choices among rows on the host."""
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel().tolist())
-
-
-def progress_bar(total: int, what: str, *, show: bool, unit: str = "rows") -> tqdm:
-    """A progress bar; it shows nothing if `show` is false or the output is not a terminal.
-
-    Args:
-        total: the amount of work.
-        what: the text before the bar.
-        show: whether to show the bar.
-        unit: the unit of work.
-    """
-    return tqdm(
-        total=total, desc=what, unit=f" {unit}", unit_scale=True, disable=None if show else True
-    )
 
 
 def peak_memory() -> int | None:
@@ -59,16 +47,22 @@ def available_memory() -> int | None:
 
 
 class Clock:
-    """Wall time by stage, in seconds; if a stage repeats, its times add up."""
+    """Wall time by stage, in seconds; if a stage repeats, its times add up.
 
-    def __init__(self) -> None:
+    Args:
+        show: whether stages that take long are shown while they run.
+    """
+
+    def __init__(self, show: bool = False) -> None:
         self.seconds: dict[str, float] = {}
+        self._show = show
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Count the time of a block to the stage `name`."""
         start = time.perf_counter()
-        yield
+        with stage_shown(name) if self._show else contextlib.nullcontext():
+            yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 

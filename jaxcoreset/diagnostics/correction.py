@@ -10,10 +10,12 @@ from numpyro.infer import MCMC
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.arviz import container, groups_of_mcmc, groups_of_samples
 from jaxcoreset.data.utils import host_generator
-from jaxcoreset.diagnostics.certificate import REMEDY, Certificate, measure
+from jaxcoreset.diagnostics.certificate import REMEDY, Certificate
 from jaxcoreset.diagnostics.log_ratio import full_likelihood
+from jaxcoreset.diagnostics.measurement import measure
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.trace import one_at_a_time, plate_names
+from jaxcoreset.solvers.numerics import as_key
 
 
 class CorrectionError(ValueError):
@@ -34,7 +36,7 @@ def correct(
     mcmc: MCMC | Mapping[str, Any],
     *args: Any,
     resample: bool = False,
-    key: PRNGKeyArray | None = None,
+    key: PRNGKeyArray | int | None = None,
     num_draws: int | None = None,
     likelihood: ModelLikelihood | None = None,
     batch_size: int | None = None,
@@ -107,7 +109,7 @@ def correct(
     )
     if resample:
         assert key is not None
-        chosen = systematic_resample(certificate.log_weights, host_generator(key))
+        chosen = systematic_resample(certificate.log_weights, host_generator(as_key(key)))
         posterior = _take(posterior, chosen)
         stats = _take(stats.drop_vars("log_weight"), chosen)
     attributes = certificate.scalars() | {"resampled": int(resample)}

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcoreset.data.conversion import as_arrays
 from jaxcoreset.data.sources.base import SourceArray
 
 
@@ -103,7 +104,8 @@ class Arguments:
 
     def like(self, args: tuple, kwargs: Mapping[str, Any]) -> "Arguments":
         """Other arguments of the same structure (else a ModelError), with data where these have."""
-        leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+        names = [*self.positional, *map(str, range(len(self.positional), len(args)))][: len(args)]
+        leaves, tree = jax.tree.flatten(as_arrays(tuple(args), dict(kwargs), names))
         if tree != self.tree:
             raise ModelError(
                 f"the arguments are laid out as {tree}, but those of the coreset as {self.tree}; "
@@ -125,7 +127,8 @@ class Arguments:
         n = self.num_data if num_data is None else num_data
 
         def counts(leaf: Any) -> bool:
-            return isinstance(leaf, int | np.integer) and not isinstance(leaf, bool) and leaf == n
+            is_int = isinstance(leaf, int | np.integer) and not isinstance(leaf, bool)
+            return is_int and bool(leaf == n)
 
         return dataclasses.replace(self, counts_at=self._where(counts))
 
@@ -153,22 +156,22 @@ def is_same(one: Any, two: Any) -> bool:
     return bool(np.all(one == two))
 
 
+def plain_call(model: Callable | None, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The (args, kwargs) of a model with arrays in place of tables and lists; see `as_arrays`."""
+    return as_arrays(args, kwargs, _positional_names(model, len(args)))
+
+
 def flatten(model: Callable | None, args: tuple, kwargs: dict) -> Arguments:
     """The arguments of `model(*args, **kwargs)`, before any are marked as data.
 
-    A data frame, a column of one, or masked entries raise a ModelError.
+    Tables and lists become arrays, by `plain_call`. Masked entries raise a ModelError.
     """
-    paths, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
+    paths, tree = jax.tree_util.tree_flatten_with_path(plain_call(model, args, kwargs))
     positional = _positional_names(model, len(args))
     names = []
     for (group, argument, *rest), leaf in paths:
         name = positional[argument.idx] if group.idx == 0 else str(argument.key)
         names.append(name + jax.tree_util.keystr(tuple(rest)))
-        if hasattr(leaf, "to_numpy"):
-            raise ModelError(
-                f"argument {names[-1]} is a {type(leaf).__name__}; arrays of numbers are expected: "
-                "pass its .to_numpy()."
-            )
         if np.ma.isMaskedArray(leaf) and np.ma.getmaskarray(leaf).any():
             first = np.unravel_index(np.argmax(np.ma.getmaskarray(leaf)), leaf.shape)[0]
             raise ModelError(
@@ -196,6 +199,18 @@ def _positional_names(model: Callable | None, count: int) -> tuple[str, ...]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [parameter.name for parameter in parameters if parameter.kind in kinds][:count]
     return (*names, *(f"number {i}" for i in range(len(names), count)))
+
+
+def not_given(model: Callable, arguments: Arguments) -> list[str]:
+    """The names of the model's arguments that are None, or were not given and are by default."""
+    try:
+        parameters = inspect.signature(model).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    args, kwargs = arguments.call
+    given = dict(zip(arguments.positional, args, strict=True)) | kwargs
+    values = ((one.name, given.get(one.name, one.default)) for one in parameters)
+    return [name for name, value in values if value is None]
 
 
 def mark_arrays(arguments: Arguments) -> Arguments:
@@ -229,13 +244,13 @@ def refuse_text(arguments: Arguments, num_data: int, reason: str = "") -> None:
             )
 
 
-def mark_axes(arguments: Arguments, args: tuple, kwargs: dict, data_axes: Any) -> Arguments:
+def mark_axes(arguments: Arguments, data_axes: Any) -> Arguments:
     """Mark as data leaves what `data_axes` says; see `model_likelihood`.
 
     A ModelError is raised if it does not fit or names nothing, or if what it names is no array, has
     no rows, or has another number of rows than the rest.
     """
-    axes = _axes_by_leaf(arguments, args, kwargs, data_axes)
+    axes = _axes_by_leaf(arguments, data_axes)
     chosen = tuple(i for i, axis in enumerate(axes) if axis is not None)
     if not chosen:
         raise ModelError("data_axes names no data argument: give axis 0 to those that hold data.")
@@ -252,9 +267,10 @@ def mark_axes(arguments: Arguments, args: tuple, kwargs: dict, data_axes: Any) -
     return dataclasses.replace(arguments, data_at=chosen)
 
 
-def _axes_by_leaf(arguments: Arguments, args: tuple, kwargs: dict, data_axes: Any) -> list:
+def _axes_by_leaf(arguments: Arguments, data_axes: Any) -> list:
     """One entry (0 or None) per leaf, from a prefix of the arguments."""
     axes: list = []
+    args, kwargs = arguments.call
 
     def spread(axis: Any, part: Any) -> None:
         axes.extend([axis] * len(jax.tree.leaves(part)))

@@ -28,6 +28,7 @@ from jaxcoreset.likelihood.passes import (
     feature_matrix,
     feature_sum,
 )
+from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.solvers.problem import CoresetProblem
 
 
@@ -39,7 +40,7 @@ def embed(
     batch_size: int | None = None,
     *,
     num_features: int | None = None,
-    key: PRNGKeyArray | None = None,
+    key: PRNGKeyArray | int | None = None,
 ) -> CoresetProblem:
     """Evaluate log-likelihoods at draws into a `CoresetProblem` with an atom for every datum.
 
@@ -72,7 +73,7 @@ def embed(
             not floating-point.
     """
     if norm == "fisher":
-        features = fisher_features(draws, num_features, key)
+        features = fisher_features(draws, num_features, None if key is None else as_key(key))
         atoms = feature_matrix(log_likelihood, features, data, batch_size)
     elif norm == "l2":
         if num_features is not None:

@@ -90,6 +90,12 @@ class Terms:
     gradient: Float[np.ndarray, " d"]
     hessian: Float[np.ndarray, "d d"]
 
+    def plus(self, other: "Terms") -> "Terms":
+        """Those of these rows and of others together."""
+        return Terms(
+            self.value + other.value, self.gradient + other.gradient, self.hessian + other.hessian
+        )
+
     def at(self, delta: Float[np.ndarray, " d"]) -> float:
         """The second-order expansion at a distance from the point."""
         return float(self.value + delta @ self.gradient + 0.5 * delta @ self.hessian @ delta)

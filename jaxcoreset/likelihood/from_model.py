@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
+from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
 
 from jaxcoreset.data.rows import PassContext, Rows
@@ -19,6 +21,7 @@ from jaxcoreset.likelihood.program import with_program
 from jaxcoreset.likelihood.structure import find_data, find_structure
 from jaxcoreset.likelihood.trace import is_latent, one_at_a_time, run
 from jaxcoreset.likelihood.verification import check_subsets, chunk_rows
+from jaxcoreset.solvers.numerics import as_key
 
 # Widths of the uniform draws tried for a starting point. An optimiser starts well near zero, but
 # not at it, where products of parameters have a saddle.
@@ -33,7 +36,7 @@ def model_likelihood(
     *,
     data_axes: Any = None,
     plate: str | None = None,
-    key: PRNGKeyArray | None = None,
+    key: PRNGKeyArray | int | None = None,
     context: PassContext = PassContext(),  # noqa: B008 - frozen
     rows: Rows | None = None,
 ) -> ModelLikelihood:
@@ -76,7 +79,7 @@ def model_likelihood(
             have no rows; the likelihood is not finite (the message names the rows). Errors of the
             model itself pass through, with a note on how it was called.
     """
-    generator = np.random.default_rng(0) if key is None else host_generator(key)
+    generator = np.random.default_rng(0) if key is None else host_generator(as_key(key))
     readings = find_data(model, tuple(args), dict(kwargs or {}), data_axes, plate)
     with _naming_data(readings[0], data_axes):
         structure = find_structure(model, readings)
@@ -136,7 +139,7 @@ def _find_start(
                 data = dict(zip(likelihood.arguments.data_names, rows, strict=True))
                 check_log_likelihood(total, first + np.arange(len(total)), data)
         except ModelError as found:
-            error = ModelError(f"{found}{_outside_support(likelihood, params)}")
+            error = _outside_support(likelihood, params) or found
         # All processes take the same start.
         states = processes.gather({"failed": np.asarray(error is not None)})
         if not any(state["failed"] for state in states):
@@ -148,9 +151,9 @@ def _find_start(
     )
 
 
-def _outside_support(likelihood: ModelLikelihood, params: Mapping[str, Array]) -> str:
-    """A sentence about the first observation that its distribution cannot have, if there is one."""
-    kinds: dict[str, str] = {}
+def _outside_support(likelihood: ModelLikelihood, params: Mapping[str, Array]) -> ModelError | None:
+    """The error for observations that their distribution cannot have, if there are any."""
+    kinds: dict[str, Any] = {}
 
     def fill(site: Mapping) -> Any:
         return biject_to(site["fn"].support)(params[site["name"]]) if is_latent(site) else None
@@ -161,20 +164,39 @@ def _outside_support(likelihood: ModelLikelihood, params: Mapping[str, Array]) -
         for name in likelihood.data_dims:
             distribution, value = sites[name]["fn"], sites[name]["value"]
             with contextlib.suppress(NotImplementedError, TypeError):
-                found[name] = distribution.support(value), value
-                kinds[name] = type(distribution).__name__
+                # Values that are not finite have an error of their own.
+                is_outside = ~distribution.support(value) & jnp.isfinite(value)
+                found[name] = is_outside, value
+                kinds[name] = distribution
         return found
 
     rows, first = next(_checked_rows(likelihood))
-    for name, (is_inside, value) in observed(rows).items():
-        if np.ndim(is_inside) and not np.all(is_inside):
-            at = np.unravel_index(np.argmin(is_inside), np.shape(is_inside))
-            row = first + int(at[likelihood.data_dims[name]])
-            return (
-                f" The observed site {name!r} is {np.asarray(value)[at]} in row {row}, which is "
-                f"outside the support of {kinds[name]}."
+    for name, outside in observed(rows).items():
+        is_outside, values = map(np.asarray, outside)
+        if is_outside.ndim and is_outside.any():
+            at = np.unravel_index(np.argmax(is_outside), is_outside.shape)
+            row, count = first + int(at[likelihood.data_dims[name]]), is_outside.sum()
+            return ModelError(
+                f"the observed site {name!r} is {values[at]} in row {row}, which is outside the "
+                f"support of {type(kinds[name]).__name__}, as are {count:,} of the first "
+                f"{values.shape[likelihood.data_dims[name]]:,} rows: {_remedy(kinds[name], values)}"
             )
-    return ""
+    return None
+
+
+def _remedy(distribution: Any, values: np.ndarray) -> str:
+    """What to do with observations outside the support of their distribution."""
+    if distribution.support is not constraints.boolean:
+        return "fix or drop such rows, or use a distribution that can have these values."
+    found = np.unique(values)
+    if found.size != 2 or found[1] - found[0] not in (1, 2):
+        return "0 and 1 are expected."
+    low, high = (value.item() for value in found)
+    shifted = f"y - {low:g}" if low > 0 else f"y + {-low:g}"
+    return (
+        f"its values are {low:g} and {high:g}, and 0 and 1 are expected: with these values as y, "
+        f"pass {shifted if high - low == 1 else f'({shifted}) // 2'}."
+    )
 
 
 def _checked_rows(likelihood: ModelLikelihood) -> Iterator[tuple[tuple, int]]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxcoreset.data.dtypes import check_held
@@ -56,39 +55,26 @@ def find_data(
     for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
         check_held(leaf, name)
     if data_axes is not None:
-        arguments = mark_axes(arguments, args, kwargs, data_axes)
+        arguments = mark_axes(arguments, data_axes)
         sites_with_all_rows(model, arguments)
         return [arguments]
     if not arguments.arrays:
-        _refuse_no_arrays(arguments, args, kwargs)
+        _refuse_no_arrays(arguments)
     sites = sites_with_all_rows(model, mark_arrays(arguments))
     observed = [site for site in sites if site.observed]
     return [mark_length(arguments, num) for num in _find_num_data(observed, arguments, plate)]
 
 
-def _refuse_no_arrays(arguments: Arguments, args: tuple, kwargs: dict) -> None:
-    """Raise an error that names lists and structured arrays, if there are any."""
-
-    def is_list(part: Any) -> bool:
-        leaves = jax.tree.leaves(part) if isinstance(part, list | tuple) else []
-        return bool(leaves) and all(isinstance(leaf, float | int | np.generic) for leaf in leaves)
-
-    found, advice = [], ""
-    for argument, value in [*zip(arguments.positional, args, strict=True), *kwargs.items()]:
-        for path, part in jax.tree_util.tree_flatten_with_path(value, is_leaf=is_list)[0]:
-            name = argument + jax.tree_util.keystr(path)
-            if is_list(part):
-                found.append(f"argument {name} is a {type(part).__name__}")
-                advice = f"numpy.asarray({name})"
-            elif isinstance(part, np.ndarray) and part.dtype.names:
-                found.append(f"argument {name} is a structured array")
-                columns = ", ".join(f"{field!r}: {name}[{field!r}]" for field in part.dtype.names)
-                advice = f"a dictionary of its columns, {{{columns}}}"
-    if found:
-        raise ModelError(
-            f"{' and '.join(found)}, and no argument is an array of numbers; arrays with one row "
-            f"per datum are expected: pass {advice}."
-        )
+def _refuse_no_arrays(arguments: Arguments) -> None:
+    """Raise an error that names structured arrays, if there are any."""
+    for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
+        if isinstance(leaf, np.ndarray) and leaf.dtype.names:
+            columns = ", ".join(f"{field!r}: {name}[{field!r}]" for field in leaf.dtype.names)
+            raise ModelError(
+                f"argument {name} is a structured array, and no argument is an array of numbers; "
+                "arrays with one row per datum are expected: pass a dictionary of its columns, "
+                f"{{{columns}}}."
+            )
 
 
 def _find_num_data(observed: list[Site], arguments: Arguments, plate: str | None) -> list[int]:
@@ -174,7 +160,7 @@ def _structure(model: Callable, arguments: Arguments) -> Structure:
     for site, other in zip(few, more, strict=True):
         if not site.observed and site.shape != other.shape:
             raise _per_datum_latent(site)
-        if site.observed and (dim := _data_dim(site, other)) is not None:
+        if site.observed and (dim := _data_dim(site, other, arguments)) is not None:
             data_dims[site.name] = dim
     if not data_dims:
         observed = [site for site in few if site.observed]
@@ -184,7 +170,7 @@ def _structure(model: Callable, arguments: Arguments) -> Structure:
     return Structure(arguments, data_dims, shapes)
 
 
-def _data_dim(few: Site, more: Site) -> int | None:
+def _data_dim(few: Site, more: Site, arguments: Arguments) -> int | None:
     """The dimension, counted from the right, in which the log-probability follows the rows."""
     shapes = few.log_prob_shape, more.log_prob_shape
     if shapes[0] == shapes[1]:
@@ -195,10 +181,11 @@ def _data_dim(few: Site, more: Site) -> int | None:
         raise not_independent(few.name, "has another number of axes for other rows")
     dims = [d for d in range(-len(shapes[0]), 0) if shapes[0][d] != shapes[1][d]]
     if len(dims) > 1:
-        raise not_independent(
-            few.name,
-            "grows with the rows in two axes (is one of its arrays of shape (n, 1), another (n,)?)",
-        )
+        columns = [name for name, i in arguments.data_names.items() if _is_column(i, arguments)]
+        found = "is one of its arrays of shape (n, 1), another (n,)?"
+        if columns:
+            found = f"{columns[0]} has shape (n, 1): pass {columns[0]}[:, 0] if it is one column"
+        raise not_independent(few.name, f"grows with the rows in two axes ({found})")
     if (shapes[0][dims[0]], shapes[1][dims[0]]) != _ABSTRACT_ROWS:
         raise not_independent(few.name, "has not one entry per row")
     return dims[0]
@@ -212,6 +199,10 @@ def not_independent(name: str, found: str) -> ModelError:
         "data, do not sum over them in numpyro.factor, and do not use a joint distribution over "
         "them (a multivariate normal, a Gaussian process, a time series)."
     )
+
+
+def _is_column(position: int, arguments: Arguments) -> bool:
+    return arguments.leaves[position].shape[1:] == (1,)
 
 
 class LatentOfRowError(ModelError):

@@ -14,10 +14,17 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpyro.distributions.transforms import Transform, biject_to
 from numpyro.handlers import seed, substitute, trace
 
-from jaxcoreset.likelihood.arguments import Arguments, ModelError, refuse_text, refuse_unequal_rows
+from jaxcoreset.likelihood.arguments import (
+    Arguments,
+    ModelError,
+    not_given,
+    refuse_text,
+    refuse_unequal_rows,
+)
 from jaxcoreset.likelihood.densities import plain_log_prob
 
 _P = ParamSpec("_P")
@@ -36,14 +43,22 @@ _HANDLERS = threading.RLock()
 
 
 def one_at_a_time(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A function that runs models, which calls in other threads wait for."""
+    """A function that runs models, which calls in other threads wait for.
+
+    Settings of JAX that help to debug a model are off within it: models are evaluated at points
+    where some are not finite, and NumPyro's own functions promote ranks.
+    """
 
     @functools.wraps(function)
     def locked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with _HANDLERS:
+        with _HANDLERS, jax.numpy_rank_promotion("allow"), jax.debug_nans(False):
             return function(*args, **kwargs)
 
     return locked
+
+
+class _DiscreteLatentError(ModelError):
+    """A latent site is discrete."""
 
 
 class FixedSizeError(ModelError):
@@ -126,6 +141,13 @@ def sites_with_all_rows(model: Callable, arguments: Arguments) -> list[Site]:
             # The model may read numbers from an array that is not data, such as spline knots.
             with full_precision():
                 sites = _describe(run(model, arguments.fill(arguments.data), fill_origin))
+    except _DiscreteLatentError as error:
+        if missing := not_given(model, arguments):
+            raise ModelError(
+                f"argument {' and '.join(missing)} of the model is None or was not given. If it "
+                f"has the observations, pass it; else: {error}"
+            ) from error
+        raise
     except ModelError:
         raise
     except Exception as error:
@@ -133,11 +155,18 @@ def sites_with_all_rows(model: Callable, arguments: Arguments) -> list[Site]:
         refuse_text(arguments, longest, f" The model said: {error}")
         _explain_unequal_rows(error, arguments)
         error.add_note(f"raised by the model when jaxcoreset called it with {arguments}")
+        if isinstance(error, AttributeError) or "string index" in str(error):
+            error.add_note(
+                "a data frame is passed on as an array of its columns; if the model takes columns "
+                "by name, pass a dictionary: {name: table[name] for name in table.columns}"
+            )
         raise
     if not any(site.observed for site in sites):
+        missing = " and ".join(not_given(model, arguments))
         raise ModelError(
             "the model has no observed site; at least one numpyro.sample(..., obs=...) or "
-            "numpyro.factor is expected: pass the observations (is an argument None?)."
+            "numpyro.factor is expected: pass the observations"
+            + (f" (argument {missing} is None or was not given)." if missing else ".")
         )
     if all(site.observed for site in sites):
         raise ModelError("the model has no latent site, so there is no posterior to approximate.")
@@ -162,9 +191,28 @@ def sites_with_rows(model: Callable, arguments: Arguments, num_rows: int) -> lis
     except Exception as error:
         raise FixedSizeError(
             f"the model runs with all the rows but not with {num_rows} of them: take sizes from "
-            "the data arguments (X.shape[0]), and pass arrays with one row per datum as arguments. "
+            "the data arguments (X.shape[0]), and pass arrays with one row per datum as arguments."
+            f"{_bound_count(model, arguments)} "
             f"It was called with {arguments} and said: {error}"
         ) from error
+
+
+def _counts(value: Any, num_data: int) -> bool:
+    return jnp.ndim(value) == 0 and not isinstance(value, str) and bool(value == num_data)
+
+
+def _bound_count(model: Callable, arguments: Arguments) -> str:
+    """A sentence that names a number of rows that is a float, or that a partial binds."""
+    for name, value in arguments.constants.items():
+        if isinstance(value, float | np.floating) and value == arguments.num_data:
+            return f" Argument {name} is {value!r}; a number of rows is an int: pass int({name})."
+    if not isinstance(model, functools.partial):
+        return ""
+    bound = [f"{k}={v!r}" for k, v in model.keywords.items() if _counts(v, arguments.num_data)]
+    bound += [repr(v) for v in model.args if _counts(v, arguments.num_data)]
+    if not bound:
+        return ""
+    return f" The partial binds {', '.join(bound)}: pass it as an argument of the model instead."
 
 
 def _abstract_sites(
@@ -244,7 +292,7 @@ def fill_origin(site: Mapping) -> Any:
         return None
     name, distribution = site["name"], site["fn"]
     if distribution.support is None or distribution.support.is_discrete:
-        raise ModelError(
+        raise _DiscreteLatentError(
             f"latent site {name!r} is discrete ({type(distribution).__name__}); continuous "
             "parameters are expected: sum it out of the model by hand."
         )

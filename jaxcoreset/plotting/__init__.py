@@ -4,6 +4,7 @@ The colours are those of Okabe and Ito, which colour-blind readers can tell apar
 their dashes as well, for printing in black and white.
 """
 
+from jaxcoreset.plotting.errors import plot_comparison as plot_comparison
 from jaxcoreset.plotting.errors import plot_convergence as plot_convergence
 from jaxcoreset.plotting.errors import plot_error as plot_error
 from jaxcoreset.plotting.errors import plot_kl as plot_kl

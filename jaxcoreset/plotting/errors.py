@@ -1,8 +1,9 @@
-"""Figures of the error by number of rows, and of a solver's convergence."""
+"""Figures of the error by number of rows, of one solver or several, and of convergence."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -19,11 +20,14 @@ from jaxcoreset.plotting.style import (
     new_axes,
     tidy,
 )
+from jaxcoreset.selection.comparison import Comparison
 from jaxcoreset.solvers.solution import Solution
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# The maximum number of sizes of a sweep that are drawn.
+_MOST_SIZES = 5
 # Above this the estimate of the divergence is only a lower bound; see `Report.kl`.
 _LOWER_BOUND_NATS = 0.3
 
@@ -96,31 +100,67 @@ def plot_kl(report: Report, ax: "Axes | None" = None, tol: float | None = None) 
     return ax
 
 
+def plot_comparison(comparison: Comparison, ax: "Axes | None" = None) -> "Axes":
+    """Plot the relative error of several solvers by size k.
+
+    Args:
+        comparison: what `jaxcoreset.compare` returns. With a held-out problem its errors are drawn,
+            and those on the solvers' own draws as thin lines of the same colour.
+        ax: axes to draw into; by default new ones.
+
+    Returns:
+        The axes.
+    """
+    ax = new_axes(ax, (6.6, 3.8))
+    order = np.argsort(comparison.ks)
+    for i, (label, errors) in enumerate(comparison.error.items()):
+        style = {"color": COLOURS[i % len(COLOURS)], "ls": DASHES[i % len(DASHES)]}
+        ax.plot(comparison.ks[order], errors[order], marker="o", ms=3, lw=1.7, label=label, **style)
+        if comparison.held_out_error is not None:
+            seen = np.asarray(comparison.solutions[label].relative_error)
+            ax.plot(comparison.ks[order], seen[order], lw=0.7, alpha=0.6, **style)
+    where = "" if comparison.held_out_error is None else ", held-out draws"
+    ax.set(yscale="log", xlabel="size k", ylabel=f"relative error  ‖y − Φw‖ / ‖y‖{where}")
+    count_axis(ax)
+    tidy(ax)
+    _legend_beside(ax)
+    return ax
+
+
 def plot_convergence(
-    solutions: Mapping[str, Solution | ArrayLike] | Sequence[Solution],
+    solutions: Mapping[str, Solution | ArrayLike] | Sequence[Solution] | Solution,
     ax: "Axes | None" = None,
 ) -> "Axes":
     """Plot the objective ‖y − Φw‖² after each iteration, for one or more solvers.
 
     As in Figure 5 of Zhang et al. (2021), a solver without a history, such as `GIGA`, is a
-    horizontal line at its final objective.
+    horizontal line at its final objective. Of a sweep, each size has a line; of more than five,
+    five are drawn.
 
     Args:
-        solutions: single solutions by label, or a sequence of them, which are labelled by their
-            solvers. `IHT`, `AIHT` and `AIHT2` record a history with ``record_history=True``. A
-            dictionary may also hold plain histories, arrays of shape (iterations,).
+        solutions: solutions or sweeps by label, or a sequence of them, which are labelled by their
+            solvers, or one of them. `IHT`, `AIHT` and `AIHT2` record a history with
+            ``record_history=True``. A dictionary may also hold plain histories, arrays of shape
+            (iterations,).
         ax: axes to draw into; by default new ones.
 
     Returns:
         The axes.
 
     Raises:
-        ValueError: if there is no solution, or one of them is a batch.
+        ValueError: if there is no solution, or one has more than one leading axis.
     """
+    if isinstance(solutions, Solution):
+        solutions = [solutions]
     if not isinstance(solutions, Mapping):
         solutions = {solution.solver: solution for solution in solutions}
     if not solutions:
         raise ValueError("solutions is empty; expected at least one Solution.")
+    solutions = {
+        name: one
+        for label, solution in solutions.items()
+        for name, one in _single(label, solution).items()
+    }
     ax = new_axes(ax, (6.6, 3.8))
     histories = {label: _history(label, solution) for label, solution in solutions.items()}
     longest = max(values.size for values in histories.values())
@@ -135,8 +175,12 @@ def plot_convergence(
     ax.set(yscale="log", xlabel="iteration", ylabel="objective  ‖y − Φw‖²")
     ax.set_xlim(left=0, right=max(longest * 1.03, 2))
     tidy(ax)
-    ax.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9)
+    _legend_beside(ax)
     return ax
+
+
+def _legend_beside(ax: "Axes") -> None:
+    ax.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9)
 
 
 def _draw_curve(
@@ -155,15 +199,29 @@ def _finish(ax: "Axes", ylabel: str) -> None:
     clear_legend(ax, loc="lower left")
 
 
+def _single(label: str, solution: Solution | ArrayLike) -> dict[str, Solution | ArrayLike]:
+    """A solution by its label; of a sweep the single ones, labelled by their numbers of rows."""
+    if not isinstance(solution, Solution) or np.ndim(solution.objective) == 0:
+        return {label: solution}
+    if np.ndim(solution.objective) > 1:
+        raise ValueError(
+            f"solution {label!r} is a batch of shape {np.shape(solution.objective)}; expected a "
+            "single one or a sweep: select it with jax.tree.map(lambda leaf: leaf[i], solution)."
+        )
+    _, distinct = np.unique(np.asarray(solution.size), return_index=True)
+    shown = np.unique(np.linspace(0, distinct.size - 1, _MOST_SIZES).round().astype(int))
+    return {
+        f"{label}, {int(solution.size[i]):,} rows": jax.tree.map(
+            lambda leaf, i=i: leaf[i], solution
+        )
+        for i in distinct[shown]
+    }
+
+
 def _history(label: str, solution: Solution | ArrayLike) -> np.ndarray:
     """The objective by iteration up to the stop; only the final one if there is no history."""
     if not isinstance(solution, Solution):
         values = np.atleast_1d(np.asarray(solution, np.float64))
-    elif np.ndim(solution.objective):
-        raise ValueError(
-            f"solution {label!r} is a batch of shape {np.shape(solution.objective)}; expected a "
-            "single one: select it with jax.tree.map(lambda leaf: leaf[i], solution)."
-        )
     elif solution.history is None:
         values = np.asarray(solution.objective, np.float64)[None]
     else:

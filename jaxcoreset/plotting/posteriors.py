@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jax.typing import ArrayLike
+from numpyro.infer import MCMC
 
 from jaxcoreset.plotting.style import CORESET, DASHES, FULL, literal, new_axes
 from jaxcoreset.weighting.laplace import LaplaceApproximation, parameter_names
@@ -12,8 +13,10 @@ from jaxcoreset.weighting.laplace import LaplaceApproximation, parameter_names
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Draws of shape (draws, D); or by site, with a leading axis of draws; or a Gaussian.
-Posterior = Mapping[str, ArrayLike] | ArrayLike | LaplaceApproximation | tuple[ArrayLike, ArrayLike]
+# Draws of shape (draws, D); or by site, with a leading axis of draws; or an MCMC; or a Gaussian.
+Posterior = (
+    Mapping[str, ArrayLike] | ArrayLike | MCMC | LaplaceApproximation | tuple[ArrayLike, ArrayLike]
+)
 
 _MAX_DRAWS = 4000  # in a density estimate
 _GRID = 80
@@ -32,8 +35,9 @@ def plot_marginals(
     """Plot the marginals of the coreset posterior and the full posterior, a panel per parameter.
 
     Args:
-        coreset: the coreset posterior: draws of shape (draws, D); a dictionary of sites, as from
-            ``mcmc.get_samples()``; a `LaplaceApproximation`; or (mean, covariance).
+        coreset: the coreset posterior: an `MCMC` that has run, of which the latent sites are shown;
+            draws of shape (draws, D); a dictionary of sites, as from ``mcmc.get_samples()``; a
+            `LaplaceApproximation`; or (mean, covariance).
         full: the full posterior in one of these forms; or its D means, with `sd`.
         sd: the D standard deviations of the full posterior, if `full` is its means.
         names: D titles; by default the names of the sites.
@@ -288,6 +292,8 @@ def _draw_contours(
 
 def _flat_draws(posterior: Any) -> tuple[np.ndarray, list[str] | None]:
     """Draws as a matrix (draws, D), and the names of the parameters if they are known."""
+    if isinstance(posterior, MCMC):
+        posterior = _latent_draws(posterior)
     if isinstance(posterior, Mapping):
         sites = {name: np.asarray(values) for name, values in posterior.items()}
         lengths = {len(values) for values in sites.values() if values.ndim}
@@ -303,10 +309,20 @@ def _flat_draws(posterior: Any) -> tuple[np.ndarray, list[str] | None]:
     draws = np.asarray(posterior, np.float64)
     if draws.ndim != 2 or len(draws) < 2:
         raise ValueError(
-            f"draws have the shape {draws.shape}; expected (draws, D) with at least two draws, a "
-            "dictionary of sites, a LaplaceApproximation, or (mean, covariance)."
+            f"draws have the shape {draws.shape}; expected (draws, D) with at least two draws, an "
+            "MCMC, a dictionary of sites, a LaplaceApproximation, or (mean, covariance)."
         )
     return draws, None
+
+
+def _latent_draws(mcmc: MCMC) -> Mapping[str, ArrayLike]:
+    """The draws of the sites that the sampler moves, without deterministic ones."""
+    if mcmc.last_state is None:
+        raise ValueError(
+            "the MCMC has no samples yet; expected one that has run: mcmc.run(key, ...)."
+        )
+    draws, state = mcmc.get_samples(), getattr(mcmc.last_state, "z", None)
+    return {name: draws[name] for name in state} if isinstance(state, Mapping) else draws
 
 
 def _names(names: Sequence[str] | None, first: _Marginals, second: _Marginals) -> Sequence[str]:

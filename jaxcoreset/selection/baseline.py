@@ -17,7 +17,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
-from jaxcoreset.selection.draws import DrawPool, Part
+from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.parts import Part
 from jaxcoreset.weighting.laplace import LaplaceApproximation
 
 # Fewer draws than this for each parameter do not give a covariance.

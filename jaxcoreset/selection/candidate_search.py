@@ -65,6 +65,7 @@ class _Criterion(eqx.Module):
     basis: Float[Array, "s k"]
     parts: tuple[int, ...] = eqx.field(static=True)
     num: int = eqx.field(static=True)
+    removed: tuple[Array, Array] | None = None
 
 
 def search_rows(
@@ -77,6 +78,7 @@ def search_rows(
     num: int,
     known: Int[np.ndarray, " m"],
     scale: float,
+    removed: tuple[Float[Array, "s p"], Float[Array, "p s"]] | None = None,
 ) -> FoundRows:
     """The rows that would improve a solution most.
 
@@ -90,6 +92,7 @@ def search_rows(
         num: the maximum number of rows returned.
         known: the row numbers of the candidates.
         scale: ‖y‖ of the target; the residual is accurate to float precision relative to it.
+        removed: two factors; their product, applied to an atom, is subtracted from it.
     """
     noise = _NOISE * scale * jnp.finfo(residual.dtype).eps
     basis = _basis(chosen)
@@ -117,7 +120,7 @@ def search_rows(
 
     states = rows.map_reduce(
         _block_scores,
-        _Criterion(log_likelihood, draws, residual, jnp.asarray(noise), basis, parts, num),
+        _Criterion(log_likelihood, draws, residual, jnp.asarray(noise), basis, parts, num, removed),
         residual.size,
         start,
         add,
@@ -156,6 +159,10 @@ def _block_scores(criterion: _Criterion, rows: tuple, counted: Array) -> tuple:
     ends = np.cumsum(criterion.parts)[:-1]
     parts = [centred(part) for part in jnp.split(values, ends, -1)]
     atoms = jnp.concatenate(parts, -1) / np.sqrt(values.shape[-1])
+    if criterion.removed is not None:
+        first, second = criterion.removed
+        part = jnp.matmul(atoms, first, precision=HIGHEST)
+        atoms = atoms - jnp.matmul(part, second, precision=HIGHEST)
     products = jnp.matmul(atoms, criterion.residual, precision=HIGHEST)
     squares = jnp.sum(atoms**2, -1)
     spanned = jnp.sum(jnp.matmul(atoms, criterion.basis, precision=HIGHEST) ** 2, -1)

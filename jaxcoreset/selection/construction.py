@@ -12,8 +12,9 @@ from jaxcoreset.data.distinct import DistinctRows
 from jaxcoreset.data.utils import Clock, host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import MAX_NOISE
-from jaxcoreset.selection.draws import Approach, DrawPool
+from jaxcoreset.selection.draws import EXACT, DrawPool
 from jaxcoreset.selection.exact import exact_rows, representatives
+from jaxcoreset.selection.parts import Approach
 from jaxcoreset.selection.solving import approaches_of, select_none, select_size, solve_path
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.base import Solver
@@ -50,8 +51,6 @@ _BARELY_REDUCED, _NEGLIGIBLE_ERROR, _MIN_DECREASE = 0.5, 1e-3, 0.1
 _FITTED, _MAX_STALLED = 0.01, 2
 # The largest variance of rounding in float32, relative to the tolerance.
 _NOISE_OF_TOL = 0.1
-# Below it, in nats, an expansion alone is exact but for rounding.
-_EXACT = 1e-9
 # With a tolerance, the first size is between these.
 _FIRST_SIZE, _LARGEST_FIRST_SIZE = 32, 256
 
@@ -142,10 +141,17 @@ class Construction:
         if self.size is None:
             return self._within_tolerance(pool, key, is_final)
         self.embed(pool)
+        self._regress(pool)
         found = [select_none(pool, self.clock)] if pool.expansion is not None else []
-        if not found or found[0].estimate.kl > _EXACT:
-            found += [self._select(pool, self.size, key, one) for one in self._approaches(pool)]
-        return min(found, key=lambda one: one.estimate.kl)
+        if not found or found[0].estimate.kl > EXACT:
+            for approach in self._approaches(pool):
+                found.append(self._select(pool, self.size, key, approach))
+        return min(found, key=lambda one: one.estimate.kl).among(pool.indices)
+
+    def _regress(self, pool: DrawPool) -> None:
+        if self.allows_rows_alone:  # otherwise the user asked for the expansion itself
+            with self.clock.stage("embedding"):
+                pool.regress()
 
     def _approaches(self, pool: DrawPool) -> tuple[Approach, ...]:
         return approaches_of(pool, self.allows_rows_alone)
@@ -177,6 +183,7 @@ class Construction:
         if pool.expansion is not None:
             size = min(size, _FIRST_SIZE)
             self.embed(pool, size)
+            self._regress(pool)
             alone = select_none(
                 pool,
                 self.clock,
@@ -197,11 +204,14 @@ class Construction:
             tried = self._tried(pool, size, key)
             within = [one for one in tried if one.is_within]
             if within:
-                return min(within, key=lambda one: one.num_rows)
+                return min(within, key=lambda one: one.num_rows).among(pool.indices)
             found += tried
             best = tried[-1]
             if pool.expansion is not None:
                 best = min(found, key=lambda one: one.estimate.upper)
+            best = best.among(pool.indices)
+            if pool.indices is not None:  # larger sizes have other candidates, and these rows too
+                self.joined.append(pool.indices[best.positions])
             if size == n and "rows" in self._approaches(pool):
                 return None
             no_draws_for_more = pool.is_exhausted and size == enough

@@ -6,11 +6,8 @@ are centred within each block, which costs one degree of freedom per block and l
 the log-likelihoods.
 """
 
-import functools
-import itertools
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Iterator
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -32,47 +29,19 @@ from jaxcoreset.likelihood.expansion import (
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.passes import centred
 from jaxcoreset.likelihood.precision import MAX_NOISE, Noise, check_float32, matrix_of_weighted
+from jaxcoreset.likelihood.quadratic import Regression, enough_draws
 from jaxcoreset.likelihood.verification import check_alone, check_program
 from jaxcoreset.selection.candidate_search import FoundRows, search_rows
+from jaxcoreset.selection.parts import Approach, Part, Use, split
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.weighting import DrawSource
 from jaxcoreset.weighting.base import FEWEST, shares
 
 # The fewest columns of standardised draws.
 _FEWEST_COLUMNS = 8
-Use = Literal["solver", "selection", "confirmation"]
-# What stands for all rows: weighted rows, an expansion, or both.
-Approach = Literal["rows", "proxy", "proxy and rows"]
-
-
-@dataclass
-class Part:
-    """Some of the draws of one block.
-
-    Attributes:
-        draws: unconstrained parameters, with a leading axis of s draws.
-        total: shape (s,), the log-likelihood of all rows, up to a constant of the block, in float64
-            where it was summed in a pass.
-        values: shape (m, s), the log-likelihoods of the candidates, each row up to a constant.
-        total_then: shape (s,), the total over the rows that there were when the draws were made;
-            None if that is `total` itself.
-        remainders: shape (m, s), the candidates' remainders of the pool's expansion, faded out;
-            None until they are needed.
-        total_remainder: shape (s,), the log-likelihood of all rows less the expansion, up to a
-            constant; None likewise.
-    """
-
-    draws: Params
-    total: Float[Array | np.ndarray, " s"]
-    values: Float[Array, "m s"]
-    total_then: Float[np.ndarray, " s"] | None = None
-    remainders: Float[Array, "m s"] | None = None
-    total_remainder: Float[np.ndarray, " s"] | None = None
-
-    @property
-    def size(self) -> int:
-        """The number of draws, s."""
-        return self.total.shape[0]
+# An expansion that leaves less, in nats, is exact but for rounding. A regression has to reduce what
+# it leaves, on other draws, to at most this fraction.
+EXACT, _WORTH_REGRESSING = 1e-9, 0.9
 
 
 class DrawPool:
@@ -105,6 +74,8 @@ class DrawPool:
         self._are_inside = True
         self._noise: Noise | None = None
         self._expansion: Expansion | None = None
+        self._regression: Regression | None = None
+        self._coefficients: Array | None = None
         self._parts: dict[Use, list[Part]] = {use: [] for use in get_args(Use)}
 
     def on(self, source: DrawSource, key: PRNGKeyArray) -> "DrawPool":
@@ -112,6 +83,7 @@ class DrawPool:
         other = DrawPool(self.likelihood, source, key, self._batch_size, self._show_progress)
         other.indices, other._candidates = self.indices, self._candidates
         other._noise, other._expansion = self._noise, self._expansion
+        other._regression, other._coefficients = self._regression, self._coefficients
         other._max_noise = self._max_noise
         return other
 
@@ -123,6 +95,7 @@ class DrawPool:
     @expansion.setter
     def expansion(self, expansion: Expansion | None) -> None:
         self._expansion = expansion
+        self._regression = self._coefficients = None
         for part in self._all_parts():
             part.remainders = part.total_remainder = None
 
@@ -177,7 +150,7 @@ class DrawPool:
         """Choose from these rows, None for all, and evaluate them at the draws."""
         if indices is self.indices or np.array_equal(indices, self.indices):  # pyright: ignore
             return
-        self.indices, self._candidates = indices, None
+        self.indices, self._candidates, self._coefficients = indices, None, None
         for part in self._all_parts():
             part.values = self._evaluate(part.draws)
             part.remainders = part.total_remainder = None
@@ -188,7 +161,7 @@ class DrawPool:
         indices = np.sort(indices)
         joined = np.concatenate([self.indices, indices])
         order = np.argsort(joined)
-        self.indices, self._candidates = joined[order], None
+        self.indices, self._candidates, self._coefficients = joined[order], None, None
         data = self.likelihood.rows.select(indices)
         for part in self._all_parts():
             new = self._matrix(part.draws, data)
@@ -228,11 +201,13 @@ class DrawPool:
         parts = [part for part in self._parts["solver"] if part.size > 1]
         rows = self.likelihood.rows
         draws = jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in parts))
-        evaluate = self.likelihood.program.log_likelihood
+        evaluate, removed = self.likelihood.program.log_likelihood, None
         if approach == "proxy and rows":
             assert self._expansion is not None
             draws = around(self._expansion, draws)
             evaluate = FadedRemainder(evaluate, self.likelihood.unravel)
+            if self._regression is not None:
+                removed = self._regression.removed([flat_draws(part.draws) for part in parts])
         found = search_rows(
             rows,
             evaluate,
@@ -243,6 +218,7 @@ class DrawPool:
             num=num,
             known=self.indices,
             scale=float(jnp.linalg.norm(problem.target)),
+            removed=removed,
         )
         if not (rows.is_local and rows.has_random_access):
             rows.remember(found.indices, found.data)
@@ -353,21 +329,64 @@ class DrawPool:
         if approach == "rows":
             return part.values, _less_mean(part.total)
         assert self._expansion is not None
-        dtype = part.values.dtype
-        if approach == "proxy and rows" and part.remainders is None:
-            found, total = self._remainders(part.draws, self.candidate_data)
-            part.remainders = jnp.asarray(found, dtype)
-            if self.indices is None:  # all rows
-                part.total_remainder = total
+        if approach == "proxy and rows":
+            self._evaluate_remainders(part)
         if part.total_remainder is None:
             total = np.asarray(part.total, np.float64)
             part.total_remainder = total - self._expansion.at(flat_draws(part.draws))
         assert part.total_remainder is not None
-        rest = _less_mean(part.total_remainder)
+        rest, found, fit = part.total_remainder, part.remainders, self._regression
+        flat = flat_draws(part.draws)
+        rest = _less_mean(rest if fit is None else rest - fit.at(flat))
         if approach == "proxy":
             return part.values, rest
-        assert part.remainders is not None
-        return part.remainders, rest
+        assert found is not None
+        if fit is not None:
+            coefficients = self._row_coefficients()
+            assert coefficients is not None
+            found = found - fit.at_rows(coefficients, flat)
+        return found, rest
+
+    def regress(self) -> None:
+        """Regress what the expansion leaves on quadratics, if the held-out error says that it pays.
+
+        See `jaxcoreset.likelihood.quadratic`.
+        """
+        self._regression = self._coefficients = None
+        if self._expansion is None:
+            return
+        before = self._left("selection")
+        parts = [part for part in self._parts["solver"] if part.size > 1]
+        num = sum(part.size for part in parts) / self.source.inefficiency
+        if before <= EXACT or not enough_draws(num, self._expansion.center.size):
+            return
+        rest = [np.asarray(self.values(part, "proxy")[1], np.float64) for part in parts]
+        draws = [flat_draws(part.draws) for part in parts]
+        self._regression = Regression.of(self._expansion, draws, rest)
+        if self._left("selection") > _WORTH_REGRESSING * before:
+            self._regression = None
+
+    def _left(self, use: Use) -> float:
+        """What the expansion leaves of the target, in nats."""
+        return float(jnp.sum(self.problem(use, "proxy").target ** 2))
+
+    def _row_coefficients(self) -> Float[Array, "m q"] | None:
+        """What the regression adds for each candidate; None if there is none."""
+        if self._regression is not None and self._coefficients is None:
+            parts = [part for part in self._parts["solver"] if part.size > 1]
+            parts = parts[: self._regression.num_blocks]  # later draws were not regressed on
+            found = [self._evaluate_remainders(part) for part in parts]
+            self._coefficients = self._regression.of_rows(found)
+        return self._coefficients
+
+    def _evaluate_remainders(self, part: Part) -> Float[Array, "m s"]:
+        """The candidates' remainders of the expansion at a part's draws, faded out."""
+        if part.remainders is None:
+            found, total = self._remainders(part.draws, self.candidate_data)
+            part.remainders = jnp.asarray(found, part.values.dtype)
+            if self.indices is None:  # all rows
+                part.total_remainder = total
+        return part.remainders
 
     def _remainders(self, draws: Params, data: tuple) -> tuple[np.ndarray, np.ndarray]:
         """Remainders of rows at draws, faded out, and their sum before that."""
@@ -385,9 +404,14 @@ class DrawPool:
         if approach == "rows":
             return None
         assert self._expansion is not None
-        center = self._expansion.center
-        terms = terms_of_rows(self.likelihood, self.data_of(positions), weights, center)
-        return Proxy.of(self._expansion, terms, self.likelihood.unravel)
+        expansion, fit = self._expansion, self._regression
+        terms = terms_of_rows(self.likelihood, self.data_of(positions), weights, expansion.center)
+        if fit is not None:
+            expansion = fit.expansion
+            if positions.size:
+                coefficients = np.asarray(self._row_coefficients(), np.float64)[positions]
+                terms = terms.plus(fit.terms(weights @ coefficients))
+        return Proxy.of(expansion, terms, self.likelihood.unravel)
 
     def _all_parts(self) -> Iterator[Part]:
         for parts in self._parts.values():
@@ -415,27 +439,6 @@ class DrawPool:
 def _scaled(scale: Array, *trees: tuple) -> list[Array]:
     """Values at draws, less their means over each part, times a number."""
     return [jnp.concatenate([scale * centred(one) for one in parts], axis=-1) for parts in trees]
-
-
-def split(
-    draws: Params,
-    total: Float[np.ndarray, " s"],
-    values: Float[Array, "m s"],
-    counts: Iterable[int],
-) -> list[Part]:
-    """Draws with the values at them, divided among uses; see `Part`."""
-    ends = np.cumsum([0, *counts]).tolist()
-    slices = [slice(*at) for at in itertools.pairwise(ends)]
-    parts = _split(draws, values, tuple(ends))
-    return [Part(own[0], total[at], own[1]) for own, at in zip(parts, slices, strict=True)]
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _split(draws: Params, values: Array, ends: tuple[int, ...]) -> list[tuple[Params, Array]]:
-    return [
-        (jax.tree.map(lambda x, at=slice(*at): x[at], draws), values[:, slice(*at)])
-        for at in itertools.pairwise(ends)
-    ]
 
 
 def _less_mean(total: Array | np.ndarray) -> Array:

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxcoreset.selection.draws import Approach, DrawPool, Use
+from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.parts import Approach, Use
 from jaxcoreset.solvers.numerics import HIGHEST
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution

@@ -8,7 +8,8 @@ from jaxtyping import Float
 
 from jaxcoreset.likelihood.expansion import Expansion, flat_draws
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
-from jaxcoreset.selection.draws import DrawPool, Use
+from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.parts import Use
 from jaxcoreset.weighting.laplace import LaplaceFitter
 
 

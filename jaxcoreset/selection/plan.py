@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxcoreset.data.blocks import group_blocks, row_bytes
-from jaxcoreset.data.messages import text_table
+from jaxcoreset.data.messages import ShownAsTable, text_table
 from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.data.utils import peak_memory
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
@@ -39,7 +39,7 @@ _WARM_PASSES, _COLD_PASSES = 3, 8
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(ShownAsTable):
     """The passes, memory and time that a build is expected to take.
 
     Attributes:

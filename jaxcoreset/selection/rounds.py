@@ -24,8 +24,9 @@ from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.baseline import flat_and_prior, relative_ess_of
-from jaxcoreset.selection.draws import DrawPool, Use
+from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate, estimate_at
+from jaxcoreset.selection.parts import Use
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.weighting.nuts import ChainDraws, CoresetSampler
 

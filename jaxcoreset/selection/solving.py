@@ -12,7 +12,8 @@ from jaxtyping import Int, PRNGKeyArray
 
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.utils import Clock
-from jaxcoreset.selection.draws import Approach, DrawPool
+from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.parts import Approach
 from jaxcoreset.selection.tolerance import Selection, largest_size, smallest_within
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.solution import Solution

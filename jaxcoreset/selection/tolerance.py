@@ -8,13 +8,16 @@ have to keep to the tolerance too, so estimates that come within two standard er
 by about half a standard error; a standard error is at most a tenth of the tolerance.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxcoreset.selection.draws import Approach, DrawPool, Use
+from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate, errors_on, estimate_at, estimate_on
+from jaxcoreset.selection.parts import Approach, Use
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.weighting.base import FEWEST
 
@@ -37,6 +40,7 @@ class Selection:
         curve: the errors along the path, on the draws that had.
         is_within: whether the tolerance is kept to; True where there is none.
         approach: what stands for all rows.
+        candidates: the row numbers of the candidates that the path is about; None for all rows.
     """
 
     path: Solution
@@ -46,6 +50,15 @@ class Selection:
     curve: dict[str, np.ndarray]
     is_within: bool = True
     approach: Approach = "rows"
+    candidates: Int[np.ndarray, " m"] | None = None
+
+    def among(self, candidates: Int[np.ndarray, " c"] | None) -> "Selection":
+        """The same selection, whose positions are those among more candidates."""
+        if self.candidates is None or candidates is None or candidates is self.candidates:
+            return self
+        moved = np.searchsorted(candidates, self.candidates).astype(np.int32)
+        path = dataclasses.replace(self.path, indices=jnp.asarray(moved)[self.path.indices])
+        return dataclasses.replace(self, path=path, candidates=candidates)
 
     @property
     def num_rows(self) -> int:
@@ -71,7 +84,8 @@ def largest_size(
     """The largest size of a path, which is not selected by its error."""
     curve = _curve(pool, path, sizes, approach)
     at = len(sizes) - 1
-    return Selection(path, sizes, at, estimate_on(curve, -1), curve, approach=approach)
+    estimate = estimate_on(curve, -1)
+    return Selection(path, sizes, at, estimate, curve, True, approach, pool.indices)
 
 
 def smallest_within(
@@ -123,7 +137,7 @@ def smallest_within(
         ):
             estimate = estimate_at(pool, path, at, "confirmation", approach)
         if estimate.upper <= tol and estimate.largest_shift <= max_shift:
-            return Selection(path, sizes, at, estimate, curve, approach=approach)
+            return Selection(path, sizes, at, estimate, curve, True, approach, pool.indices)
         if pool.remaining is not None and pool.remaining < max(FEWEST, num_held_out // 4):
             # No draws are left, so the same ones confirm again, and only another size can pass.
             first = at + 1
@@ -135,7 +149,7 @@ def smallest_within(
     # Rare draws with large errors may be in either set; the set that has them tells more.
     found = estimate_on(curve, at), estimate_at(pool, path, at, "confirmation", approach)
     estimate = max(found, key=lambda one: one.upper)
-    return Selection(path, sizes, at, estimate, curve, is_within=False, approach=approach)
+    return Selection(path, sizes, at, estimate, curve, False, approach, pool.indices)
 
 
 def _curve(

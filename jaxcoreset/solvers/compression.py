@@ -26,7 +26,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxcoreset.solvers.numerics import as_integer, divide, product
+from jaxcoreset.solvers.numerics import as_integer, as_key, divide, product
 from jaxcoreset.solvers.problem import CoresetProblem, check_single, is_concrete
 
 _MAP_ROWS = 4096
@@ -224,7 +224,7 @@ def _rotate(
 def project(
     problem: CoresetProblem,
     num_coordinates: int,
-    key: PRNGKeyArray,
+    key: PRNGKeyArray | int,
     kind: Literal["gaussian", "sign"] = "gaussian",
 ) -> CoresetProblem:
     """Multiply atoms and target by a random matrix with m columns: fewer coordinates, some error.
@@ -254,7 +254,7 @@ def project(
     num_coordinates = as_integer("num_coordinates", num_coordinates, 1)
     if kind not in ("gaussian", "sign"):
         raise ValueError(f"kind is {kind!r}; expected 'gaussian' or 'sign'.")
-    return CoresetProblem(*_project(atoms, problem.target, key, num_coordinates, kind))
+    return CoresetProblem(*_project(atoms, problem.target, as_key(key), num_coordinates, kind))
 
 
 @functools.partial(jax.jit, static_argnames=("num_coordinates", "kind"))

@@ -95,7 +95,7 @@ def median_bandwidth(points: ArrayLike, max_points: int = 1000) -> Float[Array, 
 
 @jax.jit
 def _median_distance(points: Float[Array, "n d"]) -> Float[Array, ""]:
-    squared = jax.lax.map(lambda x: jnp.sum((points - x) ** 2, axis=1), points)
+    squared = jax.lax.map(lambda x: jnp.sum((points - x[None]) ** 2, axis=1), points)
     return jnp.sqrt(jnp.nanmedian(jnp.where(squared > 0, squared, jnp.nan)))
 
 
@@ -201,7 +201,7 @@ def simplex_problem(problem: CoresetProblem) -> CoresetProblem:
     Args:
         problem: the problem to solve with Σw = 1.
     """
-    apart = problem.atoms - problem.target
+    apart = problem.atoms - problem.target[None]
     gamma = jnp.sqrt(jnp.mean(jnp.sum(apart**2, axis=1)))
     gamma = jnp.where(gamma > 0, gamma, 1)
     atoms = jnp.concatenate([apart, jnp.full_like(apart[:, :1], gamma)], axis=1)
@@ -213,7 +213,7 @@ def select_prototypes(
     k: int | Int[Array, ""],
     kernel: Kernel | None = None,
     solver: Solver | None = None,
-    key: PRNGKeyArray | None = None,
+    key: PRNGKeyArray | int | None = None,
     *,
     target_weights: ArrayLike | None = None,
     rank: int | None = None,
@@ -264,13 +264,13 @@ def _on_simplex(problem: CoresetProblem, chosen: Solution) -> Solution:
     lifted = simplex_problem(problem)
     refit = nnls(lifted.gather(chosen.indices), lifted.target, warm_start=chosen.weights, mask=used)
     # If the solver's solution is empty, return the one point nearest to the mean.
-    nearest = jnp.argmin(jnp.sum((problem.atoms - problem.target) ** 2, axis=1))
+    nearest = jnp.argmin(jnp.sum((problem.atoms - problem.target[None]) ** 2, axis=1))
     empty = ~used.any() | ~(jnp.sum(refit.weights) > 0)
     slot = jnp.arange(used.shape[0]) == 0
     indices = jnp.where(empty & slot, nearest, chosen.indices)
     weights = jnp.where(empty, slot.astype(refit.weights.dtype), refit.weights)
     weights = weights / jnp.sum(weights)
-    residual = product(weights, problem.target - problem.gather(indices))
+    residual = product(weights, problem.target[None] - problem.gather(indices))
     return make_solution(
         problem,
         indices,

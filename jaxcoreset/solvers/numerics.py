@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
@@ -151,3 +153,26 @@ def as_integer(name: str, value: Any, least: int | None = None, most: int | None
         expected = f"at least {least}" if most is None else f"{least} ≤ {name} ≤ {most}"
         raise ValueError(f"{name} is {integer}; expected {expected}.")
     return integer
+
+
+def as_key(key: Any) -> PRNGKeyArray:
+    """A JAX random key; an integer is the seed of one.
+
+    Raises:
+        TypeError: if it is something else, such as the data.
+    """
+    if isinstance(key, Tracer):
+        return key  # pyright: ignore[reportReturnType]
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        return jax.random.key(int(key))
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        if key.ndim == 0:
+            return key
+    elif isinstance(key, jax.Array | np.ndarray) and key.dtype == np.uint32 and key.ndim == 1:
+        return jnp.asarray(key)
+    is_array = isinstance(key, jax.Array | np.ndarray)
+    what = f"of shape {key.shape} and type {key.dtype}" if is_array else repr(key)
+    raise TypeError(
+        f"key is {what}; expected a random key, jax.random.key(0), or an integer as its seed. In "
+        "run the key comes first, and then the model's arguments."
+    )

@@ -5,6 +5,7 @@ a few sizes, so that a Python loop over k compiles a few times rather than once 
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -18,6 +19,7 @@ from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.exchange.pursuit import ExchangePursuit
 from jaxcoreset.solvers.exhaustive_search import ExhaustiveSearch, few_supports
 from jaxcoreset.solvers.matching_pursuit import MatchingPursuit
+from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.solvers.problem import CoresetProblem, check_single, static_bound
 from jaxcoreset.solvers.solution import Solution
 
@@ -32,7 +34,7 @@ def solve(
     problem: CoresetProblem,
     k: int | Int[Array, ""],
     solver: Solver | None = None,
-    key: PRNGKeyArray | None = None,
+    key: PRNGKeyArray | int | None = None,
     *,
     max_k: int | None = None,
 ) -> Solution:
@@ -56,7 +58,7 @@ def solve(
             saves much time and memory.
         solver: a solver; by default `default_solver` chooses one by the problem's size, and
             `Solution.solver` names it.
-        key: a JAX random key, for solvers that draw random numbers.
+        key: a JAX random key or an integer seed, for solvers that draw random numbers.
         max_k: static upper bound of k and length of the solution's arrays; k itself if k is a plain
             number, n if it is traced.
 
@@ -73,9 +75,9 @@ def solve(
 
 def sweep(
     problem: CoresetProblem,
-    ks: ArrayLike,
+    ks: ArrayLike | Sequence[int],
     solver: Solver | None = None,
-    key: PRNGKeyArray | None = None,
+    key: PRNGKeyArray | int | None = None,
     *,
     max_k: int | None = None,
 ) -> Solution:
@@ -91,7 +93,7 @@ def sweep(
         ks: integers of shape (m,), each between 1 and n, in any order.
         solver: a solver; by default `default_solver` chooses one by the problem's size, and
             `Solution.solver` names it.
-        key: a JAX random key, for solvers that draw random numbers.
+        key: a JAX random key or an integer seed, for solvers that draw random numbers.
         max_k: static upper bound of `ks` and length of each solution; their maximum by default, and
             n if `ks` is traced.
 
@@ -102,13 +104,7 @@ def sweep(
         TypeError: if `problem` or `solver` is something else, or `ks` are not integers.
         ValueError: if a k is out of range, or the solver needs a key and there is none.
     """
-    ks = ks if isinstance(ks, jax.Array) else np.asarray(ks)
-    if ks.ndim != 1 or ks.shape[0] == 0 or not jnp.issubdtype(ks.dtype, jnp.integer):
-        raise TypeError(
-            f"ks has shape {ks.shape} and type {ks.dtype}; expected a one-dimensional array "
-            "of integers, for instance jnp.arange(1, 101)."
-        )
-    return _checked_run(problem, ks, solver, key, max_k)
+    return _checked_run(problem, checked_sizes(ks), solver, key, max_k)
 
 
 def default_solver(n: int, max_k: int) -> Solver:
@@ -126,20 +122,37 @@ def default_solver(n: int, max_k: int) -> Solver:
     return ExchangePursuit() if max_k <= _MANY else MatchingPursuit()
 
 
+def checked_sizes(ks: ArrayLike | Sequence[int]) -> Array | np.ndarray:
+    """The sizes of a sweep as an array.
+
+    Raises:
+        TypeError: if they are not integers of shape (m,), m ≥ 1.
+    """
+    ks = ks if isinstance(ks, jax.Array) else np.asarray(ks)
+    if ks.ndim != 1 or ks.shape[0] == 0 or not jnp.issubdtype(ks.dtype, jnp.integer):
+        raise TypeError(
+            f"ks has shape {ks.shape} and type {ks.dtype}; expected a one-dimensional array "
+            "of integers, for instance jnp.arange(1, 101)."
+        )
+    return ks
+
+
 def _checked_run(
     problem: CoresetProblem,
     ks: Any,
     solver: Solver | None,
-    key: PRNGKeyArray | None,
+    key: PRNGKeyArray | int | None,
     max_k: int | None,
 ) -> Solution:
     """Check the remaining arguments, and run the solver in one compiled call."""
     check_single(problem)
+    key = None if key is None else as_key(key)
     n = problem.num_data
     length = static_bound(ks, max_k, n)
-    solver = _check_solver(problem, length, solver, key)
+    solver = checked_solver(problem, length, solver, key)
     ks, longest = jnp.asarray(ks, jnp.int32), jnp.asarray(length, jnp.int32)
-    solution = _run(problem, ks, longest, solver, _round_up(length, n), key)
+    with jax.numpy_rank_promotion("allow"):
+        solution = _run(problem, ks, longest, solver, _round_up(length, n), key)
     # The slots that were added by rounding the bound come last and are unused.
     return dataclasses.replace(
         solution,
@@ -178,7 +191,13 @@ def _round_up(length: int, n: int) -> int:
     return min(n, next(b * unit for b in (*_BOUNDS, 100) if b * unit >= length))
 
 
-def _check_solver(problem: CoresetProblem, max_k: int, solver: Any, key: Any) -> Solver:
+def checked_solver(problem: CoresetProblem, max_k: int, solver: Any, key: Any) -> Solver:
+    """The solver, the default one if it is None, checked against the problem.
+
+    Raises:
+        TypeError: if it is no solver.
+        ValueError: if a hyperparameter does not fit the problem, or a key is missing.
+    """
     solver = default_solver(problem.num_data, max_k) if solver is None else solver
     if not isinstance(solver, Solver):
         hint = f"{solver.__name__}()" if isinstance(solver, type) else "ExchangePursuit()"

@@ -41,7 +41,7 @@ class Laplace(Weighting):
                 the message names the directions.
         """
         most = max_steps(likelihood.num_data) if self.max_iters is None else self.max_iters
-        with progress_bar(most, "Laplace", show=show_progress, unit="passes") as bar:
+        with progress_bar(None, "Laplace", show=show_progress, unit="passes") as bar:
             approximation = laplace_approximation(
                 likelihood, key=key, max_iters=most, on_pass=lambda: bar.update(1)
             )

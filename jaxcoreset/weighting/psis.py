@@ -45,18 +45,19 @@ def unseen_tail_contribution(top: float, khat: float, size: float) -> dict[str, 
 
     With S draws the largest weight W is exceeded with a probability of about 1/S, and the tail
     continues as 1 + (W − 1) t^−k with t uniform in (0, 1). Because no such weight was drawn, the
-    estimates are too low, which the spread of the drawn weights does not show.
+    estimates are too low, which the spread of the drawn weights does not show. From k = 1 on that
+    tail has no mean; it then ends where draws are a thousand times rarer than one in S.
 
     Args:
         top: the largest weight, relative to the mean weight.
-        khat: the shape of the tail, below 1.
+        khat: the shape of the tail.
         size: the effective sample size of the weights.
     """
     if not top > 1:
         return {}
     shape = max(khat, 0.0)
     # Integrate over u = −log t, in which the integrands fall like exp(−(1 − k) u).
-    u = np.linspace(0, 40 / (1 - shape), 4001)
+    u = np.linspace(0, 40 / (1 - shape) if shape < 1 else np.log(_RAREST), 4001)
     excess = (top - 1) * np.exp(-(1 - shape) * u)
     logs = np.logaddexp(0, np.log(top - 1) + shape * u)
     mass = np.exp(-u)
@@ -70,6 +71,10 @@ def unseen_tail_contribution(top: float, khat: float, size: float) -> dict[str, 
         name: float(np.sum((values[1:] + values[:-1]) / 2) * (u[1] - u[0]) / size)
         for name, values in integrands.items()
     }
+
+
+# Beyond, a tail without a mean is not followed.
+_RAREST = 1000.0
 
 
 def khat_limit(num_draws: int) -> float:

@@ -2,13 +2,11 @@
 
 import json
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks.proxy import __main__ as program
-from benchmarks.proxy import ablation, data, regression, tables, truth
+from benchmarks.proxy import ablation, data, tables, truth
 from jaxcoreset.likelihood import expansion
 
 
@@ -42,28 +40,6 @@ def test_wide_tables_have_their_width_and_rare_levels(make):
     assert 0 < shares.min() < 0.02
     numeric = np.corrcoef(z[:, ~is_level].T)
     assert np.abs(numeric - np.eye(len(numeric))).max() > 0.5
-
-
-def test_hermite_features_are_orthonormal_under_a_standard_normal():
-    # Gauss–Hermite quadrature of four nodes is exact to the seventh degree in each coordinate.
-    nodes, mass = np.polynomial.hermite_e.hermegauss(4)
-    mass = mass / mass.sum()
-    u = np.stack(np.meshgrid(nodes, nodes, nodes, indexing="ij"), axis=-1).reshape(-1, 3)
-    weights = np.einsum("i,j,k->ijk", mass, mass, mass).ravel()
-    features = regression.hermite(u)
-    np.testing.assert_allclose((features.T * weights) @ features, np.eye(9), atol=1e-12)
-
-
-def test_curvature_is_the_hessian_of_the_features():
-    coefficients = np.random.default_rng(0).normal(size=9)
-
-    def combined(u: jax.Array) -> jax.Array:
-        i, j = np.triu_indices(3, 1)
-        features = jnp.concatenate([u, u[i] * u[j], (u**2 - 1) / np.sqrt(2)])
-        return features @ coefficients
-
-    expected = jax.hessian(combined)(jnp.zeros(3))
-    np.testing.assert_allclose(regression.curvature(coefficients, 3), expected, atol=1e-6)
 
 
 def test_the_divergence_of_moments_is_that_of_the_gaussians():

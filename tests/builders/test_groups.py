@@ -116,6 +116,7 @@ def test_a_saved_coreset_is_the_same(built, samples, tmp_path):
         for c, given in ((coreset, ()), (loaded, args))
     ]
     assert certificates[0].kl == pytest.approx(certificates[1].kl, rel=0.05)
+    assert str(certificates[1]).split()[2:6] == ["groups", str(len(coreset)), "of", str(NUM_GROUPS)]
 
 
 def test_new_groups_join_by_an_update(built):

@@ -141,6 +141,19 @@ def test_the_reported_error_is_the_true_one(precision):
             assert coreset.report.gaussian_kl > coreset.report.kl
 
 
+def test_rows_are_the_same_ones_after_a_search_for_further_candidates():
+    """Rows alone are solved second, and find further candidates; the first solution is taken."""
+    random = np.random.default_rng(0)
+    X, _ = data(4000, width=5)
+    X = np.c_[X, random.random(4000) < 0.004]
+    y = (random.random(4000) < 1 / (1 + np.exp(-X @ [-2, 0.5, -0.5, 1, 0.2, 1.5]))).astype(int)
+    coreset = build(logistic, X, y, size=8, candidates=jc.Candidates(200, extra_passes=1))
+    assert coreset.report.proxy == "Taylor"
+    assert coreset.report.candidate_searches[-1]["num_added"] > 0
+    kl, _ = true_kl(coreset, logistic, (X, y))
+    assert 0.5 * kl < coreset.report.kl < 2 * kl
+
+
 def test_a_proxy_is_never_much_worse_than_rows_or_a_gaussian():
     X, y = data(3000, seed=4, width=5)
     for size in (2, 10, 40):

@@ -1,11 +1,14 @@
 """Saving and loading a coreset, without pickle and whole or not at all."""
 
+import dataclasses
 import functools
+import html
 import json
 import os
 import pickle
 import sys
 import uuid
+import xml.etree.ElementTree
 from pathlib import Path
 
 import jax
@@ -54,6 +57,17 @@ def test_loaded_coreset_is_the_saved_one(coreset, tmp_path):
         value, _ = log_density(model, loaded.args, loaded.kwargs, beta)
         expected, _ = log_density(coreset.model, coreset.args, coreset.kwargs, beta)
         np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+
+def test_notebooks_show_the_coreset_and_its_report_as_escaped_tables(coreset):
+    shown = coreset._repr_html_()
+    assert f"5 of 300 rows, KL {coreset.report.kl:.2g}</caption>" in shown
+    assert html.escape(coreset.report.verdict) in shown
+    report = dataclasses.replace(coreset.report, solver="<b>x")
+    names = [line[2:].split("  ")[0] for line in str(report).splitlines()[1:]]
+    tags = xml.etree.ElementTree.fromstring(report._repr_html_())
+    assert [cell.text for cell in tags.iter("th")] == names
+    assert "<b>x" in [cell.text for cell in tags.iter("td")]
 
 
 def test_nested_arguments_survive(coreset, tmp_path):

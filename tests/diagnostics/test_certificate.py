@@ -14,8 +14,8 @@ import scipy.stats
 from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
-from jaxcoreset.diagnostics.certificate import certificate_of
 from jaxcoreset.diagnostics.gaussian import gaussian_kl
+from jaxcoreset.diagnostics.measurement import certificate_of
 from jaxcoreset.likelihood.totals import log_likelihood_totals
 from jaxcoreset.weighting.psis import khat_limit, pareto_smooth
 from tests.gaussian_coreset import case, coreset_of, kl, regression
@@ -174,7 +174,9 @@ def test_khat_does_not_decide_where_all_weights_are_nearly_equal():
     one = above[0]
     wide = [certificate_of(heavy(seed, 0.01), num_data=10, num_rows=2) for seed in range(40)]
     assert all(w.verdict == "don't use" for w in wide if w.khat > w.khat_limit)
-    assert dataclasses.replace(one, khat=1.2).verdict == "don't use"
+    # Nor does a tail without a mean, unless the weights differ.
+    assert dataclasses.replace(one, khat=1.2).verdict == one.verdict
+    assert dataclasses.replace(one, weight_ess=0.99 * one.num_draws).verdict == "don't use"
     assert dataclasses.replace(one, khat=np.inf).verdict == "don't use"
     assert dataclasses.replace(one, ess=80.0).verdict == "don't use"
     impossible = one.log_ratios.copy()
@@ -210,9 +212,30 @@ def test_few_effective_draws_are_told_of_a_good_coreset_too():
     facts = {"num_data": 10, "num_rows": 2}
     few = certificate_of(ratios, 0.05, rhat=1.03, **facts)
     assert few.verdict == "good"
+    assert few.chains_verdict == "short"
     assert "There are only 50 effective draws (R-hat 1.03): run NUTS for longer" in few.reason
     assert "R-hat" not in certificate_of(ratios, 0.05, rhat=1.005, **facts).reason
     assert "effective" not in certificate_of(ratios, 0.5, rhat=1.03, **facts).reason
+
+
+def test_coreset_and_chains_are_judged_apart():
+    ratios = 1e-3 * np.random.default_rng(0).normal(size=(4, 250))
+    good = certificate_of(ratios, num_data=10, num_rows=2)
+    facts = f"{good.kl:.2g} ± {good.kl_standard_error:.1g} nats, k-hat {good.khat:.2f}"
+    assert good.summary == f"coreset good ({facts}); chains converged (R-hat 1.00)"
+    apart = dataclasses.replace(good, rhat=1.52)
+    assert apart.coreset_verdict == "good"
+    assert apart.chains_verdict == "not converged"
+    assert apart.verdict == "don't use"
+    assert f"coreset good ({facts}) where" in apart.summary
+    assert "chains not converged (R-hat 1.52): run them longer" in str(apart)
+    far = dataclasses.replace(good, khat=1.2, ess=3.0)
+    assert (far.coreset_verdict, far.chains_verdict) == ("don't use", "converged")
+    assert "coreset too far from the full posterior (k-hat 1.20, limit 0.67)" in far.summary
+    lost = dataclasses.replace(good, excess=100.0)
+    assert (lost.coreset_verdict, lost.chains_verdict) == ("not known", "elsewhere")
+    assert "init_params" in lost.summary
+    assert dataclasses.replace(good, rhat=np.nan).verdict == "don't use"
 
 
 def test_limit_of_khat_is_that_of_the_paper():
@@ -255,12 +278,12 @@ def test_cost_is_draws_times_rows(poor, capfd):
 
 
 def test_progress_bar_states_the_cost(poor, monkeypatch):
-    import jaxcoreset.diagnostics.certificate as module
+    import jaxcoreset.diagnostics.measurement as module
 
     seen = []
     real = module.progress_bar
 
-    def note(total, what, *, show):
+    def note(total, what, *, show, unit):
         seen.append((total, what, show))
         return real(total, what, show=False)
 

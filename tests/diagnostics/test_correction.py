@@ -80,7 +80,7 @@ def test_correction_refuses_where_khat_is_too_large():
 
 def test_correction_is_made_where_all_weights_are_nearly_equal(poor, monkeypatch):
     """A rare level's log-ratios are tiny, and have a heavy tail all the same."""
-    import jaxcoreset.diagnostics.certificate as module
+    import jaxcoreset.diagnostics.measurement as module
 
     t = np.random.default_rng(0).uniform(size=4000)
     monkeypatch.setattr(module, "log_ratios", lambda *_, **__: np.log1p(1e-6 * (t**-0.85 - 1)))

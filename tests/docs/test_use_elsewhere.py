@@ -70,12 +70,14 @@ def test_page_has_the_program_that_the_report_writes():
     from jaxcoreset.command.export import programs
     from jaxcoreset.command.inputs import Inputs
     from jaxcoreset.command.regressions import logistic
+    from jaxcoreset.command.tables import Table
 
     columns = ["distance", "temperature"]
     inputs = Inputs(
         logistic,
         "logistic regression",
         {"prior_scale": 2.5},
+        Table(Path("flights.csv"), pd.DataFrame()),
         likelihood="logistic",
         response="late",
         columns=columns,

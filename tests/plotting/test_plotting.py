@@ -1,11 +1,15 @@
 """The figures: they show what they were given."""
 
+import jax
 import jax.numpy as jnp
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 import scipy.stats
+from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
 from jaxcoreset import plotting
@@ -259,10 +263,48 @@ def test_convergence_takes_sequences_and_plain_histories(problem):
     np.testing.assert_array_equal(ax.get_lines()[0].get_ydata(), [3, 2, 1])
 
 
-def test_convergence_refuses_batches(problem):
-    batch = jc.sweep(problem, np.array([3, 5]), jc.AIHT2())
+def test_convergence_of_a_sweep_has_a_line_for_each_size(problem):
+    path = jc.sweep(problem, np.array([3, 5]), jc.AIHT2(record_history=True, max_iters=20))
+    lines = plotting.plot_convergence(path).get_lines()
+    labels = [line.get_label() for line in lines if line.get_label()[0] != "_"]
+    assert labels == [f"AIHT2, {size} rows" for size in np.asarray(path.size)]
+    np.testing.assert_allclose(lines[0].get_ydata()[-1], path.objective[0])
+    many = jc.sweep(problem, np.arange(1, 13), jc.MatchingPursuit())
+    drawn = plotting.plot_convergence([many]).get_lines()
+    np.testing.assert_allclose(drawn[0].get_ydata(), many.objective[0])
+    np.testing.assert_allclose(drawn[-1].get_ydata(), many.objective[-1])
+    assert len(drawn) == 5
+
+
+def test_convergence_refuses_batches_of_sweeps(problem):
+    path = jc.sweep(problem, np.array([3, 5]), jc.MatchingPursuit())
     with pytest.raises(ValueError, match="batch of shape"):
-        plotting.plot_convergence([batch])
+        plotting.plot_convergence([jax.tree.map(lambda x: x[None], path)])
+
+
+def test_comparison_has_a_line_for_each_solver(problem):
+    held_out = jc.CoresetProblem(2 * problem.atoms[:, ::-1])
+    solvers = [jc.MatchingPursuit(), jc.GIGA()]
+    comparison = jc.compare(problem, solvers, [8, 2], held_out=held_out)
+    ax = plotting.plot_comparison(comparison)
+    line = ax.get_lines()[0]
+    np.testing.assert_array_equal(line.get_xdata(), [2, 8])
+    held_out_error = comparison.held_out_error["MatchingPursuit"]
+    np.testing.assert_allclose(line.get_ydata(), held_out_error[::-1])
+    assert texts(ax.get_legend()) == ["MatchingPursuit", "GIGA"]
+
+
+def test_marginals_take_an_mcmc_without_its_deterministic_sites():
+    def model():
+        b = numpyro.sample("b", dist.Normal(1.0, 2.0))
+        numpyro.deterministic("square", b**2)
+
+    mcmc = MCMC(NUTS(model), num_warmup=20, num_samples=20, progress_bar=False)
+    with pytest.raises(ValueError, match="has run"):
+        plotting.plot_marginals(mcmc, mcmc)
+    mcmc.run(jax.random.key(0))
+    (ax,) = plotting.plot_marginals(mcmc, (np.array([1.0]), np.array([[4.0]])))
+    assert ax.get_title() == "b"
 
 
 def test_axes_given_are_the_axes_drawn_into():

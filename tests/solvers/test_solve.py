@@ -208,3 +208,11 @@ def test_sums_and_samples_are_kept_where_no_rows_would_be_nearer(solver):
     found = jc.solve(jc.CoresetProblem(atoms, -atoms.sum(axis=0)), 4, solver, jax.random.key(0))
     assert found.relative_error > 1
     assert found.size > 0
+
+
+def test_solvers_run_where_rank_promotion_is_an_error(problem):
+    with jax.numpy_rank_promotion("raise"):
+        strict = jc.solve(problem, 5, jc.MatchingPursuit(), max_k=MAX_K)
+    np.testing.assert_array_equal(
+        strict.indices, jc.solve(problem, 5, jc.MatchingPursuit(), max_k=MAX_K).indices
+    )

@@ -1,0 +1,179 @@
+"""The arguments of a model as people have them, as arrays: data frames, columns, tables and lists.
+
+NumPyro's models compute with arrays. Whatever holds numbers with one plain meaning becomes an array
+here, whichever package it is from: objects are told apart by their methods, and no package is
+imported. All else is refused by a sentence that names the argument.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.tree_util import keystr, tree_map_with_path
+
+from jaxcoreset.data.dtypes import is_number
+from jaxcoreset.data.messages import DataError, listed
+from jaxcoreset.data.sources.base import SourceArray
+
+_ARRAYS = (np.ndarray, jax.Array, SourceArray)
+_NUMBERS = (bool, int, float, np.number, np.bool_)
+
+
+def as_arrays(args: tuple, kwargs: dict, positional: Sequence[str]) -> tuple[tuple, dict]:
+    """The arguments of a call with arrays in place of tables, columns and lists of numbers.
+
+    A data frame or a table becomes an array of shape (n, number of columns), and a column one of
+    shape (n,). A list or tuple of numbers is an array if it is as long as the data; a list of
+    another length stays a list. A whole number in an array without axes becomes an int, as the size
+    of a plate has to be. Arrays stay as they are, so that nothing changes the second time.
+
+    Args:
+        args: the positional arguments, which may be pytrees.
+        kwargs: the keyword arguments.
+        positional: the names of the positional arguments, for messages.
+
+    Raises:
+        DataError: if an argument is a sparse matrix or an array in a file, or a table holds text,
+            dates or missing values.
+    """
+    leaves = jax.tree.leaves((*args, *kwargs.values()), is_leaf=_is_list)
+    lengths = [len(leaf) for leaf in leaves if _has_rows(leaf) and not _is_list(leaf)]
+    lengths = lengths or [len(leaf) for leaf in leaves if _is_list(leaf)]
+    num_rows = max(lengths, default=0)
+
+    def convert(name: str, argument: Any) -> Any:
+        return tree_map_with_path(
+            lambda path, leaf: _as_array(leaf, name + keystr(path), num_rows),
+            argument,
+            is_leaf=lambda part: _is_list(part) and len(part) == num_rows,
+        )
+
+    return (
+        tuple(convert(name, value) for name, value in zip(positional, args, strict=True)),
+        {name: convert(name, value) for name, value in kwargs.items()},
+    )
+
+
+def is_table(leaf: Any) -> bool:
+    """True if a leaf has named columns in memory, as a data frame or an Arrow table has."""
+    is_read = hasattr(leaf, "to_numpy") or hasattr(leaf, "column_names")
+    return not isinstance(leaf, _ARRAYS) and is_read and hasattr(leaf, "columns")
+
+
+def _has_rows(leaf: Any) -> bool:
+    if isinstance(leaf, _ARRAYS):
+        return leaf.ndim > 0
+    return is_table(leaf) or (hasattr(leaf, "to_numpy") and hasattr(leaf, "__len__"))
+
+
+def _is_list(part: Any) -> bool:
+    """True for a list or tuple of at least two numbers, or of lists of numbers of one length."""
+    if type(part) not in (list, tuple) or len(part) < 2:
+        return False
+    if isinstance(part[0], list | tuple):
+        alike = all(isinstance(row, list | tuple) and len(row) == len(part[0]) for row in part)
+        return alike and all(isinstance(x, _NUMBERS) for row in part for x in row)
+    return all(isinstance(x, _NUMBERS) for x in part)
+
+
+def _as_array(leaf: Any, name: str, num_rows: int) -> Any:
+    if isinstance(leaf, Tracer | SourceArray):
+        return leaf
+    if isinstance(leaf, np.ndarray | jax.Array):
+        if leaf.ndim == 0 and np.issubdtype(leaf.dtype, np.integer):
+            return int(leaf)
+        is_column = isinstance(leaf, np.ndarray) and leaf.shape[:1] == (num_rows,)
+        return _numbers(leaf, name) if is_column else leaf
+    if _is_list(leaf):
+        return np.asarray(leaf)
+    if hasattr(leaf, "toarray") and hasattr(leaf, "nnz"):
+        raise DataError(
+            f"argument {name} is a sparse matrix ({type(leaf).__name__}, shape {leaf.shape}); an "
+            f"array is expected: pass {name}.toarray(), which holds the zeros too, or fewer "
+            "columns if that is too large."
+        )
+    if is_table(leaf):
+        return _of_table(leaf, name)
+    if hasattr(leaf, "columns") and (hasattr(leaf, "collect") or hasattr(leaf, "fetchnumpy")):
+        read = "collect" if hasattr(leaf, "collect") else "df"
+        raise DataError(
+            f"argument {name} is a {type(leaf).__name__}, a query whose rows are not in memory; "
+            f"pass {name}.{read}() if they fit, or stream them by jaxcoreset.sources."
+        )
+    if hasattr(leaf, "to_numpy"):
+        return _numbers(_values(leaf), name)
+    if hasattr(leaf, "__array__") and hasattr(leaf, "chunks"):
+        raise DataError(
+            f"argument {name} is a {type(leaf).__name__}, an array that is read from elsewhere; "
+            f"pass a source, jaxcoreset.sources.arrays({name}).arrays, which is read in batches, "
+            f"or numpy.asarray({name}), which reads all of it."
+        )
+    # Tensors of other packages; numbers of NumPy are no arrays.
+    is_tensor = hasattr(leaf, "__array__") and not isinstance(leaf, np.generic)
+    return np.asarray(leaf) if is_tensor and getattr(leaf, "ndim", 0) else leaf
+
+
+def _of_table(table: Any, name: str) -> np.ndarray:
+    """The columns of a table side by side."""
+    if hasattr(table, "column_names"):  # an Arrow table, whose columns are in a list
+        columns = {str(key): table.column(key) for key in table.column_names}
+    else:
+        columns = {str(key): table[key] for key in table.columns}
+    if not columns:
+        raise DataError(f"argument {name} is a table without columns; expected at least one.")
+    if len(columns) != len(table.columns):
+        raise DataError(
+            f"argument {name} has several columns of one name; rename them, or pass an array."
+        )
+    found, text = [], []
+    for key, column in columns.items():
+        values = _values(column)
+        if is_number(values.dtype) or not _is_text(values):
+            found.append(_numbers(values, f"{name}[{key!r}]"))
+        else:
+            text.append(key)
+    if text:
+        raise DataError(
+            f"argument {name} is a table whose {'columns' if len(text) > 1 else 'column'} "
+            f"{listed(text)} hold{'' if len(text) > 1 else 's'} no numbers; drop what the model "
+            "does not use, and number the categories of the rest: "
+            f"numpy.unique({name}[{text[0]!r}], return_inverse=True)[1]."
+        )
+    return np.column_stack(found)
+
+
+def _values(column: Any) -> np.ndarray:
+    """A column as an array; Arrow's arrays copy only if they are told to."""
+    if hasattr(column, "type") and not hasattr(column, "num_chunks"):
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    return np.asarray(column.to_numpy())
+
+
+def _is_text(values: np.ndarray) -> bool:
+    if values.dtype != object:
+        return not is_number(values.dtype)
+    known = [x for x in values.ravel()[:1000].tolist() if not _is_missing(x)]
+    return not all(isinstance(x, _NUMBERS) for x in known)
+
+
+def _numbers(values: Any, name: str) -> Any:
+    """An array of Python's numbers as one of NumPy's; other arrays as they are."""
+    if values.dtype != object:
+        return values
+    entries = values.ravel().tolist()
+    row = values.size // max(len(values), 1)
+    missing = next((i for i, x in enumerate(entries) if _is_missing(x)), None)
+    if missing is not None:
+        raise DataError(
+            f"argument {name} has missing values, the first of them in row {missing // row}; "
+            "numbers are expected in all rows: fill in or drop such rows."
+        )
+    numbers = all(isinstance(x, _NUMBERS) for x in entries)
+    return np.asarray(entries).reshape(values.shape) if numbers else values
+
+
+def _is_missing(value: Any) -> bool:
+    """True for None and the missing values of pandas; NaN is a number."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType")

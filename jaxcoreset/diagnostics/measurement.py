@@ -1,0 +1,234 @@
+"""Measure a coreset posterior against all the data, at the draws that NUTS took on the coreset."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from numpyro.infer import MCMC
+
+from jaxcoreset.coreset.coreset import Coreset
+from jaxcoreset.data.utils import check_int, progress_bar
+from jaxcoreset.diagnostics.certificate import FINITE_VARIANCE_KHAT, Certificate
+from jaxcoreset.diagnostics.log_ratio import full_likelihood, log_ratios, starting_point
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
+from jaxcoreset.weighting.chains import MIN_DRAWS, ChainSamples, chain_samples, effective_size
+from jaxcoreset.weighting.psis import (
+    khat_limit,
+    log_sum_exp,
+    pareto_smooth,
+    unseen_tail_contribution,
+)
+
+
+@one_at_a_time
+def certify(
+    coreset: Coreset,
+    mcmc: MCMC | Mapping[str, Any],
+    *args: Any,
+    num_draws: int | None = 1000,
+    likelihood: ModelLikelihood | None = None,
+    batch_size: int | None = None,
+    progress_bar: bool = True,
+    **kwargs: Any,
+) -> Certificate:
+    """Measure how far the posterior that `mcmc` sampled on a coreset is from the full one.
+
+    It evaluates one row's log-likelihood draws × rows times, in one streamed pass over all the
+    data; see `certificate_cost`.
+
+    Args:
+        coreset: the coreset.
+        mcmc: NUTS that has run on ``coreset.model``, or a dictionary of constrained samples of its
+            latent sites with leading axes (draws,) or (chains, draws).
+        *args: the model's positional arguments with all rows; needed if the coreset was loaded.
+        num_draws: the approximate number of draws to use, evenly spaced, and the same number in
+            every chain; all draws if None.
+        likelihood: the result of `model_likelihood`, to pass in place of the model's arguments; for
+            a model that has an argument with the same name as one of these.
+        batch_size: the number of rows that are evaluated at once.
+        progress_bar: whether to show the cost and the progress on a terminal.
+        **kwargs: the model's keyword arguments with all rows.
+
+    Raises:
+        ValueError: if the data are missing or are not those that the coreset was built from, or
+            the samples do not fit the model, are fewer than 50, come from the model without
+            weights, or are all the same in one of the chains.
+        RuntimeError: if a compiled program is found to be wrong; some of its values are compared
+            with those of another program, once per likelihood and number of draws.
+        ModuleNotFoundError: if ArviZ is not installed.
+    """
+    likelihood = full_likelihood(coreset, args, kwargs, likelihood)
+    return measure(coreset, mcmc, likelihood, num_draws, batch_size, progress_bar)[0]
+
+
+def certificate_cost(
+    coreset: Coreset, mcmc: MCMC | Mapping[str, Any], num_draws: int | None = 1000
+) -> int:
+    """The number of evaluations of one row's log-likelihood by `certify`: draws × rows.
+
+    The arguments are those of `certify`. `correct` uses all draws by default: num_draws=None.
+    """
+    chains, draws = _samples(coreset, mcmc).thin(_checked(num_draws))[0].shape
+    return chains * draws * coreset.report.num_data
+
+
+def measure(
+    coreset: Coreset,
+    mcmc: MCMC | Mapping[str, Any],
+    likelihood: ModelLikelihood,
+    num_draws: int | None,
+    batch_size: int | None,
+    show_progress: bool,
+) -> tuple[Certificate, ChainSamples, np.ndarray]:
+    """The certificate, the draws that it uses, and their positions in the chains."""
+    samples = _samples(coreset, mcmc)
+    # Several processes sum over their rows at the same draws.
+    sites = likelihood.rows.context.processes.first(dict(samples.sites))
+    samples = dataclasses.replace(samples, sites=sites)
+    used, positions = samples.thin(_checked(num_draws))
+    chains, draws = used.shape
+    if chains * draws < MIN_DRAWS:
+        raise ValueError(
+            f"mcmc has {chains * draws} draws to use; expected at least {MIN_DRAWS}, better 1000."
+        )
+    stuck = samples.stuck_chains()
+    if stuck:
+        raise ValueError(
+            f"every draw of chain {', '.join(map(str, stuck))} of {samples.shape[0]} is the same: "
+            "the sampler never moved. Start it elsewhere, such as at a draw of the weighting, or "
+            "warm it up for longer; see 'Know when not to' in the documentation."
+        )
+    n, unit = likelihood.num_data, coreset.report.unit
+    cost = f"{chains * draws:,} draws × {n:,} {unit}"
+    with (
+        likelihood.rows.context.precision(),
+        progress_bar(n, cost, show=show_progress, unit=unit) as bar,
+    ):
+        at, start = used.flat(), starting_point(coreset, likelihood)
+        if start is not None:
+            at = {name: np.concatenate([start[name][None], values]) for name, values in at.items()}
+        ratios = log_ratios(coreset, likelihood, at, batch_size=batch_size, on_rows=bar.update)
+    excess = None if start is None else float(ratios[0] - np.median(ratios))
+    ratios = ratios[-chains * draws :]
+    found = certificate_of(
+        ratios.reshape(chains, draws),
+        used.least_effective_size() / (chains * draws),
+        num_data=n,
+        num_rows=len(coreset),
+        rhat=samples.rhat(),
+        unit=unit,
+    )
+    return dataclasses.replace(found, excess=excess), used, positions
+
+
+def certificate_of(
+    log_ratios: Float[np.ndarray, "chains draws"],
+    efficiency: float = 1.0,
+    *,
+    num_data: int,
+    num_rows: int,
+    rhat: float = 1.0,
+    unit: str = "rows",
+) -> Certificate:
+    """The certificate from log-ratios L − L_w at draws of the coreset posterior.
+
+    Each estimate is a mean of S numbers, or a function of such means. Its standard error is that of
+    the mean of its influence function, with the effective sample size of the chains in place of S,
+    and with the `unseen_tail_contribution` if k-hat can be trusted. The ratios are smoothed if
+    k-hat is above 0.5.
+
+    Args:
+        log_ratios: in nats, including the constant; −inf where the full likelihood is zero.
+        efficiency: the smallest effective sample size of a parameter over the number of draws.
+        num_data: the number of rows of the data.
+        num_rows: the number of rows of the coreset.
+        rhat: the largest split-R̂ of the chains.
+        unit: what a datum is.
+    """
+    ratios = np.asarray(log_ratios, np.float64)
+    count = ratios.size
+    if not np.isfinite(ratios).any():
+        raise ValueError(
+            "the likelihood of all the data is zero at every draw, so the coreset posterior lies "
+            "where the full posterior has no mass; build a larger coreset, or use other draws."
+        )
+    # The constant may be millions of nats, whose rounding error would stay in weighted means.
+    constant = float(ratios.max())
+    ratios = ratios - constant
+    of_ratio = float(effective_size(np.exp(ratios))) / count
+    of_ratio = 1.0 if np.isnan(of_ratio) else of_ratio
+    flat, khat = pareto_smooth(ratios.ravel(), of_ratio)
+    log_weights = flat.reshape(ratios.shape)
+    plain = ratios.ravel() - log_sum_exp(ratios)
+    # Smoothing shifts estimates by some thousandths of the ratios' standard deviation, which can be
+    # more than the divergence itself; plain ratios are used if their variance is finite.
+    used = flat if khat > FINITE_VARIANCE_KHAT else plain
+    # Smoothing changes the largest ratios only, so the smallest one gives the scale.
+    body = np.argmin(np.where(np.isfinite(used), used, np.inf))
+    log_evidence = float(ratios.ravel()[body] - used[body] - np.log(count))
+
+    weights = count * np.exp(used).reshape(ratios.shape)
+    weighted = np.where(weights > 0, weights * np.where(weights > 0, ratios, 0), 0)
+    full_mean, coreset_mean = float(weighted.mean()), float(ratios.mean())
+    of_evidence = weights - 1
+    of_forward = weighted - weights * full_mean
+    of_reverse = coreset_mean - np.where(np.isfinite(coreset_mean), ratios, 0)
+    weight_ess = float(1 / np.sum(np.exp(2 * flat)))
+    influences = {
+        "kl_forward": of_forward - of_evidence,
+        "kl_reverse": of_reverse + of_evidence,
+        "kl": of_forward + of_reverse,
+        "log_evidence_ratio": of_evidence,
+    }
+    errors = {name: _standard_error(influence) for name, influence in influences.items()}
+    found = Certificate(
+        num_data=num_data,
+        num_rows=num_rows,
+        num_chains=ratios.shape[0],
+        num_draws=count,
+        khat=khat,
+        khat_limit=khat_limit(count),
+        # A divergence is not negative, but its estimate may be, by smoothing and rounding.
+        kl_forward=max(full_mean - log_evidence, 0.0),
+        kl_reverse=max(log_evidence - coreset_mean, 0.0),
+        kl=max(full_mean - coreset_mean, 0.0),
+        log_evidence_ratio=log_evidence + constant,
+        weight_ess=weight_ess,
+        ess=weight_ess * min(1.0, efficiency, of_ratio),
+        rhat=rhat,
+        unit=unit,
+        log_ratios=np.asarray(log_ratios, np.float64),
+        log_weights=log_weights,
+        **{f"{name}_standard_error": error for name, error in errors.items()},
+    )
+    if not found.can_be_reweighted:
+        return found
+    unseen = unseen_tail_contribution(float(weights.max()), khat, count * of_ratio)
+    wider = {f"{name}_standard_error": np.hypot(errors[name], unseen[name]) for name in unseen}
+    return dataclasses.replace(found, **{name: float(error) for name, error in wider.items()})
+
+
+def _standard_error(influence: Float[np.ndarray, "chains draws"]) -> float:
+    if not np.isfinite(influence).all():
+        return float("inf")
+    size = float(effective_size(influence))
+    return 0.0 if np.isnan(size) else float(influence.std() / np.sqrt(size))
+
+
+def _checked(num_draws: int | None) -> int | None:
+    return None if num_draws is None else check_int("num_draws", num_draws, MIN_DRAWS)
+
+
+def _samples(coreset: Coreset, mcmc: MCMC | Mapping[str, Any]) -> ChainSamples:
+    """The draws, after a check that they are not those of the model without weights."""
+    if isinstance(mcmc, MCMC) and getattr(mcmc.sampler, "model", None) is getattr(
+        coreset.model, "model", None
+    ):
+        raise ValueError(
+            "mcmc has run on the model without weights; run NUTS on coreset.model, with "
+            "coreset.args and coreset.kwargs."
+        )
+    return chain_samples(mcmc, latent_shapes(coreset.model, (coreset.args, coreset.kwargs)))

@@ -1,0 +1,68 @@
+"""Some of the draws of a pool, and what is known at them."""
+
+import functools
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxcoreset.likelihood.likelihood import Params
+
+Use = Literal["solver", "selection", "confirmation"]
+# What stands for all rows: weighted rows, an expansion, or both.
+Approach = Literal["rows", "proxy", "proxy and rows"]
+
+
+@dataclass
+class Part:
+    """Some of the draws of one block.
+
+    Attributes:
+        draws: unconstrained parameters, with a leading axis of s draws.
+        total: shape (s,), the log-likelihood of all rows, up to a constant of the block, in float64
+            where it was summed in a pass.
+        values: shape (m, s), the log-likelihoods of the candidates, each row up to a constant.
+        total_then: shape (s,), the total over the rows that there were when the draws were made;
+            None if that is `total` itself.
+        remainders: shape (m, s), the candidates' remainders of the pool's expansion, faded out;
+            None until they are needed.
+        total_remainder: shape (s,), the log-likelihood of all rows less the expansion, up to a
+            constant; None likewise.
+    """
+
+    draws: Params
+    total: Float[Array | np.ndarray, " s"]
+    values: Float[Array, "m s"]
+    total_then: Float[np.ndarray, " s"] | None = None
+    remainders: Float[Array, "m s"] | None = None
+    total_remainder: Float[np.ndarray, " s"] | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of draws, s."""
+        return self.total.shape[0]
+
+
+def split(
+    draws: Params,
+    total: Float[np.ndarray, " s"],
+    values: Float[Array, "m s"],
+    counts: Iterable[int],
+) -> list[Part]:
+    """Draws with the values at them, divided among uses; see `Part`."""
+    ends = np.cumsum([0, *counts]).tolist()
+    slices = [slice(*at) for at in itertools.pairwise(ends)]
+    parts = _split(draws, values, tuple(ends))
+    return [Part(own[0], total[at], own[1]) for own, at in zip(parts, slices, strict=True)]
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _split(draws: Params, values: Array, ends: tuple[int, ...]) -> list[tuple[Params, Array]]:
+    return [
+        (jax.tree.map(lambda x, at=slice(*at): x[at], draws), values[:, slice(*at)])
+        for at in itertools.pairwise(ends)
+    ]

@@ -1,0 +1,168 @@
+"""Arguments as people have them: tables, columns, lists, seeds, counts, and settings of JAX."""
+
+import functools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas as pd
+import pyarrow as pa
+import pytest
+from numpyro.infer.util import log_density
+from scipy import sparse
+
+import jaxcoreset as jc
+from jaxcoreset.likelihood import ModelError, model_likelihood
+
+N = 60
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, 2)).astype(np.float32)
+Y = (RNG.random(N) < 0.5).astype(np.int32)
+
+
+def model(X, y=None):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ b), obs=y)
+
+
+def sized(X, y, size):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("rows", size):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ b), obs=y)
+
+
+class Column(list):
+    """What all packages' columns have in common."""
+
+    def to_numpy(self):
+        return np.asarray(list(self))
+
+
+class Frame:
+    """What all packages' data frames have in common."""
+
+    columns = ("a", "b")
+
+    def __getitem__(self, name):
+        return Column(X[:, self.columns.index(name)])
+
+    def __len__(self):
+        return N
+
+    def to_numpy(self):
+        return X
+
+
+GIVEN = {
+    "pandas": lambda: (pd.DataFrame(X, columns=["a", "b"]), pd.Series(Y)),
+    "nullable": lambda: (pd.DataFrame(X).astype("Float64"), pd.Series(Y).astype("boolean")),
+    "arrow": lambda: (pa.table({"a": X[:, 0], "b": X[:, 1]}), pa.array(Y)),
+    "any frame": lambda: (Frame(), Column(Y)),
+    "lists": lambda: (X.tolist(), Y.tolist()),
+    "list of y": lambda: (X, tuple(Y.tolist())),
+    "objects": lambda: (X.astype(object), Y.astype(object)),
+    "booleans": lambda: (X, Y.astype(bool)),
+}
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+def test_what_holds_numbers_gives_the_likelihood_of_arrays(kind):
+    found = model_likelihood(model, GIVEN[kind]())
+    at = {"b": jnp.array([0.5, -1.0])}
+    logits = X @ np.array([0.5, -1.0])
+    expected = np.where(Y, -np.log1p(np.exp(-logits)), -np.log1p(np.exp(logits)))
+    data = found.arguments.data
+    np.testing.assert_allclose(found.log_likelihood(at, data), expected, rtol=1e-5)
+    assert all(isinstance(leaf, np.ndarray) for leaf in data)
+
+
+@pytest.mark.parametrize("size", [jnp.array(N), np.array(N), np.int64(N)])
+def test_a_number_of_rows_in_an_array_follows_them(size):
+    arguments = model_likelihood(sized, (X, Y, size)).arguments
+    assert arguments.with_data((X[:7], Y[:7])).call[0][2] == 7
+
+
+def test_short_lists_stay_lists():
+    def scaled(X, y, scales):
+        assert isinstance(scales, list)
+        b = numpyro.sample("b", dist.Normal(0, scales[0]).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Bernoulli(logits=X @ b), obs=y)
+
+    assert model_likelihood(scaled, (X, Y, [1.0, 2.0])).arguments.names[-1] == "scales[1]"
+
+
+def bound(X, y, size=N):
+    return sized(X, y, size)
+
+
+LAZY = SimpleNamespace(columns=["a"], collect=None)
+TEXT = pd.DataFrame({"a": X[:, 0], "carrier": "AA"})
+REFUSED = {
+    "forgotten": (model, (X,), "argument y of the model is None or was not given"),
+    "signs": (model, (X, 2 * Y - 1), r"values are -1 and 1, and 0 and 1 .* pass \(y \+ 1\) // 2"),
+    "from one": (model, (X, Y + 1), "values are 1 and 2, and 0 and 1 are expected.* pass y - 1"),
+    "counts": (
+        model,
+        (X, 3 * Y),
+        r"outside the support of BernoulliLogits.*: 0 and 1 are expected",
+    ),
+    "sparse": (model, (sparse.csr_matrix(X), Y), r"X is a sparse matrix .* pass X.toarray\(\)"),
+    "column": (model, (X, Y[:, None]), r"y has shape \(n, 1\): pass y\[:, 0\]"),
+    "float": (sized, (X, Y, float(N)), r"Argument size is 60.0; .* pass int\(size\)"),
+    "partial": (functools.partial(bound, size=N), (X, Y), "The partial binds size=60: pass it"),
+    "text": (model, (TEXT, Y), r"a table whose column 'carrier' holds no numbers.*X\['carrier'\]"),
+    "missing": (model, (X, pd.Series([None, *Y[1:]], dtype=object)), "y has missing .* in row 0"),
+    "lazy": (model, (LAZY, Y), r"X is a SimpleNamespace, a query .* pass X.collect\(\)"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_messages_name_the_argument_and_the_remedy(kind):
+    refused, args, message = REFUSED[kind]
+    with pytest.raises(ValueError, match=message):
+        model_likelihood(refused, args)
+
+
+def test_columns_taken_by_name_are_explained():
+    def by_name(table):
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(b * table["a"], 1), obs=table["b"])
+
+    table = pd.DataFrame(X, columns=["a", "b"])
+    with pytest.raises(TypeError) as caught:
+        model_likelihood(by_name, (table,))
+    assert "pass a dictionary" in caught.value.__notes__[-1]
+    model_likelihood(by_name, ({name: table[name] for name in table.columns},))
+
+
+@pytest.mark.parametrize("setting", ["jax_numpy_rank_promotion", "jax_debug_nans"])
+def test_a_build_from_a_seed_and_a_frame_is_that_from_arrays_whatever_jax_checks(setting):
+    builder = jc.CoresetBuilder(model, size=4, num_draws=40, num_held_out=40, proxy=None)
+    before = builder.run(jax.random.key(3), X, Y)
+    jax.config.update(setting, "raise" if "rank" in setting else True)
+    try:
+        coreset = builder.run(3, pd.DataFrame(X), y=pd.Series(Y))
+        density = log_density(coreset.model, coreset.args, coreset.kwargs, {"b": jnp.ones(2)})[0]
+    finally:
+        jax.config.update(setting, "allow" if "rank" in setting else False)
+    np.testing.assert_array_equal(coreset.indices, before.indices)
+    np.testing.assert_allclose(coreset.weights, before.weights, rtol=1e-5)
+    expected = log_density(before.model, before.args, before.kwargs, {"b": jnp.ones(2)})[0]
+    np.testing.assert_allclose(density, expected, rtol=1e-5)
+
+
+def test_data_in_place_of_the_key_are_named(untyped):
+    with pytest.raises(TypeError, match=r"key is of shape \(60, 2\)"):
+        jc.CoresetBuilder(model, size=4).run(X, Y)
+    problem = jc.CoresetProblem(X)
+    one, other = (jc.solve(problem, 3, jc.UniformSampling(), k) for k in (5, jax.random.key(5)))
+    np.testing.assert_array_equal(one.indices, other.indices)
+
+
+def test_model_errors_stay_model_errors():
+    with pytest.raises(ModelError, match="no argument of the model is an array"):
+        model_likelihood(model, ("text",))
