@@ -11,7 +11,7 @@ by about half a standard error; a standard error is at most a tenth of the toler
 import dataclasses
 from dataclasses import dataclass
 
-import jax.numpy as jnp
+import equinox as eqx
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -57,7 +57,8 @@ class Selection:
         if self.candidates is None or candidates is None or candidates is self.candidates:
             return self
         moved = np.searchsorted(candidates, self.candidates).astype(np.int32)
-        path = dataclasses.replace(self.path, indices=jnp.asarray(moved)[self.path.indices])
+        found = moved[np.asarray(self.path.indices)]
+        path = eqx.tree_at(lambda one: one.indices, self.path, found)
         return dataclasses.replace(self, path=path, candidates=candidates)
 
     @property
