@@ -30,7 +30,7 @@ _FINE_RHAT = 1.01
 # log-ratios of all draws are within this range, and the effective sample size of the weights is at
 # least this fraction of the draws, the tail beyond the largest weight contributes far less than
 # `GOOD_KL` to the KL; see "What the error bars mean" in the documentation.
-_NARROW, _NEARLY_ALL = 0.3, 0.997
+_NARROW, _NEARLY_ALL = 0.5, 0.997
 # Draws whose density is overrated by more nats than this are not where the coreset was built.
 _ELSEWHERE = 20.0
 
@@ -167,7 +167,7 @@ class Certificate(ShownAsTable):
     def can_be_reweighted(self) -> bool:
         """True if weighted averages can be trusted.
 
-        They can if k-hat is at most `khat_limit`. They also can if all log-ratios are within 0.3
+        They can if k-hat is at most `khat_limit`. They also can if all log-ratios are within 0.5
         nats of one another, `weight_ess` is at least 99.7 per cent of the draws, and there are at
         least 100 effective draws: the shape of the tail of nearly equal weights says little.
         """
