@@ -12,7 +12,7 @@ def warn_if_bad(report: Report) -> None:
         "weighting, such as SubsampleNUTS() or Draws(samples)"
     )
     if report.kl > MAX_KL or report.trouble is not None:
-        warnings.warn(f"{report.verdict} To mend it, {remedies}.", stacklevel=4)
+        warnings.warn(f"{report.verdict} To fix this, {remedies}.", stacklevel=4)
     if report.spike is not None:
         warnings.warn(
             "the density of the weighted rows has a mode that the full posterior does not have: a "

@@ -13,6 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import keystr, tree_map_with_path
 
+from jaxcoreset.data.columns import column_values, is_table, table_columns
 from jaxcoreset.data.dtypes import is_number
 from jaxcoreset.data.messages import DataError, listed
 from jaxcoreset.data.sources.base import SourceArray
@@ -56,12 +57,6 @@ def as_arrays(args: tuple, kwargs: dict, positional: Sequence[str]) -> tuple[tup
     )
 
 
-def is_table(leaf: Any) -> bool:
-    """True if a leaf has named columns in memory, as a data frame or an Arrow table has."""
-    is_read = hasattr(leaf, "to_numpy") or hasattr(leaf, "column_names")
-    return not isinstance(leaf, _ARRAYS) and is_read and hasattr(leaf, "columns")
-
-
 def _has_rows(leaf: Any) -> bool:
     if isinstance(leaf, _ARRAYS):
         return leaf.ndim > 0
@@ -103,7 +98,7 @@ def _as_array(leaf: Any, name: str, num_rows: int) -> Any:
             f"pass {name}.{read}() if they fit, or stream them by jaxcoreset.sources."
         )
     if hasattr(leaf, "to_numpy"):
-        return _numbers(_values(leaf), name)
+        return _numbers(column_values(leaf), name)
     if hasattr(leaf, "__array__") and hasattr(leaf, "chunks"):
         raise DataError(
             f"argument {name} is a {type(leaf).__name__}, an array that is read from elsewhere; "
@@ -117,19 +112,8 @@ def _as_array(leaf: Any, name: str, num_rows: int) -> Any:
 
 def _of_table(table: Any, name: str) -> np.ndarray:
     """The columns of a table side by side."""
-    if hasattr(table, "column_names"):  # an Arrow table, whose columns are in a list
-        columns = {str(key): table.column(key) for key in table.column_names}
-    else:
-        columns = {str(key): table[key] for key in table.columns}
-    if not columns:
-        raise DataError(f"argument {name} is a table without columns; expected at least one.")
-    if len(columns) != len(table.columns):
-        raise DataError(
-            f"argument {name} has several columns of one name; rename them, or pass an array."
-        )
     found, text = [], []
-    for key, column in columns.items():
-        values = _values(column)
+    for key, values in table_columns(table, f"argument {name}").items():
         if is_number(values.dtype) or not _is_text(values):
             found.append(_numbers(values, f"{name}[{key!r}]"))
         else:
@@ -142,13 +126,6 @@ def _of_table(table: Any, name: str) -> np.ndarray:
             f"numpy.unique({name}[{text[0]!r}], return_inverse=True)[1]."
         )
     return np.column_stack(found)
-
-
-def _values(column: Any) -> np.ndarray:
-    """A column as an array; Arrow's arrays copy only if they are told to."""
-    if hasattr(column, "type") and not hasattr(column, "num_chunks"):
-        return np.asarray(column.to_numpy(zero_copy_only=False))
-    return np.asarray(column.to_numpy())
 
 
 def _is_text(values: np.ndarray) -> bool:

@@ -40,6 +40,8 @@ GOES_ON = {"docs/how-to/read-the-report.md": "docs/tutorial.md"}
 # and tests/docs/test_use_elsewhere.py.
 ELSEWHERE = {"README.md", "docs/how-to/use-elsewhere.md", "docs/how-to/when-not-to.md"}
 # All blocks that are not run as they stand, by page, language and mark.
+# Run by tests/data/sources/test_recipes.py.
+RECIPES = ("duckdb", "polars", "datasets", "ray")
 NOT_RUN = {
     ("docs/how-to/cluster.md", "python", "not run: a script for several processes"): 3,
     ("docs/how-to/use-elsewhere.md", "python", "not run: CmdStan"): 1,
@@ -48,6 +50,8 @@ NOT_RUN = {
     ("docs/how-to/use-elsewhere.md", "r", ""): 3,
     ("docs/how-to/use-elsewhere.md", "stan", ""): 1,
     ("docs/how-to/big-data.md", "text", ""): 1,
+    **{("docs/how-to/big-data.md", "python", f"needs: {name}"): 1 for name in RECIPES},
+    ("docs/how-to/read-the-report.md", "text", ""): 1,
     ("docs/tutorial.md", "text", ""): 2,
 }
 SMALLER = {**SHORTER, "n, num_depots = 50_000": "n, num_depots = 5_000"}

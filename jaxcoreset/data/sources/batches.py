@@ -6,7 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxcoreset.data.columns import is_table, table_columns
 from jaxcoreset.data.fingerprint import Hash
+from jaxcoreset.data.messages import require
 from jaxcoreset.data.sources.base import RawBatch, RowSource, SourceError
 from jaxcoreset.data.utils import check_int
 
@@ -28,7 +30,9 @@ def batches(
     Args:
         iterable: a list, an object with ``__iter__``, or a function without arguments that returns
             an iterator. It yields pytrees of arrays with a common leading axis, whose length may
-            differ from batch to batch. The first batch determines structure, shapes and types.
+            differ from batch to batch; a data frame or an Arrow table is a dictionary of its
+            columns. The function may also return what has the Arrow C stream interface, such as a
+            DuckDB relation. The first batch determines structure, shapes and types.
         num_rows: the total number of rows of all batches.
         fingerprint: a value that changes with the data, such as a version or a date. A checkpoint
             compares it, and the first batch.
@@ -47,7 +51,7 @@ def batches(
         _close(iterator)
     if first is None:
         raise SourceError("batches has none to hand out; expected at least one.")
-    leaves, tree = jax.tree.flatten(first)
+    leaves, tree = _flat(first)
     arrays = tuple(_as_array(leaf, 0, 0) for leaf in leaves)
     if any(not array.ndim for array in arrays):
         raise SourceError(
@@ -89,7 +93,7 @@ class _BatchSource(RowSource):
                 except Exception as error:
                     error.add_note(f"This is from batch {number} of batches, at row {row:,}.")
                     raise
-                leaves, tree = jax.tree.flatten(batch)
+                leaves, tree = _flat(batch)
                 if tree != self.tree:
                     raise SourceError(
                         f"batches, batch {number}, rows from {row:,}: the structure is {tree}; "
@@ -119,6 +123,11 @@ def _starter(source: Any) -> Callable[[], Iterator[Any]]:
             f"batches was given an array of shape {source.shape}; expected batches of rows. Pass "
             "an array on as it is, or a list of parts of it."
         )
+    if is_table(source):
+        raise SourceError(
+            f"batches was given a {type(source).__name__}, whose rows are in memory; expected "
+            "batches of rows. Pass its columns to the builder as they are."
+        )
     if hasattr(source, "__iter__"):
         if iter(source) is source:
             raise SourceError(
@@ -133,6 +142,11 @@ def _starter(source: Any) -> Callable[[], Iterator[Any]]:
 
     def start() -> Iterator[Any]:
         made: Any = source()
+        if not hasattr(made, "__next__") and hasattr(made, "__arrow_c_stream__"):
+            require("pyarrow")
+            import pyarrow as pa
+
+            made = pa.RecordBatchReader.from_stream(made)
         if not hasattr(made, "__iter__"):
             raise SourceError(
                 f"the function that batches was given returned a {type(made).__name__}; expected "
@@ -150,6 +164,14 @@ def _starter(source: Any) -> Callable[[], Iterator[Any]]:
             f"read once. {_AGAIN}"
         )
     return start
+
+
+def _flat(batch: Any) -> tuple[list, Any]:
+    """The leaves and the structure of a batch; tables in it are dictionaries of their columns."""
+    arrays = jax.tree.map(
+        lambda leaf: table_columns(leaf, "a batch") if is_table(leaf) else leaf, batch
+    )
+    return jax.tree.flatten(arrays)
 
 
 def _as_array(leaf: Any, number: int, row: int) -> np.ndarray:
