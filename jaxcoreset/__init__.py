@@ -64,6 +64,8 @@ if _TYPE_CHECKING:
     from jaxcoreset.diagnostics.certificate import certificate_cost as certificate_cost
     from jaxcoreset.diagnostics.certificate import certify as certify
     from jaxcoreset.diagnostics.correction import correct as correct
+    from jaxcoreset.diagnostics.loo import loo as loo
+    from jaxcoreset.diagnostics.predict import predict as predict
     from jaxcoreset.solvers import constraints as constraints
     from jaxcoreset.solvers.compression import CompressedProblem as CompressedProblem
     from jaxcoreset.solvers.compression import compress as compress
@@ -85,6 +87,8 @@ _LATER = {
         "coreset.merge": ["merge"],
         "diagnostics.certificate": ["Certificate", "certificate_cost", "certify"],
         "diagnostics.correction": ["correct"],
+        "diagnostics.loo": ["loo"],
+        "diagnostics.predict": ["predict"],
         "solvers.compression": ["CompressedProblem", "compress", "project"],
         "solvers.kernel": ["kernel_problem", "select_prototypes"],
         "solvers.thresholding.stochastic": ["ProjectedOptax", "SVRGIHT", "StochasticAIHT"],

@@ -12,3 +12,5 @@ from jaxcoreset.diagnostics.gaussian import map_distance as map_distance
 from jaxcoreset.diagnostics.gaussian import moments as moments
 from jaxcoreset.diagnostics.gaussian import relative_error as relative_error
 from jaxcoreset.diagnostics.gaussian import relative_errors as relative_errors
+from jaxcoreset.diagnostics.predict import Prediction as Prediction
+from jaxcoreset.diagnostics.predictive_check import PredictiveCheck as PredictiveCheck
