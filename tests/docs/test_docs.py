@@ -26,14 +26,19 @@ SLOW = {
     "docs/how-to/choose-a-solver.md",
     "docs/how-to/big-data.md",
     "docs/how-to/choose-a-weighting.md",
+    "docs/how-to/compare-models.md",
     "docs/how-to/extend.md",
+    "docs/how-to/predict.md",
     "docs/how-to/read-the-report.md",
     "docs/how-to/stratify.md",
     "docs/tutorial.md",
 }
 SLOW_PAGE = [pytest.mark.slow, pytest.mark.unoptimised]
 # Pages whose code begins where another's ends.
-GOES_ON = {"docs/how-to/read-the-report.md": "docs/tutorial.md"}
+GOES_ON = {
+    "docs/how-to/predict.md": "docs/how-to/compare-models.md",
+    "docs/how-to/read-the-report.md": "docs/tutorial.md",
+}
 # Pages that need something of their own: `test_readme_runs`, and tests/docs/test_use_elsewhere.py.
 ELSEWHERE = {"README.md", "docs/how-to/use-elsewhere.md"}
 # All blocks that are not run as they stand, by page, language and mark.
