@@ -31,7 +31,7 @@ SHORTER = {
     "n = 20_000\nx = rng": "n = 5_000\nx = rng",
     "num_samples=400,": "num_samples=100,",
     "num_warmup=50, num_samples=1000": "num_warmup=50, num_samples=100",
-    "X, late, names = load_flights()": "X, late, names = load_flights()\nX, late = X[::4], late[::4]",
+    "names = load_flights()": "names = load_flights()\nX, late = X[::4], late[::4]",
     "num_trials = 8": "num_trials = 4",
     "k, cap, num_tried = 5, 2.0, 4": "k, cap, num_tried = 5, 2.0, 1",
 }
