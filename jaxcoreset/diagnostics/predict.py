@@ -1,6 +1,7 @@
 """`predict`: the posterior predictive distribution of rows, and checks of it by test statistics."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 from numpyro.infer import MCMC
 
 from jaxcoreset.coreset.coreset import Coreset
@@ -74,7 +75,8 @@ def predict(
         key: a JAX random key.
         sites: names of sites with one value per row, deterministic ones among them; by default the
             observed sites.
-        quantiles: the quantiles to compute, between 0 and 1; () for none, which is faster.
+        quantiles: the levels of the quantiles to compute, between 0 and 1. They are values that
+            were drawn, so those of counts are whole numbers. () for none, which is faster.
         draws: whether to keep all draws, of shape (num_draws, n, …).
         num_draws: see `certify`.
         reweight: whether to weight the draws. Without, no data of the build are needed, and the
@@ -237,13 +239,44 @@ class _Summary:
             real = x.astype(jnp.result_type(float))
             found[name] = {"mean": real.mean(axis=1), "sd": real.std(axis=1)}
             if self.levels:
-                levels = jnp.asarray(self.levels, real.dtype)
-                found[name]["quantiles"] = jnp.moveaxis(jnp.quantile(real, levels, axis=1), 0, 1)
+                found[name]["quantiles"] = _quantiles(real, self.levels)
             if self.keep:
                 found[name]["draws"] = x
             if name in given:
                 found[name]["observed"] = given[name]
         return found
+
+
+def _quantiles(
+    values: Float[Array, "m s *shape"], levels: tuple[float, ...]
+) -> Float[Array, "m q *shape"]:
+    """The smallest of the values with at least this share of them at or below it, for each level.
+
+    XLA sorts slowly on a CPU, so the bits of each value are found by bisection.
+    """
+    count, bits = values.shape[1], jnp.finfo(values.dtype).bits
+    whole = jnp.iinfo(f"int{bits}")
+
+    def reordered(bits: Array) -> Array:
+        # Negative floats are in reverse order as integers.
+        return bits ^ ((bits >> (whole.bits - 1)) & whole.max)
+
+    keys = reordered(jax.lax.bitcast_convert_type(values + 0.0, whole.dtype))
+    ranks = [min(max(math.ceil(level * count), 1), count) for level in levels]
+
+    def halve(_: Any, bounds: list) -> list:
+        found = []
+        for (low, high), rank in zip(bounds, ranks, strict=True):
+            middle = (low & high) + ((low ^ high) >> 1)
+            enough = jnp.sum(keys <= middle[:, None], axis=1) >= rank
+            found.append((jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)))
+        return found
+
+    low = jnp.full((values.shape[0], *values.shape[2:]), whole.min, whole.dtype)
+    bounds = [(low, jnp.full_like(low, whole.max))] * len(ranks)
+    bounds = jax.lax.fori_loop(0, whole.bits, halve, bounds)
+    found = [jax.lax.bitcast_convert_type(reordered(high), values.dtype) for _, high in bounds]
+    return jnp.stack(found, axis=1)
 
 
 @dataclass(frozen=True, eq=False)
