@@ -64,8 +64,9 @@ class LeaveOneOut(eqx.Module):
         # might not, which no weight of these draws shows.
         possible = values > -jnp.inf
         ratios = jnp.where(possible, self.log_ratios - values, -jnp.inf)
-        # Without the barrier XLA sorts all the ratios on a CPU, which takes eight times as long.
-        top, at = jax.lax.optimization_barrier(jax.lax.top_k(ratios, self.tail + 1))
+        # Without barriers XLA sorts all the ratios on a CPU, which takes eight times as long. A single
+        # one around both arrays ends the process on several devices (jaxlib 0.10).
+        top, at = map(jax.lax.optimization_barrier, jax.lax.top_k(ratios, self.tail + 1))
         largest = top[:, :1]
         cutoff = jnp.maximum(top[:, -1:], largest - _WIDEST)
         # The excess over the cutoff, from the smallest on, in units of the largest.
