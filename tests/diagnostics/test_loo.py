@@ -69,7 +69,8 @@ def test_values_are_arvizs_own_on_draws_of_the_full_posterior():
     leave = LeaveOneOut.of(zeros, zeros - np.log(800), 0.9)
     found = leave(jnp.asarray(values.reshape(800, -1).T, jnp.float32))
     np.testing.assert_allclose(found["elpd"], expected[loo_i], atol=2e-4, rtol=1e-4)
-    np.testing.assert_allclose(found["khat"], expected.pareto_k, atol=2e-3)
+    # ArviZ 1 fits the tail in another way.
+    np.testing.assert_allclose(found["khat"], expected.pareto_k, atol=0.1 if MODERN else 2e-3)
     assert np.sum(found["lpd"] - found["elpd"]) == pytest.approx(expected[p_loo], rel=1e-3)
 
 
@@ -151,7 +152,10 @@ def test_arviz_compares_models(poor, exact):
         mean = covariance @ (poor.x.T @ poor.y - x * y) / (NOISE / 2) ** 2
         values.append(norm.logpdf(y, x @ mean, np.sqrt(x @ covariance @ x + (NOISE / 2) ** 2)))
     difference = exact - values
-    assert abs(table.elpd_diff["sure"]) == pytest.approx(difference.sum(), rel=0.01)
+    found = both["right"][elpd_loo] - both["sure"][elpd_loo]
+    assert found == pytest.approx(difference.sum(), abs=0.5)
+    # ArviZ 1 rounds to what the standard error leaves.
+    assert abs(table.elpd_diff["sure"]) == pytest.approx(found, rel=0.2 if MODERN else 1e-6)
     assert table.dse["sure"] == pytest.approx(np.sqrt(500 * difference.var()), rel=0.05)
 
 

@@ -234,3 +234,24 @@ def test_groups_that_do_not_fit_the_build_are_refused(groups):
         jc.predict(coreset, samples, label, 59, **options)
     with pytest.raises(ModelError, match="labels from 0 to 70 for 62 groups"):
         jc.predict(coreset, samples, np.array([0, 70]), 62, **options)
+
+
+def test_effect_of_a_row_of_its_own_is_drawn_anew():
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=40) * np.sqrt(1.25)
+
+    def model(n, y=None, x=None):
+        a = numpyro.sample("a", dist.Normal(0.0, 2.0))
+        with numpyro.plate("rows", n):
+            e = numpyro.sample("e", dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(a + e + x, 0.5), obs=y)
+
+    x = np.zeros(40)
+    coreset = jc.CoresetBuilder(model, size=40, **QUIET).run(KEY, 40, y, x)
+    samples, new = {"a": 0.1 * rng.normal(size=2000)}, np.array([0.0, 3.0, 3.0])
+    found = jc.predict(
+        coreset, samples, 3, None, new, key=KEY, draws=True, reweight=False, num_draws=None, **QUIET
+    )
+    np.testing.assert_allclose(found.mean["y"], new, atol=0.12)
+    np.testing.assert_allclose(found.sd["y"], np.sqrt(1.26), rtol=0.08)
+    assert abs(np.corrcoef(found.draws["y"].T)[1, 2]) < 0.1
