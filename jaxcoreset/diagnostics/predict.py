@@ -82,7 +82,8 @@ def predict(
         reweight: whether to weight the draws. Without, no data of the build are needed, and the
             predictions are those of the coreset posterior.
         likelihood: for a coreset that was loaded, the `model_likelihood` of the data that it was
-            built from.
+            built from; for one of groups, their ``group_likelihood``, of the module
+            `jaxcoreset.likelihood.group_likelihood`.
         batch_size: the number of rows that are read and moved to the device at a time.
         progress_bar: whether to show the progress on a terminal.
         **kwargs: the model's keyword arguments.
@@ -128,7 +129,8 @@ def predict(
                 if full is None:
                     raise ValueError(
                         _NO_DATA.format(what="for the effects of groups")
-                        + "Pass likelihood=group_likelihood(…) of these data."
+                        + "Pass likelihood=group_likelihood(model, args, groups=…) of these data, "
+                        "from jaxcoreset.likelihood.group_likelihood."
                     )
                 at |= effects_to_predict(coreset, arguments, at, full.rows, effect_key)
         rows.context = dataclasses.replace(rows.context, batch_size=batch_size)

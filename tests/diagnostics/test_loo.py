@@ -71,7 +71,7 @@ def test_values_are_arvizs_own_on_draws_of_the_full_posterior():
     np.testing.assert_allclose(found["elpd"], expected[loo_i], atol=2e-4, rtol=1e-4)
     # ArviZ 1 fits the tail in another way.
     np.testing.assert_allclose(found["khat"], expected.pareto_k, atol=0.1 if MODERN else 2e-3)
-    assert np.sum(found["lpd"] - found["elpd"]) == pytest.approx(expected[p_loo], rel=1e-3)
+    assert np.sum(found["lpd"] - found["elpd"]) == pytest.approx(expected[p_loo], rel=5e-3)
 
 
 def test_equal_weights_and_rows_that_tell_nothing_have_no_tail():

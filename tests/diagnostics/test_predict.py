@@ -12,6 +12,7 @@ from scipy.stats import norm
 import jaxcoreset as jc
 from jaxcoreset.diagnostics import predict as module
 from jaxcoreset.likelihood.arguments import ModelError
+from jaxcoreset.likelihood.group_likelihood import group_likelihood
 from tests.gaussian_coreset import NOISE, case, coreset_of, regression
 
 QUIET = {"progress_bar": False}
@@ -234,6 +235,19 @@ def test_groups_that_do_not_fit_the_build_are_refused(groups):
         jc.predict(coreset, samples, label, 59, **options)
     with pytest.raises(ModelError, match="labels from 0 to 70 for 62 groups"):
         jc.predict(coreset, samples, np.array([0, 70]), 62, **options)
+
+
+def test_saved_coreset_of_groups_takes_their_likelihood(groups, tmp_path):
+    coreset, samples, label, y = groups
+    model = coreset.full_model
+    loaded = jc.load(coreset.save(tmp_path / "groups"), model=model)
+    options = {"key": KEY, "reweight": False, **QUIET}
+    with pytest.raises(ValueError, match=r"for the effects of groups.*group_likelihood"):
+        jc.predict(loaded, samples, label, 60, **options)
+    likelihood = group_likelihood(model, (label, 60, y), groups="label")
+    there = jc.predict(loaded, samples, label, 60, likelihood=likelihood, **options)
+    here = jc.predict(coreset, samples, label, 60, **options)
+    np.testing.assert_allclose(there.mean["y"], here.mean["y"], atol=1e-3)
 
 
 def test_effect_of_a_row_of_its_own_is_drawn_anew():
