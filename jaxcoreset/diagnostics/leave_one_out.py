@@ -64,8 +64,8 @@ class LeaveOneOut(eqx.Module):
         # might not, which no weight of these draws shows.
         possible = values > -jnp.inf
         ratios = jnp.where(possible, self.log_ratios - values, -jnp.inf)
-        # Without barriers XLA sorts all the ratios on a CPU, which takes eight times as long. A single
-        # one around both arrays ends the process on several devices (jaxlib 0.10).
+        # Without barriers XLA sorts all the ratios on a CPU, which takes eight times as long. One
+        # barrier around both arrays would end the process on several devices (jaxlib 0.10).
         top, at = map(jax.lax.optimization_barrier, jax.lax.top_k(ratios, self.tail + 1))
         largest = top[:, :1]
         cutoff = jnp.maximum(top[:, -1:], largest - _WIDEST)
