@@ -48,11 +48,6 @@ def main():
             "searches": coreset.report.candidate_searches,
             "total": coreset.summary.parts[0].total.tolist(),
         }
-        if "proxy" in name:
-            free = coreset.approximation.draws(jax.random.key(1), 2000)
-            draws = jax.vmap(coreset.likelihood.constrain)(free)
-            left_out = jc.loo(coreset, draws, num_draws=None, progress_bar=False)
-            found[name]["left out"] = np.ravel(left_out.pareto_k)[:100].tolist()
     print(json.dumps(found))
 
 
