@@ -64,8 +64,10 @@ if _TYPE_CHECKING:
     from jaxcoreset.data import sources as sources
     from jaxcoreset.diagnostics.certificate import Certificate as Certificate
     from jaxcoreset.diagnostics.correction import correct as correct
+    from jaxcoreset.diagnostics.loo import loo as loo
     from jaxcoreset.diagnostics.measurement import certificate_cost as certificate_cost
     from jaxcoreset.diagnostics.measurement import certify as certify
+    from jaxcoreset.diagnostics.predict import predict as predict
     from jaxcoreset.solvers import constraints as constraints
     from jaxcoreset.solvers.compression import CompressedProblem as CompressedProblem
     from jaxcoreset.solvers.compression import compress as compress
@@ -88,6 +90,8 @@ _LATER = {
         "diagnostics.certificate": ["Certificate"],
         "diagnostics.correction": ["correct"],
         "diagnostics.measurement": ["certificate_cost", "certify"],
+        "diagnostics.loo": ["loo"],
+        "diagnostics.predict": ["predict"],
         "solvers.compression": ["CompressedProblem", "compress", "project"],
         "solvers.kernel": ["kernel_problem", "select_prototypes"],
         "solvers.thresholding.stochastic": ["ProjectedOptax", "SVRGIHT", "StochasticAIHT"],

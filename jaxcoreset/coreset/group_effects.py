@@ -5,9 +5,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 from numpyro.infer import MCMC
 
+from jaxcoreset.data.rows import Rows
 from jaxcoreset.data.utils import check_int
 from jaxcoreset.likelihood.group_effects import draw_effects
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
@@ -48,10 +49,25 @@ def effects_of_groups(
             f"the data have {rows.num_rows} groups, but the coreset was built from "
             f"{coreset.report.num_data}; pass the same data."
         )
-    marginal = coreset.grouping.model(model, coreset.arguments)
     samples = chain_samples(mcmc, latent_shapes(coreset.model, (coreset.args, coreset.kwargs)))
     flat = samples.thin(num_draws)[0].flat()
     draws = {name: jnp.asarray(x[:num_draws]) for name, x in flat.items()}
+    return effects_at(coreset, rows, draws, key, moments)
+
+
+def effects_at(
+    coreset: Any, rows: Rows, draws: Mapping[str, Array], key: PRNGKeyArray, moments: bool = False
+) -> dict[str, np.ndarray]:
+    """The effects of all groups, in the order of their numbers, at draws of the shared parameters.
+
+    Args:
+        coreset: the coreset.
+        rows: all groups.
+        draws: constrained draws, with one leading axis.
+        key: a JAX random key.
+        moments: see `Coreset.group_effects`.
+    """
+    marginal = coreset.grouping.model(coreset.full_model, coreset.arguments)
     found = draw_effects(marginal, rows, coreset.arguments.leaves, draws, key, moments=moments)
     order = np.argsort(rows.numbers(np.arange(rows.num_rows)))
     return {name: values[:, order] for name, values in found.items()}

@@ -31,6 +31,24 @@ def groups_of_samples(
     return _groups(arviz.from_dict(posterior=dict(samples), dims=dims))
 
 
+def predictive(
+    draws: Mapping[str, np.ndarray], observed: Mapping[str, np.ndarray], dims: list[str]
+) -> Any:
+    """The groups "posterior_predictive" and "observed_data", as `container` returns them.
+
+    Args:
+        draws: for each site an array of shape (chains, draws, …).
+        observed: for each site one of the shape of a draw.
+        dims: the names of a site's first axes.
+    """
+    found = {"posterior_predictive": dict(draws), "observed_data": dict(observed)}
+    found = {name: values for name, values in found.items() if values}
+    names = {site: dims for site in draws}
+    if _is_modern():
+        return _arviz().from_dict(found, dims=names)
+    return _arviz().from_dict(**found, dims=names)
+
+
 def psislw(
     log_ratios: Float[np.ndarray, " s"], relative_efficiency: float
 ) -> tuple[Float[np.ndarray, " s"], float]:
@@ -56,6 +74,61 @@ def container(groups: Mapping[str, Any], attributes: Mapping[str, Any]) -> Any:
     return tree
 
 
+def corrected(data: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:
+    """The arrays of "posterior" and "sample_stats" of what `correct` returned; None of all else."""
+    if not isinstance(data, Mapping) or not {"posterior", "sample_stats"} <= set(data):
+        return None
+    posterior, stats = (
+        {str(name): np.asarray(data[group][name]) for name in data[group].data_vars}
+        for group in ("posterior", "sample_stats")
+    )
+    return (posterior, stats) if "log_ratio" in stats else None
+
+
+def elpd_data(
+    elpd: Mapping[str, Any], pointwise: Mapping[str, np.ndarray], unit: str, extra: Mapping
+) -> Any:
+    """The result of leave-one-out as the `ELPDData` of the version that is installed.
+
+    Args:
+        elpd: elpd, se, p, n_samples, n_data_points, warning and good_k.
+        pointwise: elpd_i and pareto_k, shape (n,).
+        unit: the name of their axis.
+        extra: further entries.
+    """
+    import xarray
+
+    arrays = {
+        name: xarray.DataArray(x, dims=[unit], coords={unit: np.arange(x.size)}, name=name)
+        for name, x in pointwise.items()
+    }
+    if not _is_modern():
+        from arviz.stats.stats_utils import ELPDData
+
+        names = {"elpd": "elpd_loo", "p": "p_loo", "elpd_i": "loo_i"}
+        fields = {**elpd, **arrays, "scale": "log", **extra}
+        order = ["elpd", "se", "p", "n_samples", "n_data_points", "warning", "elpd_i", "pareto_k"]
+        order += ["scale", "good_k", *extra]
+        return ELPDData([fields[x] for x in order], index=[names.get(x, x) for x in order])
+    from arviz_stats import utils  # pyright: ignore[reportMissingImports]
+
+    fields = {**elpd, **arrays, "scale": "log"}
+    # The first versions have one class, whose kind is an argument.
+    kind = getattr(utils, "ELPDDataLOO", None)
+    if kind is None:
+        found = utils.ELPDData(kind="loo", **fields)
+    elif "subsampling_se" in extra:
+        fields |= {"elpd_loo_approx": xarray.DataArray(extra["elpd_loo_approx"], dims=[unit])}
+        names = ("subsample_size", "subsampling_se", "loo_subsample_observations")
+        found = utils.ELPDDataLOOSubsample(**fields, **{name: extra[name] for name in names})
+    else:
+        found = kind(**fields)
+    for name, value in extra.items():
+        if not hasattr(found, name):
+            setattr(found, name, value)
+    return found
+
+
 def _groups(found: Any) -> dict[str, Any]:
     if not _is_modern():
         return {name: found[name] for name in found.groups()}
@@ -71,7 +144,7 @@ def _arviz() -> Any:
         import arviz
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{error.name} is missing; certificates and corrections need it: "
+            f"{error.name} is missing; certificates, corrections and loo need it: "
             "pip install 'jaxcoreset[arviz]'",
             name=error.name,
         ) from error

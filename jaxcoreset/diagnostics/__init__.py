@@ -1,4 +1,4 @@
-"""How far a coreset's posterior is from that of all rows, and its draws reweighted to it."""
+"""How far a coreset's posterior is from that of all rows, and what its draws say of all rows."""
 
 from jaxcoreset.diagnostics.correction import CorrectionError as CorrectionError
 from jaxcoreset.diagnostics.gaussian import Divergence as Divergence
@@ -12,3 +12,5 @@ from jaxcoreset.diagnostics.gaussian import map_distance as map_distance
 from jaxcoreset.diagnostics.gaussian import moments as moments
 from jaxcoreset.diagnostics.gaussian import relative_error as relative_error
 from jaxcoreset.diagnostics.gaussian import relative_errors as relative_errors
+from jaxcoreset.diagnostics.predict import Prediction as Prediction
+from jaxcoreset.diagnostics.predictive_check import PredictiveCheck as PredictiveCheck

@@ -30,6 +30,18 @@ class CorrectionError(ValueError):
         self.certificate = certificate
 
 
+def require_reweightable(certificate: Certificate) -> None:
+    """Raise a CorrectionError if weighted averages of the draws cannot be trusted."""
+    if not certificate.can_be_reweighted:
+        raise CorrectionError(
+            f"k-hat is {certificate.khat:.2f}; expected at most {certificate.khat_limit:.2f} to "
+            f"reweight {certificate.num_draws} draws. The coreset posterior is too far from the "
+            f"full one for a correction to be trusted. {REMEDY} The `certificate` of this error "
+            "has the numbers.",
+            certificate,
+        )
+
+
 @one_at_a_time
 def correct(
     coreset: Coreset,
@@ -84,14 +96,7 @@ def correct(
     certificate, samples, positions = measure(
         coreset, mcmc, full, num_draws, batch_size, progress_bar
     )
-    if not certificate.can_be_reweighted:
-        raise CorrectionError(
-            f"k-hat is {certificate.khat:.2f}; expected at most {certificate.khat_limit:.2f} to "
-            f"reweight {certificate.num_draws} draws. The coreset posterior is too far from the "
-            f"full one for a correction to be trusted. {REMEDY} The `certificate` of this error "
-            "has the numbers.",
-            certificate,
-        )
+    require_reweightable(certificate)
     dims = plate_names(coreset.model, (coreset.args, coreset.kwargs))
     if isinstance(mcmc, MCMC):
         groups = groups_of_mcmc(mcmc, dims)

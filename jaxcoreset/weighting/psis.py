@@ -13,7 +13,7 @@ from jaxcoreset.data.arviz import psislw
 # enough; below it, S draws are enough if k-hat < 1 − 1/log10(S).
 MAX_KHAT = 0.7
 # Log-ratios within this range may differ by float32 rounding only, whose tail means nothing.
-_NEGLIGIBLE = 1e-4
+NEGLIGIBLE = 1e-4
 
 
 def pareto_smooth(
@@ -31,7 +31,7 @@ def pareto_smooth(
         fitted.
     """
     log_ratios = np.asarray(log_ratios, np.float64)
-    if np.ptp(log_ratios) < _NEGLIGIBLE:
+    if np.ptp(log_ratios) < NEGLIGIBLE:
         return log_ratios - log_sum_exp(log_ratios), 0.0
     try:
         weights, khat = psislw(log_ratios, relative_efficiency)

@@ -26,16 +26,21 @@ SLOW = {
     "docs/how-to/choose-a-solver.md",
     "docs/how-to/big-data.md",
     "docs/how-to/choose-a-weighting.md",
+    "docs/how-to/compare-models.md",
     "docs/how-to/extend.md",
     "docs/how-to/groups.md",
     "docs/how-to/proxy.md",
+    "docs/how-to/predict.md",
     "docs/how-to/read-the-report.md",
     "docs/how-to/stratify.md",
     "docs/tutorial.md",
 }
 SLOW_PAGE = [pytest.mark.slow, pytest.mark.unoptimised]
 # Pages whose code begins where another's ends.
-GOES_ON = {"docs/how-to/read-the-report.md": "docs/tutorial.md"}
+GOES_ON = {
+    "docs/how-to/predict.md": "docs/how-to/compare-models.md",
+    "docs/how-to/read-the-report.md": "docs/tutorial.md",
+}
 # Pages that tests of their own run: `test_readme_runs`, `test_models_that_the_page_calls_refused…`,
 # and tests/docs/test_use_elsewhere.py.
 ELSEWHERE = {"README.md", "docs/how-to/use-elsewhere.md", "docs/how-to/when-not-to.md"}

@@ -1,0 +1,127 @@
+"""Checks of a predictive distribution by test statistics, added up over blocks of rows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxcoreset.data.blocks import pairwise_sum
+from jaxcoreset.data.messages import listed
+
+# Over the blocks of a group, and over groups.
+_REDUCE = {"mean": (np.sum, np.add), "max": (np.max, np.maximum), "min": (np.min, np.minimum)}
+
+
+@dataclass(frozen=True, eq=False)
+class PredictiveCheck:
+    """A test statistic of the data, and of replicated data sets from the posterior predictive.
+
+    Attributes:
+        observed: the statistic of the data, shape (bins, …), without bins a number or (j,).
+        replicated: that of the replicated data sets, of shape (num_draws, …).
+    """
+
+    observed: np.ndarray
+    replicated: np.ndarray
+
+    @property
+    def p_value(self) -> np.ndarray:
+        """The share of replicated data sets whose statistic is at least that of the data.
+
+        Values near 0 or 1 show that the model does not reproduce the statistic.
+        """
+        return np.asarray(np.mean(self.replicated >= self.observed, axis=0))
+
+    def __repr__(self) -> str:
+        low, high = np.quantile(self.replicated, [0.05, 0.95], axis=0)
+        if np.ndim(self.observed):
+            extreme = np.count_nonzero((self.p_value < 0.05) | (self.p_value > 0.95))
+            size = np.size(self.observed)
+            return f"<PredictiveCheck: {extreme} of {size} values outside the 90 % interval>"
+        return (
+            f"<PredictiveCheck: observed {self.observed:.4g}, replicated {low:.4g} to {high:.4g} "
+            f"(90 %), p = {self.p_value:.3f}>"
+        )
+
+
+def check_statistic(
+    blocks: Callable[..., Any],
+    num_rows: int,
+    site: str,
+    statistic: Callable[[Array], Array],
+    reduce: str,
+    of: Callable[[Array], Array] | None,
+    bins: np.ndarray | None,
+) -> PredictiveCheck:
+    """See `Prediction.check`.
+
+    Args:
+        blocks: ``blocks(reduce, per_row)`` yields what ``reduce`` makes of every block.
+        num_rows: the number of rows, n.
+        site: the observed site.
+        statistic: see `Prediction.check`.
+        reduce: see `Prediction.check`.
+        of: see `Prediction.check`.
+        bins: see `Prediction.check`.
+    """
+    if reduce not in _REDUCE:
+        raise ValueError(f"reduce is {reduce!r}; expected one of {listed(list(_REDUCE))}.")
+    at = np.zeros(num_rows, np.int32) if bins is None else bins
+    if at.shape != (num_rows,) or at.dtype.kind not in "iu" or at.min() < 0:
+        raise ValueError(
+            f"bins has shape {at.shape} and dtype {at.dtype}; expected {num_rows} whole numbers "
+            "from 0 on."
+        )
+    at, num_bins = at.astype(np.int32), int(at.max()) + 1
+    over, add = _REDUCE[reduce]
+    totals = None
+    for _, _, parts in blocks(_Statistics(statistic, site, reduce, num_bins), (at,)):
+        parts = [over(np.asarray(x, np.float64), axis=0) for x in parts]
+        totals = parts if totals is None else [*map(add, totals, parts)]
+    assert totals is not None
+    if reduce == "mean":
+        counts = np.bincount(at, minlength=num_bins)
+        totals = [x / counts.reshape(1, -1, *[1] * (x.ndim - 2)) for x in totals]
+    if of is not None:
+        evaluate = jax.vmap(jax.vmap(of))
+        totals = [np.asarray(evaluate(jnp.asarray(x, float))) for x in totals]
+    replicated, observed = (x[:, 0] if bins is None else x for x in totals)
+    return PredictiveCheck(np.asarray(observed[0]), replicated)
+
+
+@dataclass(frozen=True, eq=False)
+class _Statistics:
+    """Statistics of a block's rows by bin, of every draw and of the observations."""
+
+    statistic: Callable
+    site: str
+    reduce: str
+    num_bins: int
+
+    def __call__(self, values: dict, given: dict, per_row: tuple, counted: Array) -> tuple:
+        (at,) = per_row
+        replicated = jax.vmap(self._of_data, (1, None, None))(values[self.site], at, counted)
+        return replicated, self._of_data(given[self.site], at, counted)[None]
+
+    def _of_data(self, values: Array, at: Array, counted: Array) -> Array:
+        found = jnp.asarray(self.statistic(values))
+        if found.shape[:1] != at.shape:
+            raise ValueError(
+                f"statistic returned shape {found.shape} for {at.size} rows; expected one number "
+                "of each row, (m,), or several, (m, j)."
+            )
+        found = found.astype(jnp.result_type(float))
+        counted = counted.reshape(-1, *[1] * (found.ndim - 1))
+        if self.reduce == "mean":
+            found = jnp.where(counted, found, 0)
+            if self.num_bins == 1:
+                return pairwise_sum(found)[None]
+            return jax.ops.segment_sum(found, at, self.num_bins)
+        is_max = self.reduce == "max"
+        found = jnp.where(counted, found, -jnp.inf if is_max else jnp.inf)
+        segments = jax.ops.segment_max if is_max else jax.ops.segment_min
+        return segments(found, at, self.num_bins)

@@ -1,0 +1,91 @@
+"""Draws of the coreset posterior with their weights towards the full one."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from numpyro.infer import MCMC
+
+from jaxcoreset.coreset.coreset import Coreset
+from jaxcoreset.data.arviz import corrected
+from jaxcoreset.diagnostics.certificate import measure
+from jaxcoreset.diagnostics.correction import require_reweightable
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.trace import latent_shapes
+from jaxcoreset.weighting.chains import ChainSamples, chain_samples, effective_size
+from jaxcoreset.weighting.psis import log_sum_exp
+
+
+@dataclass(frozen=True, eq=False)
+class ReweightedDraws:
+    """Draws of a coreset posterior.
+
+    Attributes:
+        samples: the draws.
+        log_ratios: shape (chains, draws), the log-density of the full posterior less that of the
+            coreset's, up to a constant.
+        log_weights: shape (chains, draws), smoothed; their exponentials add up to one.
+    """
+
+    samples: ChainSamples
+    log_ratios: Float[np.ndarray, "chains draws"]
+    log_weights: Float[np.ndarray, "chains draws"]
+
+    @property
+    def efficiency(self) -> float:
+        """The mean effective sample size of a parameter over the number of draws."""
+        sizes = [effective_size(self.samples.sites[name]) for name in self.samples.latent]
+        sizes = np.concatenate([np.ravel(size) for size in sizes])
+        chains, draws = self.samples.shape
+        return float(np.nanmean(sizes)) / (chains * draws) if np.isfinite(sizes).any() else 1.0
+
+
+def plain_draws(coreset: Coreset, samples: Any, num_draws: int | None) -> ReweightedDraws:
+    """Draws that count alike."""
+    found = chain_samples(samples, latent_shapes(coreset.model, (coreset.args, coreset.kwargs)))
+    used = found.thin(num_draws)[0]
+    zeros = np.zeros(used.shape)
+    return ReweightedDraws(used, zeros, zeros - np.log(zeros.size))
+
+
+def known_draws(coreset: Coreset, data: Any, num_draws: int | None) -> ReweightedDraws | None:
+    """The draws and weights of what `correct` returned; None if `data` is not that."""
+    found = corrected(data)
+    if found is None:
+        return None
+    sites, stats = found
+    draws = plain_draws(coreset, sites, None)
+    samples, positions = draws.samples.thin(num_draws)
+    if "log_weight" not in stats:  # they were resampled
+        return plain_draws(coreset, sites, num_draws)
+    log_weights = np.asarray(stats["log_weight"], np.float64)[:, positions]
+    log_ratios = np.asarray(stats["log_ratio"], np.float64)[:, positions]
+    return ReweightedDraws(samples, log_ratios, log_weights - log_sum_exp(log_weights))
+
+
+def reweighted_draws(
+    coreset: Coreset,
+    mcmc: MCMC | Mapping[str, Any],
+    likelihood: ModelLikelihood,
+    num_draws: int | None,
+    batch_size: int | None,
+    progress_bar: bool,
+) -> ReweightedDraws:
+    """The draws and their weights, from one pass over all rows unless `correct` made it before.
+
+    Raises:
+        CorrectionError: if weighted averages of the draws cannot be trusted.
+        ValueError: see `certify`.
+    """
+    known = known_draws(coreset, mcmc, num_draws)
+    if known is not None:
+        return known
+    certificate, samples, _ = measure(
+        coreset, mcmc, likelihood, num_draws, batch_size, progress_bar
+    )
+    require_reweightable(certificate)
+    samples = dataclasses.replace(samples, sites={x: samples.sites[x] for x in samples.latent})
+    return ReweightedDraws(samples, certificate.log_ratios, certificate.log_weights)

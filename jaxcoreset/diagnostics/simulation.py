@@ -1,0 +1,261 @@
+"""The rows to predict and what is drawn for them: new responses from the user's model, by blocks.
+
+The arguments to predict have the names of those of the build, but the response may be missing. What
+holds rows is told by these names. Observed sites are sampled even if their observations are given,
+so that responses which a model cannot do without may be passed, and be compared with new ones.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+from numpyro.handlers import uncondition
+from numpyro.infer import Predictive
+
+from jaxcoreset.coreset.coreset import Coreset
+from jaxcoreset.coreset.group_effects import effects_at
+from jaxcoreset.data.dtypes import widened
+from jaxcoreset.data.messages import listed
+from jaxcoreset.data.rows import Rows
+from jaxcoreset.likelihood.arguments import Arguments, ModelError, flatten, is_array
+from jaxcoreset.likelihood.trace import fill_origin, full_precision, is_latent, run
+
+# Two row counts for abstract traces: primes, so that no other axis is likely to have them.
+_ABSTRACT_ROWS = (31, 37)
+
+
+def rows_to_predict(coreset: Coreset, args: tuple, kwargs: Mapping[str, Any]) -> Arguments:
+    """The arguments with the rows to predict, marked as those of the build are by their names.
+
+    Raises:
+        ModelError: if none of them holds rows, they differ in their number, or an argument that the
+            model knows its groups by does not fit the build.
+    """
+    arguments, known = flatten(coreset.full_model, args, dict(kwargs)), names_of(coreset)
+    grouping = coreset.grouping
+    if grouping is None:
+        data, counts = coreset.arguments.data_at, coreset.arguments.counts_at
+    else:
+        labels = grouping.positions.labels
+        data = (*grouping.positions.rows, *(() if labels is None else (labels,)))
+        counts = grouping.positions.row_counts
+        if labels is None:
+            counts = (*counts, *grouping.positions.group_counts)
+    names = {known[i] for i in data}
+    found = tuple(
+        i
+        for i, leaf in enumerate(arguments.leaves)
+        if arguments.names[i] in names and is_array(leaf)
+    )
+    if not found:
+        raise ModelError(
+            f"no argument holds rows to predict; expected at least one of {listed(sorted(names))}, "
+            "as in the call that the coreset was built with."
+        )
+    lengths = {arguments.names[i]: arguments.leaves[i].shape[0] for i in found}
+    if len(set(lengths.values())) > 1:
+        raise ModelError(
+            f"the rows to predict differ in their number: {lengths}; expected one for each row."
+        )
+    counted = {known[i] for i in counts}
+    counts_at = tuple(i for i, name in enumerate(arguments.names) if name in counted)
+    return dataclasses.replace(arguments, data_at=found, counts_at=counts_at)
+
+
+def names_of(coreset: Coreset) -> tuple[str, ...]:
+    """The names of the arguments of the user's model, in their order in the build."""
+    return flatten(coreset.full_model, coreset.args, coreset.kwargs).names
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """New responses of rows; programs are made from it, so it holds none.
+
+    Attributes:
+        model: the user's model.
+        arguments: its arguments, without the rows.
+        axes: the sites to draw, with the axis of rows in each.
+        observed: those of them whose observations are among the arguments.
+        width: the number of values that a row has at one draw.
+    """
+
+    model: Callable
+    arguments: Arguments
+    axes: dict[str, int]
+    observed: tuple[str, ...]
+    width: int
+
+    @classmethod
+    def of(
+        cls,
+        model: Callable,
+        arguments: Arguments,
+        responses: Sequence[str],
+        names: Sequence[str] | None,
+    ) -> "Simulation":
+        """The simulation of the sites with these names, by default of all responses.
+
+        Raises:
+            ModelError: if a site is unknown, has no value per row, or cannot be drawn.
+        """
+        few, more = (_sites(model, arguments, responses, num) for num in _ABSTRACT_ROWS)
+        axes = {}
+        for name, site in few.items():
+            pairs = enumerate(zip(site.shape, more[name].shape, strict=True))
+            changed = [axis for axis, (one, other) in pairs if one != other]
+            if len(changed) == 1 and site.size:
+                axes[name] = changed[0]
+        if names is None:
+            names = [name for name in axes if name in responses]
+            if not names:
+                raise ModelError(
+                    "the model has no observed site with one value per row that can be drawn; "
+                    "expected numpyro.sample(..., obs=...), since nothing can be drawn from a "
+                    "numpyro.factor."
+                )
+        for name in names:
+            if name not in axes:
+                raise ModelError(
+                    f"sites names {name!r}; expected sites with one value per row, of which the "
+                    f"model has {listed(list(axes))}."
+                )
+        without = list(arguments.leaves)
+        for i in arguments.data_at:
+            without[i] = None
+        arguments = dataclasses.replace(arguments, leaves=tuple(without))
+        width = sum(few[name].size for name in names) // _ABSTRACT_ROWS[0]
+        observed = tuple(name for name in names if few[name].is_given)
+        return cls(model, arguments, {name: axes[name] for name in names}, observed, width)
+
+    def draw(self, draws: Mapping[str, Array], key: PRNGKeyArray, data: tuple) -> dict[str, Array]:
+        """Values of m rows at s draws, of shape (m, s, …)."""
+        args, kwargs = self.arguments.fill([widened(leaf) for leaf in data])
+        predictive = Predictive(
+            uncondition(self.model),
+            posterior_samples=dict(draws),
+            return_sites=list(self.axes),
+            parallel=True,
+        )
+        with full_precision():
+            found = predictive(key, *args, **kwargs)
+        return {name: jnp.moveaxis(found[name], 1 + axis, 0) for name, axis in self.axes.items()}
+
+    def given(self, draws: Mapping[str, Array], data: tuple) -> dict[str, Array]:
+        """The observations of m rows, of shape (m, …)."""
+        first = {name: x[0] for name, x in draws.items()}
+
+        def fill(site: Mapping) -> Any:
+            return first.get(site["name"]) if is_latent(site) else None
+
+        with full_precision():
+            sites = run(self.model, self.arguments.fill([widened(leaf) for leaf in data]), fill)
+        return {
+            name: jnp.moveaxis(jnp.asarray(sites[name]["value"]), self.axes[name], 0)
+            for name in self.observed
+        }
+
+
+@dataclass(frozen=True)
+class _Site:
+    shape: tuple[int, ...]
+    is_given: bool
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+
+def _sites(
+    model: Callable, arguments: Arguments, responses: Sequence[str], num_rows: int
+) -> dict[str, _Site]:
+    """The sites of the model with rows to predict, from an abstract trace."""
+    found = {}
+
+    def fill(site: Mapping) -> Any:
+        return None if site["name"] in responses or _is_given(site) else fill_origin(site)
+
+    def trace_model(*data: Any) -> None:
+        with full_precision():
+            sites = run(uncondition(model), arguments.fill(data), fill)
+        for name, site in sites.items():
+            if site["type"] in ("sample", "deterministic"):
+                found[name] = _Site(tuple(jnp.shape(site["value"])), _is_given(site))
+
+    shapes = [
+        jax.ShapeDtypeStruct((num_rows, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype))
+        for x in arguments.data
+    ]
+    jax.eval_shape(trace_model, *shapes)
+    return found
+
+
+def _is_given(site: Mapping) -> bool:
+    return "was_observed" in (site.get("infer") or {})
+
+
+def effects_to_predict(
+    coreset: Coreset,
+    arguments: Arguments,
+    shared: dict[str, Array],
+    groups: Rows,
+    key: PRNGKeyArray,
+) -> dict[str, Array]:
+    """The latent sites of all groups at draws of the shared parameters, as the model has them.
+
+    Groups of the build have their own effects. The model may have further ones, which the build did
+    not see; their effects are from the prior given the shared parameters.
+
+    Args:
+        coreset: a coreset of groups that labels name.
+        arguments: the rows to predict.
+        shared: constrained draws of the shared parameters, with a leading axis of s.
+        groups: all groups of the build.
+        key: a JAX random key.
+
+    Raises:
+        ModelError: if the arguments have fewer groups than the build, or a label is not the number
+            of a group.
+    """
+    positions, names = coreset.grouping.positions, names_of(coreset)
+    by_name = dict(zip(arguments.names, arguments.leaves, strict=True))
+    label = names[positions.labels]
+    counts = [by_name[names[i]] for i in positions.group_counts]
+    counts += [np.shape(by_name[names[i]])[0] for i in positions.groups]
+    num, known = int(counts[0]), groups.num_rows
+    if num < known:
+        raise ModelError(
+            f"the rows to predict are of {num} groups, but the coreset was built from {known}; "
+            "expected the same groups with the same numbers, and new ones after them."
+        )
+    labels = np.asarray(by_name[label])
+    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= num:
+        raise ModelError(
+            f"argument {label} has labels from {labels.min()} to {labels.max()} for {num} groups; "
+            "expected the numbers of groups, from 0 on, in the order of the sorted labels of the "
+            "build."
+        )
+    key, prior_key = jax.random.split(key)
+    local = coreset.grouping.model(coreset.full_model, coreset.arguments).structure.local
+    effects = effects_at(coreset, groups, shared, key)
+    values = {
+        name: jnp.moveaxis(jnp.asarray(effects[name]), 1, site.value_dim)
+        for name, site in local.items()
+    }
+    if num == known:
+        return values
+    few = [leaf[:1] for leaf in arguments.data]
+    args, kwargs = arguments.fill(few)
+    prior = Predictive(coreset.full_model, posterior_samples=shared, return_sites=list(local))
+    drawn = prior(prior_key, *args, **kwargs)
+    return {
+        name: jnp.concatenate(
+            [values[name], jnp.take(drawn[name], np.arange(known, num), axis=site.value_dim)],
+            axis=site.value_dim,
+        )
+        for name, site in local.items()
+    }

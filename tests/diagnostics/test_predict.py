@@ -1,0 +1,271 @@
+"""Predictions against closed forms, with the weights to the full posterior, and checks of them."""
+
+import arviz
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.stats import norm
+
+import jaxcoreset as jc
+from jaxcoreset.diagnostics import predict as module
+from jaxcoreset.likelihood.arguments import ModelError
+from jaxcoreset.likelihood.group_likelihood import group_likelihood
+from tests.gaussian_coreset import NOISE, case, coreset_of, regression
+
+QUIET = {"progress_bar": False}
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(scope="module")
+def poor():
+    """A coreset whose posterior means are up to half a standard deviation off."""
+    return case(mismatch=0.15, n=500, m=100, draws=8000, seed=3)
+
+
+@pytest.fixture(scope="module")
+def corrected(poor):
+    return jc.correct(coreset_of(poor), poor.samples, **QUIET)
+
+
+def predictive(posterior, x):
+    return x @ posterior.mean, np.sqrt(NOISE**2 + np.sum(x @ posterior.covariance * x, axis=1))
+
+
+def test_new_rows_have_the_predictive_distribution_of_the_full_posterior(poor, corrected):
+    """At rows so far out that the parameters are most of the uncertainty."""
+    x = 60 * np.random.default_rng(0).normal(size=(40, 3))
+    coreset = coreset_of(poor)
+    found = jc.predict(coreset, corrected, x, key=KEY, num_draws=None, **QUIET)
+    mean, sd = predictive(poor.full, x)
+    assert np.max(np.abs(predictive(poor.small, x)[0] - mean) / sd) > 0.25
+    np.testing.assert_allclose((found.mean["y"] - mean) / sd, 0, atol=0.06)
+    np.testing.assert_allclose(found.sd["y"], sd, rtol=0.06)
+    levels = norm.ppf([[0.05], [0.5], [0.95]])
+    np.testing.assert_allclose((found.quantiles["y"] - mean) / sd, levels + 0 * mean, atol=0.1)
+    plain = jc.predict(
+        coreset, poor.samples, x, None, key=KEY, num_draws=None, reweight=False, **QUIET
+    )
+    own, sd = predictive(poor.small, x)
+    np.testing.assert_allclose((plain.mean["y"] - own) / sd, 0, atol=0.06)
+    assert not found.observed
+    assert not found.draws
+
+
+def test_rows_of_the_build_are_the_default_and_draws_are_kept_on_request(poor, corrected):
+    coreset = coreset_of(poor)
+    settings = {"key": KEY, "num_draws": 200, "draws": True, **QUIET}
+    found = jc.predict(coreset, corrected, **settings)
+    same = jc.predict(coreset, corrected, poor.x, y=poor.y, sites=["y"], **settings)
+    np.testing.assert_array_equal(found.draws["y"], same.draws["y"])
+    assert found.draws["y"].shape == (200, 500)
+    expected = np.quantile(found.draws["y"], found.levels, axis=0, method="inverted_cdf")
+    np.testing.assert_array_equal(found.quantiles["y"], expected)
+    np.testing.assert_allclose(found.draws["y"].mean(0), found.mean["y"], atol=1e-5)
+    np.testing.assert_allclose(found.draws["y"].std(0), found.sd["y"], rtol=1e-4)
+    np.testing.assert_allclose(found.observed["y"], poor.y, rtol=1e-6)
+    data = found.to_arviz()
+    assert data["posterior_predictive"]["y"].dims == ("chain", "draw", "row")
+    np.testing.assert_allclose(data["observed_data"]["y"], poor.y, rtol=1e-6)
+    if not hasattr(data, "children"):
+        arviz.plot_ppc(data, num_pp_samples=5, backend_kwargs={})
+    other = jc.predict(coreset, corrected, **(settings | {"key": jax.random.key(1)}))
+    assert not np.array_equal(other.draws["y"], found.draws["y"])
+    with pytest.raises(ValueError, match="the draws were not kept"):
+        jc.predict(coreset, corrected, poor.x, key=KEY, **QUIET).to_arviz()
+
+
+def test_statistics_of_replicated_data_have_their_closed_form(poor, corrected):
+    found = jc.predict(coreset_of(poor), corrected, key=KEY, quantiles=(), **QUIET)
+    check = found.check(lambda y: y)
+    center = poor.x.mean(0)
+    mean = center @ poor.full.mean
+    sd = np.sqrt(center @ poor.full.covariance @ center + NOISE**2 / 500)
+    assert check.replicated.shape == (1000,)
+    assert check.replicated.mean() == pytest.approx(mean, abs=4 * sd / np.sqrt(1000))
+    assert check.replicated.std() == pytest.approx(sd, rel=0.1)
+    assert check.observed == pytest.approx(poor.y.mean(), rel=1e-5)
+    assert check.p_value == pytest.approx(norm.sf(poor.y.mean(), mean, sd), abs=0.06)
+    assert f"p = {check.p_value:.3f}" in repr(check)
+
+
+def test_statistics_are_those_of_the_draws_themselves(poor, corrected):
+    """The spread, an extreme, and means by bin, against NumPy on all draws."""
+    found = jc.predict(
+        coreset_of(poor), corrected, key=KEY, quantiles=(), draws=True, num_draws=100, **QUIET
+    )
+    draws = found.draws["y"]
+    spread = found.check(
+        lambda y: jnp.stack([y, y**2], axis=1), of=lambda mean: jnp.sqrt(mean[1] - mean[0] ** 2)
+    )
+    np.testing.assert_allclose(spread.replicated, draws.std(1), rtol=1e-3)
+    np.testing.assert_allclose(spread.observed, poor.y.std(), rtol=1e-3)
+    largest = found.check(lambda y: y, reduce="max")
+    np.testing.assert_allclose(largest.replicated, draws.max(1), rtol=1e-6)
+    smallest = found.check(lambda y: y, reduce="min")
+    np.testing.assert_allclose(smallest.observed, poor.y.min(), rtol=1e-6)
+    bins = np.digitize(poor.x[:, 0], [-1, 0, 1])
+    binned = found.check(lambda y: y > 0, bins=bins)
+    expected = np.stack([(draws[:, bins == b] > 0).mean(1) for b in range(4)], axis=1)
+    np.testing.assert_allclose(binned.replicated, expected, atol=1e-6)
+    assert binned.observed.shape == binned.p_value.shape == (4,)
+    assert "of 4 values" in repr(binned)
+    with pytest.raises(ValueError, match="expected one number of each row"):
+        found.check(jnp.sum)
+    with pytest.raises(ValueError, match="500 whole numbers"):
+        found.check(lambda y: y, bins=np.array([0, 1]))
+    new = jc.predict(coreset_of(poor), corrected, poor.x, key=KEY, **QUIET)
+    with pytest.raises(ValueError, match="Pass the responses"):
+        new.check(lambda y: y)
+
+
+def test_blocks_of_rows_are_all_that_is_drawn(monkeypatch):
+    shapes, plain = [], module._block
+
+    def block(args, rows, counted):
+        shapes.append(rows[0][0].shape[0])
+        return plain(args, rows, counted)
+
+    monkeypatch.setattr(module, "_block", block)
+    big = case(mismatch=0.02, n=20_000, m=200)
+    found = jc.predict(coreset_of(big), big.samples, key=KEY, quantiles=(), reweight=False, **QUIET)
+    assert found.mean["y"].shape == (20_000,)
+    assert max(shapes) * found.num_draws <= 2**19
+    residual = (found.mean["y"] - big.x @ big.small.mean) * np.sqrt(1000) / NOISE
+    assert residual.std() == pytest.approx(1, abs=0.03)  # rows of other blocks are drawn anew
+    assert abs(np.mean(residual)) < 0.2
+
+
+def test_coreset_without_its_data_says_what_it_needs(poor, corrected, tmp_path):
+    loaded = jc.load(coreset_of(poor).save(tmp_path / "rows"), model=regression)
+    with pytest.raises(ValueError, match="for the weights"):
+        jc.predict(loaded, poor.samples, poor.x, key=KEY)
+    given = jc.predict(loaded, poor.samples, poor.x, key=KEY, likelihood=poor.likelihood, **QUIET)
+    there = jc.predict(loaded, corrected, poor.x, key=KEY, **QUIET)
+    assert given.mean["y"].shape == there.mean["y"].shape == (500,)
+    with pytest.raises(ValueError, match="there are no rows to predict"):
+        jc.predict(loaded, corrected, key=KEY)
+    with pytest.raises(ModelError, match="no argument holds rows"):
+        jc.predict(loaded, corrected, None, None, key=KEY)
+    with pytest.raises(ModelError, match="differ in their number"):
+        jc.predict(loaded, corrected, poor.x, poor.y[:9], key=KEY)
+    with pytest.raises(ModelError, match=r"sites names 'first'.* 'y'"):
+        jc.predict(loaded, corrected, poor.x, key=KEY, sites=["first"])
+
+
+def test_sites_counts_and_responses_are_those_of_the_model():
+    """A count of rows follows the block, deterministic sites are rows' own, y may be discrete."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=300)
+    y = rng.binomial(1, 1 / (1 + np.exp(-x)))
+
+    def model(data, n, y):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", n):
+            p = numpyro.deterministic("p", jax.nn.sigmoid(b * data["x"]))
+            numpyro.sample("y", dist.Bernoulli(p), obs=y)
+
+    coreset = jc.CoresetBuilder(model, size=300, **QUIET).run(KEY, {"x": x}, 300, y)
+    samples = {"b": np.full(100, 0.7) + 0.1 * rng.normal(size=100)}
+    new = np.array([-1.0, 0.0, 2.0])
+    found = jc.predict(
+        coreset, samples, {"x": new}, 3, None, key=KEY, sites=["p", "y"], reweight=False, **QUIET
+    )
+    p = 1 / (1 + np.exp(-samples["b"][:, None] * new))
+    np.testing.assert_allclose(found.mean["p"], p.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(found.mean["y"], p.mean(0), atol=0.2)
+    expected = np.quantile(p, found.levels, axis=0, method="inverted_cdf")
+    np.testing.assert_allclose(found.quantiles["p"], expected, rtol=1e-5)
+    assert set(np.ravel(found.quantiles["y"])) <= {0, 1}
+
+
+@pytest.fixture(scope="module")
+def groups():
+    """Groups of one to eight rows, in a hierarchy of known scales, and draws of their mean."""
+    rng = np.random.default_rng(0)
+    num, sizes = 60, rng.integers(1, 9, size=60)
+    label = rng.permutation(np.repeat(np.arange(num), sizes))
+    y = 0.5 + 2 * rng.normal(size=num)[label] + 0.5 * rng.normal(size=label.size)
+
+    def model(label, num, y=None):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+        with numpyro.plate("groups", num):
+            z = numpyro.sample("z", dist.Normal(mu, 2.0))
+        with numpyro.plate("rows", label.shape[0]):
+            numpyro.sample("y", dist.Normal(z[label], 0.5), obs=y)
+
+    builder = jc.CoresetBuilder(model, size=num, groups="label", **QUIET)
+    coreset = builder.run(KEY, label, num, y)
+    mu = 0.5 + 0.1 * rng.normal(size=1000)
+    return coreset, {"mu": mu}, label, y
+
+
+def test_groups_of_the_build_keep_their_effects_and_new_ones_are_drawn_from_the_prior(groups):
+    coreset, samples, label, y = groups
+    rows = np.array([*range(60), 60, 61, 60])
+    found = jc.predict(
+        coreset, samples, rows, 62, key=KEY, draws=True, reweight=False, quantiles=(), **QUIET
+    )
+    sizes = np.bincount(label)
+    precision = 1 / 4 + sizes / 0.25
+    mean = (0.5 / 4 + np.bincount(label, y) / 0.25) / precision
+    sd = np.sqrt(0.25 + 1 / precision)
+    np.testing.assert_allclose((found.mean["y"][:60] - mean) / sd, 0, atol=0.15)
+    np.testing.assert_allclose(found.sd["y"][:60], sd, rtol=0.12)
+    assert found.mean["y"][60:] == pytest.approx(0.5, abs=0.3)
+    assert found.sd["y"][60:] == pytest.approx(np.sqrt(4.26), rel=0.1)
+    draws = found.draws["y"][:, 60:]
+    correlation = np.corrcoef(draws.T)
+    assert correlation[0, 2] > 0.9  # rows of one new group share its effect
+    assert abs(correlation[0, 1]) < 0.15
+    checked = jc.predict(
+        coreset, samples, label, 60, y, key=KEY, reweight=False, quantiles=(), **QUIET
+    )
+    assert 0.05 < checked.check(lambda y: y).p_value < 0.95
+
+
+def test_groups_that_do_not_fit_the_build_are_refused(groups):
+    coreset, samples, label, _ = groups
+    options = {"key": KEY, "reweight": False, **QUIET}
+    with pytest.raises(ValueError, match="pass the model's arguments"):
+        jc.predict(coreset, samples, **options)
+    with pytest.raises(ModelError, match="of 59 groups, but the coreset was built from 60"):
+        jc.predict(coreset, samples, label, 59, **options)
+    with pytest.raises(ModelError, match="labels from 0 to 70 for 62 groups"):
+        jc.predict(coreset, samples, np.array([0, 70]), 62, **options)
+
+
+def test_saved_coreset_of_groups_takes_their_likelihood(groups, tmp_path):
+    coreset, samples, label, y = groups
+    model = coreset.full_model
+    loaded = jc.load(coreset.save(tmp_path / "groups"), model=model)
+    options = {"key": KEY, "reweight": False, **QUIET}
+    with pytest.raises(ValueError, match=r"for the effects of groups.*group_likelihood"):
+        jc.predict(loaded, samples, label, 60, **options)
+    likelihood = group_likelihood(model, (label, 60, y), groups="label")
+    there = jc.predict(loaded, samples, label, 60, likelihood=likelihood, **options)
+    here = jc.predict(coreset, samples, label, 60, **options)
+    np.testing.assert_allclose(there.mean["y"], here.mean["y"], atol=1e-3)
+
+
+def test_effect_of_a_row_of_its_own_is_drawn_anew():
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=40) * np.sqrt(1.25)
+
+    def model(n, y=None, x=None):
+        a = numpyro.sample("a", dist.Normal(0.0, 2.0))
+        with numpyro.plate("rows", n):
+            e = numpyro.sample("e", dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(a + e + x, 0.5), obs=y)
+
+    x = np.zeros(40)
+    coreset = jc.CoresetBuilder(model, size=40, **QUIET).run(KEY, 40, y, x)
+    samples, new = {"a": 0.1 * rng.normal(size=2000)}, np.array([0.0, 3.0, 3.0])
+    found = jc.predict(
+        coreset, samples, 3, None, new, key=KEY, draws=True, reweight=False, num_draws=None, **QUIET
+    )
+    np.testing.assert_allclose(found.mean["y"], new, atol=0.12)
+    np.testing.assert_allclose(found.sd["y"], np.sqrt(1.26), rtol=0.08)
+    assert abs(np.corrcoef(found.draws["y"].T)[1, 2]) < 0.1
