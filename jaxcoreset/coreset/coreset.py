@@ -41,7 +41,7 @@ from jaxcoreset.likelihood.precision import in_enough_precision
 from jaxcoreset.likelihood.weighted import weighted_model
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.tolerance import Selection
-from jaxcoreset.weighting.laplace import LaplaceApproximation
+from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation
 
 FORMAT = 1
 
@@ -263,8 +263,9 @@ class Coreset(AsTable):
     def init_params(self, num_chains: int = 1) -> dict[str, Array]:
         """Starting points for chains on the coreset, for ``MCMC.run(..., init_params=...)``.
 
-        They are the likeliest of the draws that the coreset was built with. Chains that start there
-        need less warmup, and do not end in a mode that only the weighted density has.
+        They are the likeliest of the draws that the coreset was built with, or draws around the
+        mode of its rows if it was built without any. Chains that start there need less warmup, and
+        do not end in a mode that only the weighted density has.
 
         Args:
             num_chains: the number of chains of the `MCMC`.
@@ -274,20 +275,26 @@ class Coreset(AsTable):
             than one.
 
         Raises:
-            ValueError: if the coreset keeps no draws, as one of all rows.
+            ValueError: if the coreset keeps no draws, as one of all rows, and has no mode.
         """
         num_chains = check_int("num_chains", num_chains, 1)
         if self.summary is not None:
             found = self.summary.likeliest_draws(num_chains)
-        elif self.approximation is not None:
-            found = self.approximation.draws(jax.random.key(0), num_chains)
         else:
-            raise ValueError(
-                "the coreset keeps no draws to start at, since it was made without any, like one "
-                "of all rows or of all distinct rows. Let NumPyro choose the starting points."
-            )
+            if self.approximation is None:
+                self.approximation = self._own_approximation()
+            found = self.approximation.draws(jax.random.key(0), num_chains)
         points = {name: jnp.asarray(value) for name, value in found.items()}
         return points if num_chains > 1 else {name: x[0] for name, x in points.items()}
+
+    def _own_approximation(self) -> LaplaceApproximation:
+        """The Laplace approximation of the weighted rows themselves."""
+
+        def fit(context: PassContext) -> LaplaceApproximation:
+            likelihood = self._likelihood_of(*self._call)(context)
+            return laplace_approximation(likelihood, weights=self.weights)
+
+        return in_enough_precision(fit, self.report.precision, self.full_model)
 
     def in_float64(self) -> contextlib.AbstractContextManager:
         """A context in which NUTS samples the coreset in float64, whatever JAX's setting is.
