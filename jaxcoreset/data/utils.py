@@ -59,15 +59,21 @@ def available_memory() -> int | None:
 
 
 class Clock:
-    """Wall time by stage, in seconds; if a stage repeats, its times add up."""
+    """Wall time by stage, in seconds; if a stage repeats, its times add up.
+
+    Attributes:
+        seconds: the times.
+        current: the stage that began last.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.current = ""
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Count the time of a block to the stage `name`."""
-        start = time.perf_counter()
+        start, self.current = time.perf_counter(), name
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 

@@ -11,7 +11,7 @@ reads them thousands of times. Here a move
 - solves again without the atoms whose weights are negative, until there are none.
 
 As with single atoms, the size first grows beyond k and then shrinks again, and a move at one size
-is repeated while it lowers the objective. Sizes are visited in steps of eight per cent. The weights
+is repeated while it lowers the objective. Sizes are visited in steps of six per cent. The weights
 of a recorded solution are the least-squares weights on its support, and all positive.
 """
 
@@ -32,7 +32,7 @@ _BLOCK, _HALF, _MIN_BLOCK = 0.2, 64, 8
 _CANDIDATES, _LEAVING = 4, 2
 # On the way down, the relative step from one size to the next, and the maximum number of moves at
 # one size.
-_STEP, _MAX_ROUNDS = 0.08, 3
+_STEP, _MAX_ROUNDS = 0.06, 3
 # Growth ends at the first move that lowers the objective by less than this fraction.
 _MIN_GROWTH_GAIN = 1e-3
 _MAX_MOVES = 400

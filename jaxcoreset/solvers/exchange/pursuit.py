@@ -207,7 +207,7 @@ class ExchangePursuit(PathSolver):
             found = pursue_in_blocks(
                 problem,
                 largest,
-                jnp.maximum(smallest, small + 1),
+                jnp.maximum(smallest, (small + 1) // 2),  # many rows lead to better ones of fewer
                 self._top_size(largest, problem.num_data),
                 max_k=max_k,
                 max_top=self._top_size(max_k, problem.num_data),
