@@ -248,8 +248,7 @@ class CoresetBuilder:
                 found[-1].likelihood.rows.close_checkpoint()
             return found
         except BaseException as error:
-            retried = isinstance(error, Float32Error)
-            if checkpoint is not None and checkpoint.passes and not retried:
+            if checkpoint is not None and checkpoint.passes and not isinstance(error, Float32Error):
                 error.add_note(checkpoint.save_after_error())
             raise
 

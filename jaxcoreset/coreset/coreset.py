@@ -304,7 +304,7 @@ class Coreset(AsTable):
 
             with coreset.in_float64():
                 mcmc = MCMC(NUTS(coreset.model), num_warmup=500, num_samples=500)
-                mcmc.run(key, *coreset.args, **coreset.kwargs)
+                mcmc.run(key, *coreset.args, init_params=coreset.init_params())
         """
         return float64_for(self.full_model)
 

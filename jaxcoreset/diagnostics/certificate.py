@@ -165,8 +165,8 @@ class Certificate:
             )
         if self.rhat > MAX_RHAT:
             return (
-                f"The chains on the coreset disagree (R-hat {self.rhat:.3g}, limit {MAX_RHAT}); "
-                "run them longer, then certify again."
+                f"The coreset's chains disagree (R-hat {self.rhat:.3g}, limit {MAX_RHAT}): run "
+                "them longer from init_params=coreset.init_params(num_chains), and certify again."
             )
         if not self.can_be_reweighted:
             return (
@@ -318,7 +318,7 @@ def measure(
     if stuck:
         raise ValueError(
             f"every draw of chain {', '.join(map(str, stuck))} of {samples.shape[0]} is the same: "
-            "the sampler never moved. Start it elsewhere, such as at a draw of the weighting, or "
+            "the sampler never moved. Start it at init_params=coreset.init_params(num_chains), or "
             "warm it up for longer; see 'Know when not to' in the documentation."
         )
     n = likelihood.num_data
