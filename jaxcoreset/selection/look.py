@@ -93,7 +93,8 @@ class FirstLook:
 def first_look(likelihood: ModelLikelihood) -> FirstLook:
     """Count the parameters and, if they are many, time a pass over a few rows."""
     num_params = likelihood.num_params
-    if num_params < MANY_PARAMS:
+    # A build that is repeated in float64 was looked at before.
+    if num_params < MANY_PARAMS or likelihood.rows.context.in_float64:
         return FirstLook(likelihood.num_data, num_params)
     look = FirstLook(likelihood.num_data, num_params, _groups_by_hand(likelihood))
     rows = likelihood.rows
@@ -118,7 +119,7 @@ def _groups_by_hand(likelihood: ModelLikelihood) -> tuple[str, int, int] | None:
         labels = np.asarray(leaf)
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min() < 0:
             continue
-        num = int(labels.max()) + 1
+        num, labels = int(labels.max()) + 1, labels.astype(np.int64)
         if num in sizes and 2 < num < labels.size:
             return name, num, int(np.bincount(labels).min())
     return None
