@@ -126,8 +126,7 @@ def plan_build(
     if (exact := construction.exact) is not None:  # these are the coreset, without any draws
         one = row_bytes(rows.data)
         host = (peak_memory() or 0) + 2 * one * exact.num
-        counts = {"num_candidates": exact.num, "num_draws": 0}
-        return Plan(rows.num_local, one, batch_size, devices, {}, {}, host, 0, **counts)
+        return Plan(rows.num_local, one, batch_size, devices, {}, {}, host, 0, exact.num, 0)
     draws = _spread(likelihood, num_draws)
     passes, seconds = {}, {}
     if not (rows.is_local and rows.has_random_access):
