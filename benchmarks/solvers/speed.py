@@ -198,18 +198,18 @@ def _synthetic_atoms(key: jax.Array, n: int, num_draws: int) -> jax.Array:
 def _count_passes(run: Callable[[], Any]) -> tuple[Any, int]:
     """Run with the choices of candidates counted: each is a pass over all atoms."""
     passes = []
-    choose = exchange_pursuit.choose_candidates
+    choose = exchange_pursuit.choose_again
 
     def counted(*arguments: Any) -> Any:
         jax.debug.callback(lambda: passes.append(1))
         return choose(*arguments)
 
-    exchange_pursuit.choose_candidates = counted
+    exchange_pursuit.choose_again = counted
     try:
         result = jax.block_until_ready(run())
         jax.effects_barrier()
     finally:
-        exchange_pursuit.choose_candidates = choose
+        exchange_pursuit.choose_again = choose
     return result, len(passes)
 
 

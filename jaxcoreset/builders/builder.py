@@ -47,6 +47,7 @@ from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.selection.baseline import GaussianBaseline
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.look import foretold
 from jaxcoreset.selection.plan import Plan, plan_build
 from jaxcoreset.selection.rounds import MOST_ROUNDS, Checker, Round
 from jaxcoreset.selection.tolerance import Selection
@@ -250,8 +251,7 @@ class CoresetBuilder:
                 found[-1].likelihood.rows.close_checkpoint()
             return found
         except BaseException as error:
-            retried = isinstance(error, Float32Error)
-            if checkpoint is not None and checkpoint.passes and not retried:
+            if checkpoint is not None and checkpoint.passes and not isinstance(error, Float32Error):
                 error.add_note(checkpoint.save_after_error())
             raise
 
@@ -261,22 +261,26 @@ class CoresetBuilder:
         start_key, weighting_key, draws_key, rows_key, solver_key = jax.random.split(key, 5)
         with context.processes.all_or_none("model"):
             construction = self._construction(start_key, rows_key, args, kwargs, context)
-        likelihood, clock = construction.likelihood, construction.clock
         if (exact := exact_coreset(self.model, construction)) is not None:
             return [exact]
-        with clock.stage("rows"):
-            needed = [self.weighting.indices(likelihood, weighting_key), construction.candidates()]
-            found = [indices for indices in needed if indices is not None]
-            likelihood.rows.keep(np.concatenate([np.zeros(0, np.int64), *found]))
-        with clock.stage("weighting"):
-            source = self._source(likelihood, weighting_key)
-            construction = refined(construction, source, draws_key)
-            likelihood = construction.likelihood
-        settings = self.execution.batch_size, self.progress_bar, construction.max_noise
-        pool = DrawPool(likelihood, source, draws_key, *settings)
-        with clock.stage("weighting"):
-            expand(self.proxy, construction, pool)
-        return self._repair(construction, source, pool, draws_key, solver_key)
+        likelihood, clock = construction.likelihood, construction.clock
+        with foretold(likelihood, lambda: clock.current):
+            with clock.stage("rows"):
+                needed = (
+                    self.weighting.indices(likelihood, weighting_key),
+                    construction.candidates(),
+                )
+                found = [indices for indices in needed if indices is not None]
+                likelihood.rows.keep(np.concatenate([np.zeros(0, np.int64), *found]))
+            with clock.stage("weighting"):
+                source = self._source(likelihood, weighting_key)
+                construction = refined(construction, source, draws_key)
+                likelihood = construction.likelihood
+            settings = self.execution.batch_size, self.progress_bar, construction.max_noise
+            pool = DrawPool(likelihood, source, draws_key, *settings)
+            with clock.stage("weighting"):
+                expand(self.proxy, construction, pool)
+            return self._repair(construction, source, pool, draws_key, solver_key)
 
     def _source(self, likelihood: ModelLikelihood, key: PRNGKeyArray) -> DrawSource:
         """The weighting; a Float32Error if none was found and float64 may help."""
@@ -291,8 +295,8 @@ class CoresetBuilder:
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Predict what `run` takes with these arguments: passes, memory and time.
 
-        Each kind of pass is tried on the first batch of rows. The time does not include solving; a
-        tolerance may need several solutions, and rounds take more passes.
+        Each kind of pass is tried on the first batch of rows. Solving and rounds come on top; with
+        a hundred parameters or more, the plan has an estimate of all of it, and says what helps.
 
         Args:
             *args: the model's positional arguments.

@@ -42,7 +42,7 @@ from jaxcoreset.likelihood.weighted import weighted_model
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.numerics import as_key
-from jaxcoreset.weighting.laplace import LaplaceApproximation
+from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation
 
 FORMAT = 1
 
@@ -266,8 +266,9 @@ class Coreset(AsTable):
     def init_params(self, num_chains: int = 1) -> dict[str, Array]:
         """Starting points for chains on the coreset, for ``MCMC.run(..., init_params=...)``.
 
-        They are the likeliest of the draws that the coreset was built with. Chains that start there
-        need less warmup, and do not end in a mode that only the weighted density has.
+        They are the likeliest of the draws that the coreset was built with, or draws around the
+        mode of its rows if it was built without any. Chains that start there need less warmup, and
+        do not end in a mode that only the weighted density has.
 
         Args:
             num_chains: the number of chains of the `MCMC`.
@@ -277,20 +278,26 @@ class Coreset(AsTable):
             than one.
 
         Raises:
-            ValueError: if the coreset keeps no draws, as one of all rows.
+            ValueError: if the coreset keeps no draws, as one of all rows, and has no mode.
         """
         num_chains = check_int("num_chains", num_chains, 1)
         if self.summary is not None:
             found = self.summary.likeliest_draws(num_chains)
-        elif self.approximation is not None:
-            found = self.approximation.draws(jax.random.key(0), num_chains)
         else:
-            raise ValueError(
-                "the coreset keeps no draws to start at, since it was made without any, like one "
-                "of all rows or of all distinct rows. Let NumPyro choose the starting points."
-            )
+            if self.approximation is None:
+                self.approximation = self._own_approximation()
+            found = self.approximation.draws(jax.random.key(0), num_chains)
         points = {name: np.asarray(value) for name, value in found.items()}
         return {name: jnp.asarray(x if num_chains > 1 else x[0]) for name, x in points.items()}
+
+    def _own_approximation(self) -> LaplaceApproximation:
+        """The Laplace approximation of the weighted rows themselves."""
+
+        def fit(context: PassContext) -> LaplaceApproximation:
+            likelihood = self._likelihood_of(*self._call)(context)
+            return laplace_approximation(likelihood, weights=self.weights)
+
+        return in_enough_precision(fit, self.report.precision, self.full_model)
 
     def in_float64(self) -> contextlib.AbstractContextManager:
         """A context in which NUTS samples the coreset in float64, whatever JAX's setting is.
@@ -300,7 +307,7 @@ class Coreset(AsTable):
 
             with coreset.in_float64():
                 mcmc = MCMC(NUTS(coreset.model), num_warmup=500, num_samples=500)
-                mcmc.run(key, *coreset.args, **coreset.kwargs)
+                mcmc.run(key, *coreset.args, init_params=coreset.init_params())
         """
         return float64_for(self.full_model)
 

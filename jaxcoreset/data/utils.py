@@ -51,16 +51,21 @@ class Clock:
 
     Args:
         show: whether stages that take long are shown while they run.
+
+    Attributes:
+        seconds: the times.
+        current: the stage that began last.
     """
 
     def __init__(self, show: bool = False) -> None:
         self.seconds: dict[str, float] = {}
+        self.current = ""
         self._show = show
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Count the time of a block to the stage `name`."""
-        start = time.perf_counter()
+        start, self.current = time.perf_counter(), name
         with stage_shown(name) if self._show else contextlib.nullcontext():
             yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

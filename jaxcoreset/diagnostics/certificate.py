@@ -194,8 +194,8 @@ class Certificate(ShownAsTable):
             )
         if self.chains_verdict == "not converged":
             return (
-                f"The chains on the coreset disagree (R-hat {self.rhat:.3g}, limit {MAX_RHAT}); "
-                "run them longer, then certify again."
+                f"The coreset's chains disagree (R-hat {self.rhat:.3g}, limit {MAX_RHAT}): run "
+                "them longer from init_params=coreset.init_params(num_chains), and certify again."
             )
         if not self.can_be_reweighted:
             return (

@@ -98,7 +98,7 @@ def measure(
     if stuck:
         raise ValueError(
             f"every draw of chain {', '.join(map(str, stuck))} of {samples.shape[0]} is the same: "
-            "the sampler never moved. Start it elsewhere, such as at a draw of the weighting, or "
+            "the sampler never moved. Start it at init_params=coreset.init_params(num_chains), or "
             "warm it up for longer; see 'Know when not to' in the documentation."
         )
     n, unit = likelihood.num_data, coreset.report.unit

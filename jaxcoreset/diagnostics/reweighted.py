@@ -11,8 +11,8 @@ from numpyro.infer import MCMC
 
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.arviz import corrected
-from jaxcoreset.diagnostics.certificate import measure
 from jaxcoreset.diagnostics.correction import require_reweightable
+from jaxcoreset.diagnostics.measurement import measure
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.trace import latent_shapes
 from jaxcoreset.weighting.chains import ChainSamples, chain_samples, effective_size

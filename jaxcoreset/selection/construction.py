@@ -157,10 +157,10 @@ class Construction:
         return approaches_of(pool, self.allows_rows_alone)
 
     def _select(
-        self, pool: DrawPool, size: int, key: PRNGKeyArray, approach: Approach
+        self, pool: DrawPool, size: int, key: PRNGKeyArray, approach: Approach, above: int = 0
     ) -> Selection:
         """The selection of one size, or with a tolerance the smallest of at most that size."""
-        path, sizes = self._solve(pool, size, key, approach)
+        path, sizes = self._solve(pool, size, key, approach, above)
         return select_size(
             pool,
             path,
@@ -179,6 +179,7 @@ class Construction:
         assert self.tol is not None
         n = self._num_choices
         size, num_stalled = self.first_size, 0
+        above: dict[Approach, int] = {}
         found: list[Selection] = []
         if pool.expansion is not None:
             size = min(size, _FIRST_SIZE)
@@ -201,7 +202,8 @@ class Construction:
             enough = max(1, pool.count("solver") // DRAWS_PER_ROW)
             if enough < size and pool.is_exhausted:
                 size = enough
-            tried = self._tried(pool, size, key)
+            tried = self._tried(pool, size, key, above)
+            above = {one.approach: int(one.sizes[-1]) for one in tried}
             within = [one for one in tried if one.is_within]
             if within:
                 return min(within, key=lambda one: one.num_rows).among(pool.indices)
@@ -225,7 +227,9 @@ class Construction:
                 return best
             size = min(2 * size, self.max_size, n)
 
-    def _tried(self, pool: DrawPool, size: int, key: PRNGKeyArray) -> list[Selection]:
+    def _tried(
+        self, pool: DrawPool, size: int, key: PRNGKeyArray, above: dict[Approach, int]
+    ) -> list[Selection]:
         """Selections of at most so many rows, the one that is likely to have fewest first."""
         tried = []
         for approach in self._approaches(pool):
@@ -234,7 +238,7 @@ class Construction:
                 size = min([size, *(one.num_rows - 1 for one in tried if one.is_within)])
                 if size < self._num_params:
                     continue
-            tried.append(self._select(pool, size, key, approach))
+            tried.append(self._select(pool, size, key, approach, above.get(approach, 0)))
         return tried
 
     @property
@@ -276,14 +280,14 @@ class Construction:
         return sum(np.size(value) for value in self.likelihood.init_params.values())
 
     def _solve(
-        self, pool: DrawPool, size: int, key: PRNGKeyArray, approach: Approach
+        self, pool: DrawPool, size: int, key: PRNGKeyArray, approach: Approach, above: int
     ) -> tuple[Solution, np.ndarray]:
         """The solutions of all sizes up to one, under the solver's draws.
 
         With `extra_passes`, rows that would still lower the last solution's objective join the
         candidates, until none would lower it by more than a hundredth of it.
         """
-        path, sizes = self._solve_once(pool, size, key, approach)
+        path, sizes = self._solve_once(pool, size, key, approach, above)
         is_auto = self.extra_passes == "auto"
         for _ in range(MOST_SEARCHES if is_auto else int(self.extra_passes)):
             before, objective = pool.indices, float(path.objective[-1])
@@ -305,7 +309,7 @@ class Construction:
             self.joined.append(useful)
             with self.clock.stage("embedding"):
                 pool.add_candidates(useful)
-            after, _ = self._solve_once(pool, size, key, approach)
+            after, _ = self._solve_once(pool, size, key, approach, above)
             if float(after.objective[-1]) < objective:
                 path = after
             else:  # The search of a solver may end in a worse solution; the one before still holds.
@@ -334,7 +338,7 @@ class Construction:
         return bool(objectives[-1] > max(least, _BARELY_REDUCED * objectives[half]))
 
     def _solve_once(
-        self, pool: DrawPool, size: int, key: PRNGKeyArray, approach: Approach
+        self, pool: DrawPool, size: int, key: PRNGKeyArray, approach: Approach, above: int
     ) -> tuple[Solution, np.ndarray]:
         solver = self.solver
         if solver is not None and (rows := pool.indices) is not None:
@@ -347,6 +351,7 @@ class Construction:
             key=key,
             has_tol=self.tol is not None,
             approach=approach,
+            above=above,
         )
 
     def candidates(self, size: int | None = None) -> Int[np.ndarray, " m"] | None:

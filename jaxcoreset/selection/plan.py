@@ -7,8 +7,6 @@ solver, which are added.
 
 import dataclasses
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +15,11 @@ import numpy as np
 
 from jaxcoreset.data.blocks import group_blocks, row_bytes
 from jaxcoreset.data.messages import ShownAsTable, text_table
-from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.data.utils import peak_memory
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.construction import MOST_SEARCHES, Construction
+from jaxcoreset.selection.look import FirstLook, first_look, time_pass
 from jaxcoreset.weighting import Laplace, Weighting
 from jaxcoreset.weighting.auto import AutoWeighting
 from jaxcoreset.weighting.laplace import LaplaceFitter, warm_start_indices
@@ -56,6 +54,7 @@ class Plan(ShownAsTable):
         further_passes: the maximum number of passes, not among `passes`, that are made if the
             candidates turn out to limit the error.
         further_seconds: the time of all of these.
+        look: the number of parameters, and what to do instead if they are many.
     """
 
     num_data: int
@@ -70,6 +69,7 @@ class Plan(ShownAsTable):
     num_draws: int
     further_passes: int = 0
     further_seconds: float = 0.0
+    look: FirstLook | None = None
 
     def __str__(self) -> str:
         total = sum(self.seconds.values())
@@ -90,6 +90,10 @@ class Plan(ShownAsTable):
         ]
         if self.device_bytes:
             lines.append(("device memory", f"{self.device_bytes / 2**20:,.0f} MiB at most"))
+        if self.look is not None:
+            lines.append(("parameters", str(self.look)))
+            if self.look.seconds is not None:
+                lines.append(("expected", f"{self.look.seconds:.0f} s. {self.look.advice}"))
         return text_table("Plan", lines)
 
 
@@ -122,8 +126,7 @@ def plan_build(
     if (exact := construction.exact) is not None:  # these are the coreset, without any draws
         one = row_bytes(rows.data)
         host = (peak_memory() or 0) + 2 * one * exact.num
-        counts = {"num_candidates": exact.num, "num_draws": 0}
-        return Plan(rows.num_local, one, batch_size, devices, {}, {}, host, 0, **counts)
+        return Plan(rows.num_local, one, batch_size, devices, {}, {}, host, 0, exact.num, 0)
     draws = _spread(likelihood, num_draws)
     passes, seconds = {}, {}
     if not (rows.is_local and rows.has_random_access):
@@ -132,13 +135,13 @@ def plan_build(
         is_warm = warm_start_indices(rows.num_rows, jax.random.key(0)) is not None
         passes["Laplace"] = _WARM_PASSES if is_warm else _COLD_PASSES
         fitter = LaplaceFitter(likelihood)
-        seconds["Laplace"] = passes["Laplace"] * _time(
+        seconds["Laplace"] = passes["Laplace"] * time_pass(
             rows, context, batch_size, lambda some: fitter.at(some, likelihood.init_params)
         )
     further = 0, 0.0
     passes["target"] = 1 if candidates is not None else 0
     if candidates is not None:
-        seconds["target"] = _time(
+        seconds["target"] = time_pass(
             rows,
             context,
             batch_size,
@@ -175,6 +178,7 @@ def plan_build(
         num_draws=num_draws,
         further_passes=further[0],
         further_seconds=further[1],
+        look=first_look(likelihood),
     )
 
 
@@ -185,26 +189,3 @@ def _spread(likelihood: ModelLikelihood, num: int) -> dict[str, Any]:
         name: np.asarray(value) + 0.01 * generator.normal(size=(num, *np.shape(value)))
         for name, value in likelihood.init_params.items()
     }
-
-
-def _time(
-    rows: Rows, context: PassContext, batch_size: int, evaluate: Callable[[Rows], Any]
-) -> float:
-    """The time of a pass, from the second of two passes over the first rows."""
-    some = _First(rows, context, batch_size)
-    jax.block_until_ready(evaluate(some))
-    start = time.perf_counter()
-    jax.block_until_ready(evaluate(some))
-    return (time.perf_counter() - start) * rows.num_local / batch_size
-
-
-class _First(Rows):
-    """The first rows of some, in blocks of the same size."""
-
-    def __init__(self, rows: Rows, context: PassContext, num: int):
-        self._whole = rows
-        alone = PassContext(context.mesh, num)
-        super().__init__(rows.head(num), alone)
-
-    def block(self, width: int, at: int = 0) -> int:
-        return self._whole.block(width)

@@ -20,6 +20,9 @@ from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.solvers.solve import default_solver, sweep
 
 _CURVE_POINTS = 24
+# With a tolerance every size up to the first of these is of interest, and above it one in this
+# many per cent, as the default solver visits them.
+_EVERY_SIZE, _STEP = 300, 0.02
 
 
 def solve_path(
@@ -31,6 +34,7 @@ def solve_path(
     key: PRNGKeyArray | None = None,
     has_tol: bool = False,
     approach: Approach = "rows",
+    above: int = 0,
 ) -> tuple[Solution, Int[np.ndarray, " m"]]:
     """The solutions of sizes up to one, on the solver's draws.
 
@@ -42,13 +46,15 @@ def solve_path(
         key: a JAX random key, for solvers that need one.
         has_tol: whether a size will be chosen by a tolerance, so that every size is of interest.
         approach: what stands for all rows.
+        above: the largest size that is known not to keep to the tolerance. Where many rows are
+            needed, smaller sizes are left out.
 
     Returns:
         The solutions, with a leading axis, and their sizes in increasing order.
     """
     solver = default_solver(pool.num_candidates, size) if solver is None else solver
     if has_tol and solver.has_path:
-        sizes = np.arange(1, size + 1)
+        sizes = _sizes_for_tolerance(size, above)
     elif has_tol or solver.has_path:
         sizes = np.unique(np.geomspace(1, size, _CURVE_POINTS).round().astype(int))
     else:
@@ -66,6 +72,16 @@ def solve_path(
     first = pool.likelihood.rows.context.processes.first(named)
     # On the host, where parts of it are taken without a program for each.
     return jax.tree.unflatten(tree, [first[str(i)] for i in range(len(leaves))]), sizes
+
+
+def _sizes_for_tolerance(size: int, above: int) -> Int[np.ndarray, " m"]:
+    """The sizes among which the smallest one within a tolerance is looked for."""
+    if size <= _EVERY_SIZE:
+        return np.arange(1, size + 1)
+    first = above + 1 if _EVERY_SIZE / 2 < above < size else 1
+    count = 1 + int(np.log(size / _EVERY_SIZE) / _STEP)
+    many = np.geomspace(max(first, _EVERY_SIZE), size, count).round().astype(int)
+    return np.union1d(np.arange(first, _EVERY_SIZE + 1), many)
 
 
 def select_size(

@@ -40,7 +40,9 @@ class Laplace(Weighting):
             ValueError: if the mode is not reached or the Hessian there is not positive definite;
                 the message names the directions.
         """
-        most = max_steps(likelihood.num_data) if self.max_iters is None else self.max_iters
+        most = self.max_iters
+        if most is None:
+            most = max_steps(likelihood.num_data, likelihood.num_params)
         with progress_bar(None, "Laplace", show=show_progress, unit="passes") as bar:
             approximation = laplace_approximation(
                 likelihood, key=key, max_iters=most, on_pass=lambda: bar.update(1)

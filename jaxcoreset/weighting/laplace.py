@@ -143,7 +143,7 @@ class LaplaceFitter:
         flat, _ = ravel_pytree(likelihood.init_params if start is None else start)
         position = np.asarray(flat, np.float64)
         n = likelihood.num_data
-        most = max_steps(n) if max_iters is None else max_iters
+        most = max_steps(n, position.size) if max_iters is None else max_iters
         if start is None and weights is None and (chosen := warm_start_indices(n, key)) is not None:
             counts = np.full(chosen.size, n / chosen.size)
             rows = Rows(likelihood.rows.select(chosen))
@@ -158,16 +158,18 @@ class LaplaceFitter:
         decrement = gradient @ covariance @ gradient
         if not decrement <= _ACCEPTED_DECREMENT:
             worst = np.argsort(-np.abs(covariance @ gradient) / np.sqrt(np.diag(covariance)))[:3]
+            at_limit = full.num_passes >= most
+            ended = f"at its limit of {most}" if at_limit else f"after {full.num_passes}"
             advice = (
                 f"Raise Laplace(max_iters={2 * most}), rescale these parameters, give a tighter "
                 "prior"
-                if full.num_passes >= most
-                else "The search ended there by itself, as where the log-likelihood has corners "
-                "(a Laplace distribution, an absolute value): rescale these parameters"
+                if at_limit
+                else "The log-likelihood may have corners (a Laplace distribution, an absolute "
+                "value): rescale these parameters"
             )
             raise UnusableWeightingError(
-                f"the posterior's mode was not reached in {full.num_passes} passes, of at most "
-                f"{most}: a Newton step would still gain {decrement / 2:.3g} nats, mostly along "
+                f"the posterior's mode was not reached; the search ended {ended} passes, and a "
+                f"Newton step would still gain {decrement / 2:.3g} nats, mostly along "
                 f"{', '.join(names[i] for i in worst)}. {advice}, use a weighting that needs no "
                 "mode, SubsampleNUTS(), or pass draws of your own: weighting=Draws(samples).",
                 f"the posterior's mode was not reached in {full.num_passes} passes",
@@ -178,9 +180,9 @@ class LaplaceFitter:
         return LaplaceApproximation(mode, covariance, names, self._unravel, passes, expansion)
 
 
-def max_steps(num_data: int) -> int:
-    """The default maximum number of Newton steps: more where a pass takes less time."""
-    return int(np.clip(_STEPS_TIMES_ROWS // num_data, *_MAX_STEPS))
+def max_steps(num_data: int, num_params: int) -> int:
+    """The default maximum number of Newton steps: more where a step takes less time."""
+    return int(np.clip(_STEPS_TIMES_ROWS // (num_data + num_params**2), *_MAX_STEPS))
 
 
 def warm_start_indices(num_data: int, key: PRNGKeyArray | None) -> Int[np.ndarray, " m"] | None:
@@ -210,7 +212,8 @@ def laplace_approximation(
         key: a JAX random key. With a key, without `start` and `weights`, and if n is large, the
             mode is first searched on a random part of the rows.
         max_iters: the maximum number of Newton steps on all the rows. The default is 50 for two
-            million rows or more, and up to 1,000 for fewer, since a step then takes less time.
+            million rows or more, or 1,400 parameters, and up to 1,000 for fewer, since a step then
+            takes less time.
         on_pass: called after every pass over all the rows.
 
     Raises:

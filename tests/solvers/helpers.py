@@ -72,6 +72,9 @@ SOLVERS = {
     "Recombination": Case(jc.Recombination(), lacks=frozenset({"first of equals"})),
     # A sweep comes down from more rows than a solve, and is as good or better.
     "ExchangePursuit": Case(jc.ExchangePursuit(), lacks=frozenset({"sweep of solves"})),
+    "ExchangePursuit, in blocks": Case(
+        jc.ExchangePursuit(max_single=2), ks=(3, 8), lacks=frozenset({"sweep of solves"})
+    ),
     "ExhaustiveSearch": Case(jc.ExhaustiveSearch(), ks=(1, 2, 3), loose=4),
 }
 

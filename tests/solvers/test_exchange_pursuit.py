@@ -355,3 +355,17 @@ def test_a_run_for_small_k_may_have_its_slots_in_parts(monkeypatch):
     images = jax.vmap(problem.combine)(found.indices, found.weights)
     errors = jnp.linalg.norm(problem.target - images, axis=1) / jnp.linalg.norm(problem.target)
     np.testing.assert_allclose(errors, found.relative_error, rtol=1e-3)
+
+
+def test_blocks_of_atoms_are_as_good_as_single_atoms_with_scipys_weights():
+    atoms = low_rank_atoms().astype(np.float32).astype(np.float64)
+    target, problem = atoms.sum(axis=0), _problem(atoms)
+    in_blocks = sweep(problem, KS[3:], ExchangePursuit(max_single=4), max_k=MAX_K)
+    one_by_one = _sweep(problem).objective[3:]
+    for i, k in enumerate(KS[3:]):
+        support, weights = used(pick(in_blocks, i))
+        assert len(support) <= k
+        true = np.sum((target - weights @ atoms[support]) ** 2)
+        assert true <= 1.001 * _on_support(atoms, target, support)
+        np.testing.assert_allclose(in_blocks.objective[i], true, rtol=1e-3)
+    assert np.median(np.asarray(in_blocks.objective) / np.asarray(one_by_one)) <= 1.5

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxcoreset.solvers.exchange.support import Support
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution, make_solution
 
@@ -49,18 +48,23 @@ class Path(eqx.Module):
         return jax.lax.dynamic_index_in_dim(self.objective, self._position(size), keepdims=False)
 
     def record(
-        self, support: Support, objective: Float[Array, ""], eligible: Bool[Array, ""]
+        self,
+        size: Int[Array, ""],
+        indices: Int[Array, " p"],
+        weights: Float[Array, " p"],
+        objective: Float[Array, ""],
+        eligible: Bool[Array, ""],
     ) -> "Path":
-        """Keep the least-squares weights if they are `eligible` and the best of their size."""
-        position = self._position(support.size)
-        known = self.known(support.size)
+        """Keep the weights of a support if they are `eligible` and the best of their size."""
+        position = self._position(size)
+        known = self.known(size)
         better = eligible & (objective < known)
         line = jnp.where(better, position, self.objective.shape[0])
 
         put = jax.lax.dynamic_update_index_in_dim
         return Path(
-            put(self.indices, support.indices, line, 0),
-            put(self.weights, support.lstsq_weights, line, 0),
+            put(self.indices, indices, line, 0),
+            put(self.weights, weights, line, 0),
             put(self.objective, jnp.where(better, objective, known), position, 0),
         )
 
@@ -98,6 +102,15 @@ class RunResult(eqx.Module):
     scale: Float[Array, " n"]
     num_moves: Int[Array, ""]
     converged: Bool[Array, ""]
+
+    def merge(self, small: "RunResult") -> "RunResult":
+        """The better solution of each size, of this run and of a run to smaller sizes."""
+        return RunResult(
+            self.path.merge(small.path),
+            self.scale,
+            self.num_moves + small.num_moves,
+            self.converged & small.converged,
+        )
 
     def solution(
         self, problem: CoresetProblem, position: Int[Array, ""], max_k: int, solver: str

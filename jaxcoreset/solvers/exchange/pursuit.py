@@ -33,6 +33,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.base import PathSolver
 from jaxcoreset.solvers.batching import chunked_vmap
+from jaxcoreset.solvers.exchange.blocks import pursue_in_blocks
 from jaxcoreset.solvers.exchange.path import Path, RunResult
 from jaxcoreset.solvers.exchange.schedule import (
     MAX_START_SIZE,
@@ -47,17 +48,14 @@ from jaxcoreset.solvers.exchange.support import (
     Candidates,
     Support,
     apply_move,
-    compact,
-    compute_residual,
     empty_support,
     recorrelate,
     refine,
-    refinement_step,
 )
 from jaxcoreset.solvers.exchange.swap import choose_leaving, clipped_distances, exceeds_rounding
 from jaxcoreset.solvers.exchange.working_set import (
     all_candidates,
-    choose_candidates,
+    choose_again,
     empty_candidates,
     working_set_size,
 )
@@ -103,9 +101,9 @@ class ExchangePursuit(PathSolver):
     size is kept.
 
     A move makes one pass over the candidates, which are all atoms or a working set, and a few over
-    the atoms in use and over the coordinates of the candidates in their span. The solver is meant
-    for k up to a few thousand. `Solution.num_iters` counts the moves, and `converged` is false if
-    their number reached its limit.
+    the atoms in use and over the coordinates of the candidates in their span. From a few hundred
+    rows on, atoms enter and leave in blocks. `Solution.num_iters` counts the moves, and `converged`
+    is false if their number reached its limit.
 
     Args:
         exchanges_down: the maximum number of exchanges at each size on the way down.
@@ -117,10 +115,12 @@ class ExchangePursuit(PathSolver):
             k = 100 about 28,000 atoms of 2,000 entries), and otherwise 4,096.
         refresh: with more atoms than that, candidates are chosen again when the size has changed by
             this fraction, and at least by one, or by two in the starts from other first atoms.
+        max_single: if k may be larger than this, sizes above five sixths of it are pursued in
+            blocks of atoms: see `jaxcoreset.solvers.exchange.blocks`.
 
     Raises:
-        ValueError: if an argument is negative, or `min_gain`, `working_set` or `refresh` is not
-            positive.
+        ValueError: if an argument is negative, or `min_gain`, `working_set`, `refresh` or
+            `max_single` is not positive.
     """
 
     exchanges_down: int = 5
@@ -129,13 +129,14 @@ class ExchangePursuit(PathSolver):
     num_starts: int = 6
     working_set: int | None = None
     refresh: float = 0.1
+    max_single: int = 300
 
     def __check_init__(self) -> None:
         for name in ("exchanges_down", "overshoot", "num_starts"):
             value = getattr(self, name)
             if not value >= 0:
                 raise ValueError(f"{name} is {value}; expected 0 or more.")
-        for name in ("min_gain", "working_set", "refresh"):
+        for name in ("min_gain", "working_set", "refresh", "max_single"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value}; expected a positive number.")
@@ -150,6 +151,9 @@ class ExchangePursuit(PathSolver):
         """Grow beyond k rows and shrink back to k; see `Solver.run`."""
 
         def run(on_cpu: bool, problem: CoresetProblem, k: Int[Array, ""]) -> Solution:
+            if max_k > self.max_single:
+                found = self._run_path(problem, k[None], max_k, on_cpu)
+                return jax.tree.map(lambda x: x[0], found)
             found = self._pursue(problem, k, k, max_k, 1, on_cpu)
             return found.solution(problem, jnp.zeros((), jnp.int32), max_k, type(self).__name__)
 
@@ -179,14 +183,7 @@ class ExchangePursuit(PathSolver):
     def _run_path(
         self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, on_cpu: bool
     ) -> Solution:
-        largest, smallest = jnp.max(ks), jnp.min(ks)
-        small = self._small_size(problem, max_k)
-        # The run for the small sizes includes the further starts.
-        solver = self if small is None else dataclasses.replace(self, num_starts=0)
-        found = solver._pursue(problem, largest, smallest, max_k, max_k, on_cpu)
-        if small is not None:
-            largest = jnp.minimum(largest, small)
-            found = self._with_small_sizes(problem, found, smallest, largest, small, on_cpu)
+        found = self._sizes(problem, jnp.max(ks), jnp.min(ks), max_k, on_cpu)
 
         def solution(k: Int[Array, ""]) -> Solution:
             return found.solution(problem, found.path.best(k), max_k, type(self).__name__)
@@ -195,34 +192,41 @@ class ExchangePursuit(PathSolver):
         together = problem.pass_is_cheaper(found.path.indices.shape[1])
         return jax.vmap(solution)(ks) if together else jax.lax.map(solution, ks)
 
-    def _with_small_sizes(
+    def _sizes(
         self,
         problem: CoresetProblem,
-        found: RunResult,
-        smallest: Int[Array, ""],
         largest: Int[Array, ""],
+        smallest: Int[Array, ""],
         max_k: int,
         on_cpu: bool,
     ) -> RunResult:
-        """Run again for the sizes from `smallest` to `largest`, and merge the better solutions."""
+        """The solutions of the sizes from `smallest` to `largest`, by one or more runs."""
+        small = self._small_size(problem, max_k)
+        if max_k > self.max_single:
+            assert small is not None
+            found = pursue_in_blocks(
+                problem,
+                largest,
+                jnp.maximum(smallest, (small + 1) // 2),  # many rows lead to better ones of fewer
+                self._top_size(largest, problem.num_data),
+                max_k=max_k,
+                max_top=self._top_size(max_k, problem.num_data),
+                min_gain=self.min_gain,
+                exchanges=self.exchanges_down > 0,
+            )
+        else:
+            # The run for the small sizes includes the further starts.
+            solver = self if small is None else dataclasses.replace(self, num_starts=0)
+            found = solver._pursue(problem, largest, smallest, max_k, max_k, on_cpu)
+        if small is None:
+            return found
+        largest = jnp.minimum(largest, small)
 
-        def pursue() -> tuple[Path, Array, Array]:
-            other = self._pursue(problem, largest, smallest, max_k, max_k, on_cpu)
-            return other.path, other.num_moves, other.converged
+        def pursue() -> RunResult:
+            return found.merge(self._sizes(problem, largest, smallest, small, on_cpu))
 
-        nothing = (
-            Path.empty(max_k, self._run_sizes(problem, max_k)[0], problem.target.dtype),
-            jnp.zeros((), jnp.int32),
-            jnp.ones((), bool),
-        )
         # Without such sizes the run would do nothing, but still gather all atoms.
-        path, num_moves, converged = jax.lax.cond(smallest <= largest, pursue, lambda: nothing)
-        return RunResult(
-            found.path.merge(path),
-            found.scale,
-            found.num_moves + num_moves,
-            found.converged & converged,
-        )
+        return jax.lax.cond(smallest <= largest, pursue, lambda: found)
 
     def _small_size(self, problem: CoresetProblem, max_k: int) -> int | None:
         """The largest k of the separate run for small sizes; None if there is no such run."""
@@ -230,6 +234,8 @@ class ExchangePursuit(PathSolver):
         def all_fit(max_k: int) -> bool:
             return self._run_sizes(problem, max_k)[1] == problem.num_data
 
+        if max_k > self.max_single:
+            return max(1, 5 * self.max_single // 6)
         fitting = (size for size in _SMALL_SIZES if size < max_k and all_fit(size))
         return None if all_fit(max_k) else next(fitting, None)
 
@@ -345,7 +351,8 @@ class ExchangePursuit(PathSolver):
         feasible = ~blocked & ~stopped
 
         # Record the solution if no weight is negative.
-        path = state.path.record(support, objective, feasible & (size <= limits.max_size))
+        eligible = feasible & (size <= limits.max_size)
+        path = state.path.record(size, support.indices, solved, objective, eligible)
         refused = candidates.refused & ~(feasible & improves(objective, before.objective))
 
         # Find the best atom to add. In the first further start, which is matching pursuit, that may
@@ -430,13 +437,9 @@ def _refresh(
     problem: CoresetProblem, constants: _RunConstants, state: _ExchangeState
 ) -> _ExchangeState:
     """Choose the candidates again, by one pass over all atoms, and move free slots to the end."""
-    num_candidates = state.candidates.indices.shape[0]
-    support = compact(state.support)
-    support = refinement_step(support, compute_residual(constants.target, support))
-    candidates = choose_candidates(problem, constants.scale, support, state.candidates)
-    same = candidates.indices == support.indices[:, None]
-    positions = jnp.where(same.any(axis=1), jnp.argmax(same, axis=1), num_candidates)
-    support = eqx.tree_at(lambda s: s.positions, support, positions.astype(jnp.int32))
+    support, candidates = choose_again(
+        problem, constants.scale, constants.target, state.support, state.candidates
+    )
     progress = dataclasses.replace(state.progress, num_changes=jnp.zeros((), jnp.int32))
     new = dataclasses.replace(state, support=support, candidates=candidates, progress=progress)
     return jax.tree.map(lambda a, b: jnp.where(state.progress.stopped, b, a), new, state)

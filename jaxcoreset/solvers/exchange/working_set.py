@@ -18,7 +18,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxcoreset.solvers.exchange.slot_matrix import SlotMatrix
-from jaxcoreset.solvers.exchange.support import Candidates, Support
+from jaxcoreset.solvers.exchange.support import (
+    Candidates,
+    Support,
+    compact,
+    compute_residual,
+    refinement_step,
+)
 from jaxcoreset.solvers.exchange.swap import least_important
 from jaxcoreset.solvers.numerics import product
 from jaxcoreset.solvers.problem import CoresetProblem
@@ -133,3 +139,22 @@ def choose_candidates(
         distances=1 - coordinates.squares(support.active),
         correlations=product(atoms, support.residual),
     )
+
+
+def choose_again(
+    problem: CoresetProblem,
+    scale: Float[Array, " n"],
+    target: Float[Array, " s"],
+    support: Support,
+    before: Candidates,
+) -> tuple[Support, Candidates]:
+    """Choose the candidates again for a support, whose free slots move to the end.
+
+    Arguments as in `choose_candidates`; `target` has norm one.
+    """
+    support = compact(support)
+    support = refinement_step(support, compute_residual(target, support))
+    candidates = choose_candidates(problem, scale, support, before)
+    same = candidates.indices == support.indices[:, None]
+    positions = jnp.where(same.any(axis=1), jnp.argmax(same, axis=1), candidates.indices.shape[0])
+    return eqx.tree_at(lambda s: s.positions, support, positions.astype(jnp.int32)), candidates

@@ -1,0 +1,85 @@
+"""Before a build of many parameters, what it takes and what to do instead is said."""
+
+import logging
+import time
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import jaxcoreset as jc
+from jaxcoreset.selection import look
+from jaxcoreset.selection.look import first_look, foretold
+
+NUM_GROUPS = 120
+
+
+def by_hand(planes, x, y=None):
+    """A hierarchy whose effects are parameters."""
+    mean = numpyro.sample("mean", dist.Normal(0, 1))
+    slope = numpyro.sample("slope", dist.Normal(0, 1))
+    with numpyro.plate("groups", NUM_GROUPS):
+        effects = numpyro.sample("effects", dist.Normal(mean, 0.5))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(effects[planes] + slope * x, 1.0), obs=y)
+
+
+def wide(x, y=None):
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ slopes, 1.0), obs=y)
+
+
+def hierarchy():
+    rng = np.random.default_rng(0)
+    planes = np.concatenate([np.arange(NUM_GROUPS), rng.integers(1, NUM_GROUPS, size=1400)])
+    x, y = rng.normal(size=(2, planes.size)).astype(np.float32)
+    return planes, x, y
+
+
+def test_groups_by_hand_are_found_and_named():
+    planes, x, y = hierarchy()
+    found = first_look(jc.model_likelihood(by_hand, (planes, x, y)))
+    assert found.num_params == NUM_GROUPS + 2
+    assert found.num_coefficients == 122 * 125 // 2
+    assert found.groups == ("planes", NUM_GROUPS, np.bincount(planes).min())
+    assert "groups='planes'" in found.advice
+    assert found.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("num_columns", "num_rows", "words"),
+    [(3, 40, None), (120, 60, "fewer rows than parameters"), (120, 200, "fewer parameters")],
+)
+def test_advice_is_given_for_many_parameters_only(num_columns, num_rows, words):
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(num_rows, num_columns)), rng.normal(size=num_rows)
+    found = first_look(jc.model_likelihood(wide, data))
+    assert (
+        (found.advice is None and found.seconds is None)
+        if words is None
+        else (words in found.advice)
+    )
+
+
+def test_a_build_that_takes_three_times_what_was_foretold_says_so(monkeypatch, caplog):
+    rng = np.random.default_rng(0)
+    likelihood = jc.model_likelihood(wide, (rng.normal(size=(60, 120)), rng.normal(size=60)))
+    late = look.FirstLook(60, 120, None, 0.01)
+    monkeypatch.setattr(look, "first_look", lambda likelihood: late)
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.warns(UserWarning, match="120 parameters"),
+        foretold(likelihood, lambda: "solve"),
+    ):
+        time.sleep(0.2)
+    assert "three times what was foretold" in caplog.text
+    assert "'solve'" in caplog.text
+
+
+def test_the_plan_shows_the_look():
+    planes, x, y = hierarchy()
+    plan = jc.CoresetBuilder(by_hand, size=10, progress_bar=False).plan(planes, x, y)
+    assert "122 parameters" in str(plan)
+    assert "groups='planes'" in str(plan)
