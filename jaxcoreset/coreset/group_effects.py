@@ -52,6 +52,4 @@ def effects_of_groups(
     samples = chain_samples(mcmc, latent_shapes(coreset.model, (coreset.args, coreset.kwargs)))
     flat = samples.thin(num_draws)[0].flat()
     draws = {name: jnp.asarray(x[:num_draws]) for name, x in flat.items()}
-    found = draw_effects(marginal, rows, coreset.arguments.leaves, draws, key, moments=moments)
-    order = np.argsort(rows.numbers(np.arange(rows.num_rows)))
-    return {name: values[:, order] for name, values in found.items()}
+    return draw_effects(marginal, rows, coreset.arguments.leaves, draws, key, moments=moments)

@@ -29,7 +29,8 @@ class Ragged:
     lengths allow. Empty places repeat an entry of the list; of a mask, they are False.
 
     Args:
-        values: shape (n, …), the entries of all lists; None for a mask of the places.
+        values: shape (n, …), the entries of all lists, in memory or read from files as a
+            `jaxcoreset.data.grouped.GroupedColumn`; None for a mask of the places.
         starts: shape (G,), the position of each list's first entry.
         sizes: shape (G,), the number of its entries.
         lengths: the numbers of places to choose from, in increasing order.
@@ -37,7 +38,7 @@ class Ragged:
 
     def __init__(
         self,
-        values: np.ndarray | None,
+        values: Any,
         starts: Int[np.ndarray, " g"],
         sizes: Int[np.ndarray, " g"],
         lengths: Sequence[int],
@@ -48,6 +49,11 @@ class Ragged:
         self.shape = (sizes.size, self.lengths[-1], *rest)
         self.dtype = np.dtype(bool) if values is None else values.dtype
         self.ndim = len(self.shape)
+
+    @property
+    def is_streamed(self) -> bool:
+        """True if the entries are not in memory."""
+        return self.values is not None and not isinstance(self.values, np.ndarray)
 
     def __len__(self) -> int:
         return self.sizes.size
@@ -67,6 +73,25 @@ class Ragged:
         """Some of the lists, which stay ragged."""
         return Ragged(self.values, self.starts[indices], self.sizes[indices], self.lengths)
 
+    def shortened(self, num: int) -> "Ragged":
+        """The first entries of each list, at most this number."""
+        sizes = np.minimum(self.sizes, num)
+        return Ragged(self.values, self.starts, sizes, (min(num, self.lengths[-1]),))
+
+    def part(self, run: slice) -> "Ragged":
+        """Lists that follow one another and have one length, with all its places."""
+        sizes = self.sizes[run]
+        length = length_of(self.lengths, int(sizes.max(initial=1)))
+        return Ragged(self.values, self.starts[run], sizes, (length,))
+
+    def joined(self, other: "Ragged") -> "Ragged":
+        """These lists and after them other ones, all in memory."""
+        first, values = 0, None
+        if self.values is not None:
+            first, values = len(self.values), np.concatenate([self.values, other.values])
+        starts = np.concatenate([self.starts, first + other.starts])
+        return Ragged(values, starts, np.concatenate([self.sizes, other.sizes]), self.lengths)
+
     def in_float64(self) -> "Ragged":
         """The same lists with floating-point entries as float64."""
         if self.values is None or not jnp.issubdtype(self.dtype, jnp.floating):
@@ -77,6 +102,14 @@ class Ragged:
 def is_ragged(tree: PyTree) -> bool:
     """True if some of the arrays are ragged."""
     return any(isinstance(leaf, Ragged) for leaf in jax.tree.leaves(tree))
+
+
+def entries_of(
+    starts: Int[np.ndarray, " g"], sizes: Int[np.ndarray, " g"]
+) -> Int[np.ndarray, " n"]:
+    """The positions of the entries of lists, one list after the other."""
+    before = np.cumsum(sizes) - sizes
+    return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
 
 
 def has_lengths(tree: PyTree) -> bool:

@@ -47,20 +47,22 @@ def draw_effects(
         moments: whether only the mean and the standard deviation over the draws are returned.
 
     Returns:
-        By site an array of shape (s, G, …), the groups in the order of `rows`; with `moments` one
-        of shape (2, G, …).
+        By site an array of shape (s, G, …), the groups in the order of their numbers; with
+        `moments` one of shape (2, G, …).
     """
     constants = [None if i in marginal.positions.data_at else x for i, x in enumerate(leaves)]
     sampler = _Sampler(_Constants(constants, marginal), moments)
     num = next(iter(draws.values())).shape[0]
-    numbers = np.arange(rows.num_local, dtype=np.uint32)
+    own = rows.offset + np.arange(rows.num_local)
+    numbers = rows.numbers(own).astype(np.uint32)
     found: list[dict[str, np.ndarray]] = []
     width = num * _NUM_STEPS
     for _, count, values in rows.evaluate(_block, (sampler, dict(draws), key), width, (numbers,)):
         flat = {name: np.asarray(x).reshape(-1, *x.shape[2:])[:count] for name, x in values.items()}
         found.append(flat)
-    joined = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
-    return {name: np.moveaxis(x, 1, 0) for name, x in joined.items()}
+    joined = rows.gather({name: np.concatenate([p[name] for p in found]) for name in found[0]})
+    order = np.argsort(rows.numbers(np.arange(rows.num_rows)))
+    return {name: np.moveaxis(x[order], 1, 0) for name, x in joined.items()}
 
 
 def _block(args: tuple, rows: tuple, counted: Array) -> PyTree:

@@ -5,6 +5,7 @@ the groups is *local*: its entry for a group is that group's effect. An observed
 rows, or with the groups; all else is shared.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -101,13 +102,14 @@ def find_table(model: Callable, arguments: Arguments, groups: str) -> GroupTable
     Raises:
         ModelError: if no argument counts the groups, or no latent site has one entry for each.
     """
-    at, labels, names = find_labels(arguments, groups)
+    labels = find_labels(arguments, groups)
+    at, names = labels.position, labels.names
+    num_rows = arguments.leaves[at].shape[0]
     failure: Exception | None = None
     for count, positions, is_renumbered in possible_counts(arguments, at, names):
-        numbers = labels if is_renumbered else names[labels].astype(np.int64)
-        for roles in (positions, _counting_rows(arguments, positions, labels.size)):
+        for roles in (positions, _counting_rows(arguments, positions, num_rows)):
             try:
-                found = _sizes_of_latent(model, arguments, roles, labels.size, count)
+                found = _sizes_of_latent(model, arguments, roles, num_rows, count)
                 if count not in found:
                     break
                 structure_of(model, arguments, roles)
@@ -122,11 +124,12 @@ def find_table(model: Callable, arguments: Arguments, groups: str) -> GroupTable
             except Exception as error:
                 failure = failure or error
                 continue
-            coded = list(arguments.leaves)
-            coded[at] = numbers.astype(np.int32)
-            table = Arguments(arguments.tree, tuple(coded), arguments.names, arguments.positional)
-            own = names if is_renumbered else None
-            return GroupTable(table, roles, numbers, own, count)
+            own, numbers, coded = names if is_renumbered else None, None, list(arguments.leaves)
+            if labels.at is not None:
+                numbers = labels.at if is_renumbered else names[labels.at].astype(np.int64)
+                coded[at] = numbers.astype(np.int32)
+            table = dataclasses.replace(arguments, leaves=tuple(coded))
+            return GroupTable(table, roles, count, numbers, own, labels.scan)
     expected = (
         f"{names.size} groups are in argument {groups}; expected a latent site with one entry per "
         "group, in a plate whose size is an argument of the model or the length of one (num_groups,"

@@ -13,11 +13,10 @@ from jaxcoreset.likelihood.arguments import Arguments, ModelError, flatten
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.group_arguments import (
     GroupPositions,
-    Layout,
     flat_call,
-    lay_out,
     rows_as_groups,
 )
+from jaxcoreset.likelihood.group_layout import Layout, lay_out
 from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.group_structure import find_table, structure_of
 from jaxcoreset.likelihood.integration import AdaptiveQuadrature, Integration, LaplaceIntegral

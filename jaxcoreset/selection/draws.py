@@ -242,7 +242,9 @@ class DrawPool:
             known=self.indices,
             scale=float(jnp.linalg.norm(problem.target)),
         )
-        if not (rows.is_local and rows.has_random_access):
+        if rows.is_ragged:
+            rows.keep(found.indices)
+        elif not (rows.is_local and rows.has_random_access):
             rows.remember(found.indices, found.data)
         return found
 

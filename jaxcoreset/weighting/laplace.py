@@ -19,9 +19,10 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from jaxcoreset.data.bad_rows import BadRows
 from jaxcoreset.data.blocks import partial_sums
 from jaxcoreset.data.dtypes import default_float
-from jaxcoreset.data.rows import BadRows, Rows, State
+from jaxcoreset.data.rows import Rows, State
 from jaxcoreset.data.utils import host_generator
 from jaxcoreset.likelihood.expansion import Expansion, Terms
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params

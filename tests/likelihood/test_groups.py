@@ -12,7 +12,7 @@ from scipy.integrate import quad
 from scipy.stats import nbinom, norm
 
 from jaxcoreset.data.ragged import Ragged
-from jaxcoreset.likelihood import group_arguments
+from jaxcoreset.likelihood import group_layout
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
 from jaxcoreset.likelihood.integral_error import accurate_enough
 from jaxcoreset.likelihood.integration import AdaptiveQuadrature, LaplaceIntegral
@@ -86,7 +86,7 @@ def test_labels_may_be_text(planes):
 
 def test_groups_of_several_lengths_have_the_same_values(planes, monkeypatch):
     X, plane, y, likelihood = planes
-    monkeypatch.setattr(group_arguments, "choose_lengths", lambda sizes: (4, 12, 30))
+    monkeypatch.setattr(group_layout, "choose_lengths", lambda sizes: (4, 12, 30))
     split = group_likelihood(intercepts, (X, plane, 40, y), groups="plane")
     ragged = next(leaf for leaf in split.data if isinstance(leaf, Ragged))
     assert ragged.lengths == (4, 12, 30)
