@@ -69,7 +69,7 @@ class Pass:
         return self.progress[0]
 
     def check_like(
-        self, start: dict[str, np.ndarray], rows: int, block: int, at: int | None = None
+        self, start: dict[str, np.ndarray], rows: int, block: int, first: int = 0
     ) -> None:
         """Check that the stored result fits this pass.
 
@@ -77,7 +77,7 @@ class Pass:
             start: arrays of the same names, types and shapes.
             rows: the number of rows of this process.
             block: the number of rows that are evaluated at once.
-            at: the row of the progress, counted from where blocks begin; by default from row 0.
+            first: the row that the first of these blocks begins at.
 
         Raises:
             ValueError: if it does not fit; the file was not written by this program.
@@ -87,7 +87,7 @@ class Pass:
             for one in (start, self.state)
         ]
         row = self.progress[1]
-        is_end = row == rows or (0 <= row < rows and (row if at is None else at) % block == 0)
+        is_end = row == rows or (0 <= row < rows and (row - first) % block == 0)
         if forms[0] != forms[1] or not is_end:
             raise ValueError(
                 f"checkpoint {str(self.checkpoint.path)!r} is damaged; delete it, or give another "

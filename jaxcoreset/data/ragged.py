@@ -99,9 +99,9 @@ class Ragged:
         return Ragged(self.values.astype(np.float64), self.starts, self.sizes, self.lengths)
 
 
-def is_ragged(tree: PyTree) -> bool:
-    """True if some of the arrays are ragged."""
-    return any(isinstance(leaf, Ragged) for leaf in jax.tree.leaves(tree))
+def lists_of(tree: PyTree) -> list[Ragged]:
+    """The arrays that are ragged."""
+    return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Ragged)]
 
 
 def entries_of(
@@ -114,18 +114,43 @@ def entries_of(
 
 def has_lengths(tree: PyTree) -> bool:
     """True if some of the arrays are ragged, with lists of more than one length."""
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Ragged)]
-    return any(len(leaf.lengths) > 1 for leaf in leaves)
+    return any(len(leaf.lengths) > 1 for leaf in lists_of(tree))
 
 
-def runs_of(tree: PyTree, num: int) -> list[slice]:
-    """The rows that follow one another and have one length; a single slice if none is ragged."""
-    ragged = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Ragged)]
-    if not ragged:
-        return [slice(0, num)]
-    own = np.searchsorted(ragged[0].lengths, ragged[0].sizes)
-    starts = [int(at) for at in np.flatnonzero(np.diff(own, prepend=-1))]
-    return [slice(a, b) for a, b in zip(starts, [*starts[1:], num], strict=True)]
+class Runs:
+    """Rows that follow one another and have one length; a single run if none is ragged.
+
+    Attributes:
+        slices: the rows of each run.
+    """
+
+    def __init__(self, tree: PyTree, num: int):
+        lists = lists_of(tree)
+        self.slices, self._lengths = [slice(0, num)], np.zeros(1, np.int64)
+        if lists and num:
+            own = np.searchsorted(lists[0].lengths, lists[0].sizes)
+            starts = np.flatnonzero(np.diff(own, prepend=-1))
+            ends = np.append(starts[1:], num)
+            self.slices = [slice(int(a), int(b)) for a, b in zip(starts, ends, strict=True)]
+            self._lengths = np.asarray(lists[0].lengths)[own[starts]]
+        self._stops = np.array([run.stop for run in self.slices])
+
+    def at(self, row: int) -> slice:
+        """The run with a row; the last one if there is none."""
+        return self.slices[self._number(row)]
+
+    def length(self, run: slice) -> int:
+        """The number of places of the rows of a run."""
+        return int(self._lengths[self._number(run.start)])
+
+    def typical(self, run: slice) -> int:
+        """The mean number of rows of runs of one length, rounded up."""
+        alike = self._lengths == self._lengths[self._number(run.start)]
+        num = sum(self.slices[i].stop - self.slices[i].start for i in np.flatnonzero(alike))
+        return -(-num // int(alike.sum()))
+
+    def _number(self, row: int) -> int:
+        return min(int(np.searchsorted(self._stops, row, side="right")), len(self.slices) - 1)
 
 
 def padded_alike(one: tuple, other: tuple) -> tuple[tuple, tuple]:

@@ -24,7 +24,7 @@ from jaxcoreset.data.blocks import block_rows, evaluate_blocks, row_bytes
 from jaxcoreset.data.checkpoint import CheckpointFile, digest_of
 from jaxcoreset.data.chosen_groups import exchange_groups, padded, read_groups
 from jaxcoreset.data.processes import SINGLE_PROCESS, ProcessGroup
-from jaxcoreset.data.ragged import Ragged, is_ragged, runs_of
+from jaxcoreset.data.ragged import Ragged, Runs, lists_of
 from jaxcoreset.data.reading import is_streamed, read_chunks, take_rows
 from jaxcoreset.data.sources.base import checked_rows
 
@@ -75,6 +75,7 @@ class Rows:
 
     Attributes:
         num_rows: the number of rows of all processes, n.
+        num_entries: the number of entries of these, where rows are lists; else n.
         offset: the row number of this process's first row.
         passes: the number of passes over all rows, by their purpose.
     """
@@ -83,12 +84,15 @@ class Rows:
     context: PassContext = field(default_factory=PassContext)
     order: Int[np.ndarray, " n"] | None = None
     num_rows: int = field(init=False)
+    num_entries: int = field(init=False)
     offset: int = field(init=False)
     passes: dict[str, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.num_local = leading(self.data)
-        counts = self.context.processes.gather({"rows": np.asarray(self.num_local)})
+        entries = sum(leaf.sizes.sum() for leaf in lists_of(self.data)[:1]) or self.num_local
+        counts = self.context.processes.gather({"rows": self.num_local, "entries": entries})
+        self.num_entries = sum(int(count["entries"]) for count in counts)
         self._counts = np.array([int(count["rows"]) for count in counts])
         self.num_rows = int(self._counts.sum())
         self.offset = int(self._counts[: self.context.processes.index].sum())
@@ -110,7 +114,7 @@ class Rows:
     @property
     def is_ragged(self) -> bool:
         """True if some of the arrays are lists of different lengths."""
-        return is_ragged(self.data)
+        return bool(lists_of(self.data))
 
     @property
     def is_local(self) -> bool:
@@ -135,29 +139,15 @@ class Rows:
     @property
     def most_held(self) -> int:
         """The number of rows of which 256 MB are had, if they are lists that have to be read."""
-        lists = [leaf for leaf in jax.tree.leaves(self.data) if isinstance(leaf, Ragged)]
+        lists = lists_of(self.data)
         if not lists or not (self.is_streamed or not self.is_local):
             return self.num_rows
         width = sum(row_bytes(leaf.values) for leaf in lists if leaf.values is not None)
         return int(_HELD_BYTES / max(width * lists[0].sizes.mean(), 1))
 
     @functools.cached_property
-    def _runs(self) -> list[slice]:
-        """The rows that follow one another and have one length."""
-        return runs_of(self.data, self.num_local)
-
-    @functools.cached_property
-    def _of_length(self) -> dict[int, tuple[int, int]]:
-        """By the length of rows that are lists, the number of rows and of runs."""
-        found: dict[int, tuple[int, int]] = {}
-        for run in self._runs:
-            num, runs = found.get(length := self._length(run), (0, 0))
-            found[length] = num + run.stop - run.start, runs + 1
-        return found
-
-    def _length(self, run: slice) -> int:
-        ragged = next(leaf for leaf in jax.tree.leaves(self.data) if isinstance(leaf, Ragged))
-        return ragged.part(run).shape[1]
+    def _runs(self) -> Runs:
+        return Runs(self.data, self.num_local)
 
     def block(self, width: int, at: int = 0) -> int:
         """The number of rows of a block if each row becomes `width` numbers.
@@ -167,9 +157,8 @@ class Rows:
             at: a row; blocks of lists of another length are not alike.
         """
         if self.is_ragged:
-            run = next(run for run in self._runs if at < run.stop)
-            num, runs = self._of_length[length := self._length(run)]
-            num = -(-num // runs)
+            run = self._runs.at(at)
+            num, length = self._runs.typical(run), self._runs.length(run)
             leaves = [leaf.part(run) if isinstance(leaf, Ragged) else leaf for leaf in self.data]
             most = block_rows(width, row_bytes(leaves))
             # Several blocks, for devices to share, of as many entries as are evaluated at once.
@@ -192,7 +181,7 @@ class Rows:
 
         The last chunk overlaps the one before, so that it has the same size.
         """
-        for run in self._runs:
+        for run in self._runs.slices:
             num = min(size, run.stop - run.start)
             for start in range(run.start, run.stop, num):
                 first = min(start, run.stop - num)
@@ -331,9 +320,8 @@ class Rows:
             entry = None if checkpoint is None else checkpoint.open(what, digest_of(args))
             if entry is not None and (entry.is_done or entry.progress[1]):
                 state, first = entry.progress
-                run = next((run for run in self._runs if run.start <= first < run.stop), slice(0))
-                at = first - run.start if first < self.num_local else 0
-                entry.check_like(start, self.num_local, self.block(width, max(run.start, 0)), at)
+                begin = self._runs.at(first).start
+                entry.check_like(start, self.num_local, self.block(width, begin), begin)
                 first = self.num_local if entry.is_done else first
                 on_rows(first)
             if first < self.num_local:
@@ -365,7 +353,7 @@ class Rows:
             per_row: see `map_reduce`.
             first: the row to begin at, the first of a block.
         """
-        for run in self._runs:
+        for run in self._runs.slices:
             if first >= run.stop:
                 continue
             data, per_run, typical = self.data, tuple(per_row), None
@@ -374,8 +362,7 @@ class Rows:
                     leaf.part(run) if isinstance(leaf, Ragged) else leaf[run] for leaf in data
                 )
                 per_run = tuple(np.asarray(leaf)[run] for leaf in per_row)
-                num, runs = self._of_length[self._length(run)]
-                typical = -(-num // runs)
+                typical = self._runs.typical(run)
             groups = evaluate_blocks(
                 fn,
                 args,

@@ -150,7 +150,8 @@ class LaplaceFitter:
             rows = Rows(likelihood.rows.select(chosen))
             part = _LogPosterior(self._terms, rows, counts, numbers=chosen)
             position = _find_mode(part, position, _WARM_START_DECREMENT, most)
-        decrement = float(np.clip(_DECREMENT_PER_ROW * n, _DECREMENT, _WARM_START_DECREMENT))
+        noise = _DECREMENT_PER_ROW * likelihood.rows.num_entries
+        decrement = float(np.clip(noise, _DECREMENT, _WARM_START_DECREMENT))
         counts = None if weights is None else np.asarray(weights)
         full = _LogPosterior(self._terms, likelihood.rows, counts, on_pass)
         position = _find_mode(full, position, decrement, most)

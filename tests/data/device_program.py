@@ -22,7 +22,8 @@ def main():
 
     group, of_groups = grouped()
     order = np.random.default_rng(0).permutation(group.size)
-    read = sources.array(group=group[order], y=of_groups[order]).arrays
+    with jax.enable_x64(True):
+        read = sources.array(group=group[order], y=of_groups[order]).arrays
 
     sharding = NamedSharding(mesh(8), PartitionSpec("rows"))
     cases = {
@@ -43,12 +44,13 @@ def main():
             settings |= {"groups": "group", "candidates": None}
         builder = jc.CoresetBuilder(
             hierarchy if "groups" in name else model,
-            size=6,
+            size=4 if "groups" in name else 6,
             execution=jc.Execution(devices),
             **settings,
             proxy=jc.Taylor() if "proxy" in name else None,
         )
-        coreset = builder.run(jax.random.key(0), *data)
+        with jax.enable_x64("groups" in name):
+            coreset = builder.run(jax.random.key(0), *data)
         found[name] = {
             "indices": coreset.indices.tolist(),
             "weights": coreset.weights.tolist(),
