@@ -119,7 +119,7 @@ def gather(
                     for file, part in zip(files, (*parts[:-1], group.astype(number)), strict=True):
                         _write(file, np.asarray(part)[at], filled[window])
                     filled[window] += len(at)
-            for first, last in itertools.pairwise(bounds):
+            for first, last in itertools.pairwise(bounds.tolist()):
                 order = np.argsort(_read(files[-1], number, (), first, last), kind="stable")
                 for file, dtype, shape in zip(files[:-1], types, shapes, strict=True):
                     _write(file, _read(file, dtype, shape, first, last)[order], first)

@@ -126,7 +126,7 @@ class Runs:
 
     def __init__(self, tree: PyTree, num: int):
         lists = lists_of(tree)
-        self.slices, self._lengths = [slice(0, num)], np.zeros(1, np.int64)
+        self.slices, self._lengths = [slice(0, num)], np.ones(1, np.int64)
         if lists and num:
             own = np.searchsorted(lists[0].lengths, lists[0].sizes)
             starts = np.flatnonzero(np.diff(own, prepend=-1))

@@ -91,7 +91,9 @@ class Rows:
     def __post_init__(self) -> None:
         self.num_local = leading(self.data)
         entries = sum(leaf.sizes.sum() for leaf in lists_of(self.data)[:1]) or self.num_local
-        counts = self.context.processes.gather({"rows": self.num_local, "entries": entries})
+        counts = self.context.processes.gather(
+            {"rows": np.asarray(self.num_local), "entries": np.asarray(entries)}
+        )
         self.num_entries = sum(int(count["entries"]) for count in counts)
         self._counts = np.array([int(count["rows"]) for count in counts])
         self.num_rows = int(self._counts.sum())
@@ -148,6 +150,11 @@ class Rows:
     @functools.cached_property
     def _runs(self) -> Runs:
         return Runs(self.data, self.num_local)
+
+    @property
+    def num_places(self) -> int:
+        """The number of rows of this process; of lists, with what fills them up to their length."""
+        return sum((run.stop - run.start) * self._runs.length(run) for run in self._runs.slices)
 
     def block(self, width: int, at: int = 0) -> int:
         """The number of rows of a block if each row becomes `width` numbers.
