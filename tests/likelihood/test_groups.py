@@ -15,7 +15,7 @@ from jaxcoreset.data.ragged import Ragged
 from jaxcoreset.likelihood import group_layout
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
 from jaxcoreset.likelihood.integral_error import accurate_enough
-from jaxcoreset.likelihood.integration import AdaptiveQuadrature, LaplaceIntegral
+from jaxcoreset.likelihood.integration import AdaptiveQuadrature, GaussianIntegral, LaplaceIntegral
 from tests.likelihood.group_models import (
     flights,
     frailties,
@@ -116,7 +116,9 @@ def _normal_marginals(shared, group, y, num_groups):
     return jnp.stack(found)
 
 
-@pytest.mark.parametrize("integration", [AdaptiveQuadrature(), LaplaceIntegral()])
+@pytest.mark.parametrize(
+    "integration", [AdaptiveQuadrature(), LaplaceIntegral(), GaussianIntegral()]
+)
 @pytest.mark.parametrize("is_float64", [False, True])
 def test_normal_marginals_and_their_derivatives_are_exact(integration, is_float64):
     group, y = means(num_groups=8)
@@ -139,6 +141,26 @@ def test_normal_marginals_and_their_derivatives_are_exact(integration, is_float6
             for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
                 assert one.dtype == (np.float64 if is_float64 else np.float32)
                 np.testing.assert_allclose(one, other, rtol=close, atol=10 * close)
+
+
+@pytest.mark.parametrize("is_normal", [True, False])
+def test_normal_effects_of_normal_rows_are_integrated_in_closed_form(planes, is_normal):
+    group, y = means(num_groups=20)
+    likelihood, at = planes[3], SHARED
+    if is_normal:
+        likelihood, at = group_likelihood(normals, (group, 20, y), groups="group"), NORMAL
+    rng = np.random.default_rng(0)
+    center = likelihood.unconstrain(at)
+    draws = {
+        name: value + 0.1 * rng.normal(size=(8, *value.shape)) for name, value in center.items()
+    }
+    found, error = accurate_enough(likelihood, draws, 1e-3)
+    marginal: Any = found.model
+    assert isinstance(marginal.integration, GaussianIntegral) is is_normal
+    if is_normal:
+        assert error == 0
+        exact = _normal_marginals(NORMAL, group, y, 20)
+        np.testing.assert_allclose(_values(found, NORMAL), exact, atol=2e-4)
 
 
 def _normal_log_density(residual, covariance):
