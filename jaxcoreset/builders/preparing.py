@@ -115,7 +115,7 @@ def refined(construction: Construction, source: DrawSource, key: PRNGKeyArray) -
     assert isinstance(likelihood.model, GroupModel)
     facts = {
         "unit": "groups",
-        "integration": describe(likelihood.model.integration),
+        "integration": describe(likelihood.model),
         "integral_kl": error,
     }
     return dataclasses.replace(construction, likelihood=likelihood, facts=facts)

@@ -19,7 +19,14 @@ from jaxcoreset.data.ragged import Ragged
 from jaxcoreset.likelihood.arguments import ModelError
 from jaxcoreset.likelihood.group_layout import Layout
 from jaxcoreset.likelihood.group_model import GroupModel
-from jaxcoreset.likelihood.trace import full_precision, is_latent, log_prob, run, transform_of
+from jaxcoreset.likelihood.trace import (
+    full_precision,
+    is_latent,
+    log_prob,
+    run,
+    transform_of,
+    value_at,
+)
 
 # How many groups are compared, with how many rows each at most, and copies of rows beside them.
 _NUM_GROUPS, _MOST_ROWS, _COPIES = 5, 6, 2
@@ -63,12 +70,14 @@ def check_groups(marginal: GroupModel, layout: Layout, sizes: Int[np.ndarray, " 
     num_dims = marginal.structure.num_dims
     effects = generator.uniform(-_RADIUS, _RADIUS, (places.size, num_dims))
     effects = jnp.asarray(effects, default_float())
+    ways = marginal.structure.choices
+    choices = ways[generator.integers(len(ways), size=places.size)]
     together = positions.call_with(leaves, labels.size, places.size, labels.astype(np.int32))
     shared: dict[str, Any] = {}
-    of_rows, of_priors = _together(marginal, together, effects, generator, shared)
+    of_rows, of_priors = _together(marginal, together, effects, choices, generator, shared)
     for group in range(places.size):
         data = tuple(leaf[group] for leaf in alone)
-        sites, _, _ = marginal.run_group(shared, effects[group], leaves, data)
+        sites, _, _ = marginal.run_group(shared, effects[group], leaves, data, choices[group])
         num = int((labels == group).sum())
         for name, dim in marginal.structure.rows.items():
             found = _of_axis(log_prob(sites[name]), dim)[:num]
@@ -103,6 +112,7 @@ def _together(
     marginal: GroupModel,
     leaves: list,
     effects: Any,
+    choices: Int[np.ndarray, "g k"],
     generator: np.random.Generator,
     shared: dict[str, Any],
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -115,7 +125,12 @@ def _together(
     def fill(site: Mapping) -> Any:
         if not is_latent(site):
             return None
-        transform, name = transform_of(site), site["name"]
+        name = site["name"]
+        if name in structure.discrete:
+            own = choices[:, list(structure.discrete).index(name)]
+            dim = structure.discrete[name][1]
+            return value_at(site, own.reshape(-1, *(1,) * (-dim - 1)))
+        transform = transform_of(site)
         if name in structure.local:
             local = structure.local[name]
             part = jnp.moveaxis(parts[name], 0, local.dim)
@@ -129,7 +144,7 @@ def _together(
         sites = run(marginal.model, jax.tree.unflatten(marginal.tree, leaves), fill)
     of_rows = {name: _of_axis(log_prob(sites[name]), dim) for name, dim in structure.rows.items()}
     of_priors = {}
-    for name in (*structure.local, *structure.groups):
+    for name in (*structure.integrated, *structure.groups):
         values = log_prob(sites[name])
         of_priors[name] = _of_axis(values, structure.log_prob_dims[name])
     return of_rows, of_priors

@@ -99,7 +99,29 @@ class _Sampler(eqx.Module):
         marginal, leaves = self.constants.marginal, self.constants.leaves
         structure = marginal.structure
         num_dims = structure.num_dims
+        key, choice_key = jax.random.split(key)
         origin = jnp.zeros(num_dims, jnp.result_type(float))
+        effect = self._effect(key, shared, own, origin) if num_dims else origin
+        choice = jnp.asarray(structure.choices[0])
+        if structure.discrete:
+            log_weights = marginal.by_choice(shared, effect, leaves, own)
+            number = jax.random.categorical(choice_key, log_weights)
+            choice = jnp.asarray(structure.choices)[number]
+        with full_precision():
+            sites, _, _ = marginal.run_group(shared, effect, leaves, own, choice)
+        dims = {name: site.value_dim for name, site in structure.local.items()}
+        dims |= {name: dim for name, (_, dim) in structure.discrete.items()}
+        dims |= structure.effects
+        return {
+            name: jnp.squeeze(jnp.asarray(sites[name]["value"]), axis=dim)
+            for name, dim in dims.items()
+        }
+
+    def _effect(
+        self, key: PRNGKeyArray, shared: Mapping[str, Array], own: tuple, origin: Array
+    ) -> Float[Array, " d"]:
+        """A draw of the unconstrained effect, with the discrete sites summed out."""
+        marginal, leaves, num_dims = self.constants.marginal, self.constants.leaves, origin.size
         log_density = prepare(
             lambda effect: marginal.log_density(shared, effect, leaves, own), origin
         )
@@ -113,14 +135,7 @@ class _Sampler(eqx.Module):
         log_proposal = -(STUDENT_DEGREES + num_dims) / 2 * jnp.log1p(squares)
         log_ratios = jax.vmap(log_density)(points) - log_proposal
         chosen = _metropolis(key, jnp.where(jnp.isnan(log_ratios), -jnp.inf, log_ratios))
-        with full_precision():
-            sites, _, _ = marginal.run_group(shared, points[chosen], leaves, own)
-        dims = {name: site.value_dim for name, site in structure.local.items()}
-        dims |= structure.effects
-        return {
-            name: jnp.squeeze(jnp.asarray(sites[name]["value"]), axis=dim)
-            for name, dim in dims.items()
-        }
+        return points[chosen]
 
 
 def _metropolis(key: PRNGKeyArray, log_ratios: Float[Array, " k"]) -> Array:

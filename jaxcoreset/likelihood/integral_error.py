@@ -50,6 +50,8 @@ def accurate_enough(
     marginal = likelihood.model
     assert isinstance(marginal, GroupModel)
     at = {name: jnp.asarray(x)[:_NUM_DRAWS] for name, x in draws.items()}
+    if not marginal.structure.num_dims:
+        return likelihood, 0.0
     if is_gaussian(marginal, likelihood, at):
         closed = marginal.with_integration(GaussianIntegral())
         return with_program(dataclasses.replace(likelihood, model=closed)), 0.0
@@ -95,8 +97,11 @@ def integral_error(marginal: GroupModel, likelihood: ModelLikelihood, draws: Par
     return float(num**2 * max(0.0, shared - noise / size) + num * noise)
 
 
-def describe(integration: Integration) -> str:
-    """An integral in a few words."""
+def describe(marginal: GroupModel) -> str:
+    """How effects are integrated out, in a few words."""
+    integration = marginal.integration
+    if not marginal.structure.num_dims:
+        return "summed out"
     if isinstance(integration, AdaptiveQuadrature):
         return f"integrated out by quadrature with {integration.num_nodes} nodes"
     if isinstance(integration, GaussianIntegral):

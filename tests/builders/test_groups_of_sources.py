@@ -131,7 +131,7 @@ def test_rows_of_a_source_may_be_groups_of_their_own():
             group_likelihood(frailties, args) for args in ((arrays["x"], arrays["y"]), (x, y))
         )
     ]
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 def test_the_plan_gathers_nothing_and_says_what_that_takes():

@@ -13,6 +13,7 @@ from scipy.stats import nbinom, norm
 
 from jaxcoreset.data.ragged import Ragged
 from jaxcoreset.likelihood import group_layout
+from jaxcoreset.likelihood.group_effects import draw_effects
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
 from jaxcoreset.likelihood.integral_error import accurate_enough
 from jaxcoreset.likelihood.integration import AdaptiveQuadrature, GaussianIntegral, LaplaceIntegral
@@ -262,12 +263,65 @@ def _sizes_in_the_prior(group, num_groups, y=None):
         numpyro.sample("y", dist.Normal(effect[group], 1), obs=y)
 
 
-def _discrete(group, num_groups, y=None):
-    share: Any = numpyro.sample("share", dist.Beta(2, 2))
+def _counts(group, num_groups, y=None):
+    rate: Any = numpyro.sample("rate", dist.Gamma(2, 2))
     with numpyro.plate("groups", num_groups):
-        kind: Any = numpyro.sample("kind", dist.Bernoulli(share))
+        kind: Any = numpyro.sample("kind", dist.Poisson(rate))
     with numpyro.plate("rows", group.shape[0]):
         numpyro.sample("y", dist.Normal(kind[group], 1), obs=y)
+
+
+def _kinds(group, num_groups, y=None):
+    """Groups of three kinds, with a normal effect too if tau is there."""
+    simplex: Any = dist.Dirichlet(jnp.ones(3))
+    share: Any = numpyro.sample("share", simplex)
+    at: Any = numpyro.sample("at", dist.Normal(0, 2).expand([3]).to_event(1))
+    with numpyro.plate("groups", num_groups):
+        kinds: Any = dist.Categorical(share)
+        kind: Any = numpyro.sample("kind", kinds, infer={"enumerate": "parallel"})
+        mean: Any = numpyro.sample("mean", dist.Normal(at[kind], 0.5))
+    with numpyro.plate("rows", group.shape[0]):
+        numpyro.sample("y", dist.Normal(mean[group], 0.4), obs=y)
+
+
+def _mixture(y):
+    """Each row of one of two kinds."""
+    share: Any = numpyro.sample("share", dist.Beta(2, 2))
+    at: Any = numpyro.sample("at", dist.Normal(0, 2).expand([2]).to_event(1))
+    with numpyro.plate("rows", y.shape[0]):
+        kind: Any = numpyro.sample("kind", dist.Bernoulli(share))
+        numpyro.sample("y", dist.Normal(at[kind], 0.4), obs=y)
+
+
+def test_discrete_effects_are_summed_out():
+    group, y = means(num_groups=6)
+    share, at = np.array([0.2, 0.5, 0.3]), np.array([-1.0, 0.5, 2.0])
+    likelihood = group_likelihood(_kinds, (group, 6, y), groups="group")
+    found = _values(likelihood, {"share": jnp.asarray(share), "at": jnp.asarray(at)})
+    for g in range(6):
+        own = y[group == g].astype(float)
+        covariance = 0.16 * np.eye(own.size) + 0.25
+        parts = [
+            np.log(s) + _normal_log_density(own - a, covariance)
+            for s, a in zip(share, at, strict=True)
+        ]
+        assert found[g] == pytest.approx(np.logaddexp.reduce(parts), abs=2e-3)
+
+
+def test_a_kind_of_each_row_is_summed_out_and_drawn():
+    _, y = means(num_groups=30)
+    likelihood = group_likelihood(_mixture, (y,))
+    at = {"share": jnp.array(0.3), "at": jnp.array([0.6, 1.4])}
+    parts = np.log([[0.7], [0.3]]) + norm.logpdf(y, [[0.6], [1.4]], 0.4)
+    np.testing.assert_allclose(_values(likelihood, at), np.logaddexp(*parts), atol=1e-4)
+    marginal: Any = likelihood.model
+    draws = {name: jnp.stack([value] * 400) for name, value in at.items()}
+    kinds = draw_effects(
+        marginal, likelihood.rows, likelihood.arguments.leaves, draws, jax.random.key(0)
+    )["kind"]
+    assert kinds.shape == (400, y.size)
+    chance = np.exp(parts[1] - np.logaddexp(*parts))
+    assert np.abs(kinds.mean(axis=0) - chance).max() < 5 * 0.5 / 20
 
 
 @pytest.mark.parametrize(
@@ -277,7 +331,7 @@ def _discrete(group, num_groups, y=None):
         (_running_sum, "depends on the effect of a group that it is not in"),
         (_random_walk, "'effect' grows with the groups and is not one independent effect"),
         (_sizes_in_the_prior, "depends on other groups or on the rows"),
-        (_discrete, "latent site 'kind' is discrete"),
+        (_counts, r"latent site 'kind' is discrete \\(Poisson\\)"),
     ],
 )
 def test_models_whose_groups_are_not_independent_are_refused(model, words):
