@@ -6,7 +6,6 @@ rows, or with the groups; all else is shared.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +38,8 @@ from jaxcoreset.likelihood.trace import (
 
 # Numbers of rows and of groups for the abstract traces: primes, so that no other axis has them.
 _ROWS, _GROUPS = (31, 37), (11, 13)
+# That of a group without discrete sites.
+_ONE_CHOICE = np.zeros((1, 0), np.int32)
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ class GroupStructure:
     @property
     def choices(self) -> Int[np.ndarray, "c k"]:
         """All values of the discrete sites of a group together, by their positions."""
-        ranges = [range(num) for num, _ in self.discrete.values()]
-        return np.array(list(itertools.product(*ranges)), np.int32).reshape(-1, len(ranges))
+        sizes = [num for num, _ in self.discrete.values()]
+        return np.indices(sizes, np.int32).reshape(len(sizes), -1).T if sizes else _ONE_CHOICE
 
     @property
     def num_dims(self) -> int:
