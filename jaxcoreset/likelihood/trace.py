@@ -275,7 +275,8 @@ def value_at(site: Mapping, position: Any) -> Any:
 
 def discrete(name: str, site: Mapping | None = None) -> ModelError:
     """The error for a discrete latent site that cannot be summed out."""
-    kind = "" if site is None else f" ({type(site['fn']).__name__})"
+    distribution = None if site is None else getattr(site["fn"], "base_dist", site["fn"])
+    kind = "" if distribution is None else f" ({type(distribution).__name__})"
     return ModelError(
         f"latent site {name!r} is discrete{kind}; continuous parameters are expected, or a site "
         "with finitely many values and one entry for each row or each group that groups= names, "

@@ -331,7 +331,7 @@ def test_a_kind_of_each_row_is_summed_out_and_drawn():
         (_running_sum, "depends on the effect of a group that it is not in"),
         (_random_walk, "'effect' grows with the groups and is not one independent effect"),
         (_sizes_in_the_prior, "depends on other groups or on the rows"),
-        (_counts, r"latent site 'kind' is discrete \\(Poisson\\)"),
+        (_counts, r"latent site 'kind' is discrete \(Poisson\)"),
     ],
 )
 def test_models_whose_groups_are_not_independent_are_refused(model, words):
