@@ -35,7 +35,7 @@ class AllSizes(Construction):
 
     def path(self, pool: DrawPool, size: int, approach: Approach) -> tuple[Solution, np.ndarray]:
         """The solutions, and their sizes."""
-        return self._solve(pool, size, jax.random.key(1), approach)
+        return self._solve(pool, size, jax.random.key(1), approach, 0)
 
 
 @dataclass

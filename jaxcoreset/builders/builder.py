@@ -304,7 +304,7 @@ class CoresetBuilder:
         """
         key = jax.random.key(0)
         args, kwargs = plain_call(self.model, args, kwargs)
-        context = pass_context(self, key, args, kwargs, with_checkpoint=False)
+        context = pass_context(self, key, args, kwargs, is_plan=True)
         construction = self._construction(key, key, args, kwargs, context, may_read=False)
         may_expand = is_allowed(self.proxy, construction)
         return plan_build(

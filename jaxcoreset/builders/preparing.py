@@ -43,7 +43,7 @@ def pass_context(
     args: tuple,
     kwargs: dict[str, Any],
     *,
-    with_checkpoint: bool = True,
+    is_plan: bool = False,
     in_float64: bool = False,
 ) -> PassContext:
     """Where a `CoresetBuilder` evaluates rows, and the file that keeps the passes over them."""
@@ -55,14 +55,15 @@ def pass_context(
     if processes.count > 1:
         processes.agree(settings_of_all(builder, key, args, kwargs, processes))
     checkpoint = None
-    if with_checkpoint and builder.checkpoint is not None:
+    if not is_plan and builder.checkpoint is not None:
         path = os.fspath(builder.checkpoint.path) + (".float64" if in_float64 else "")
         if processes.count > 1:
             path = f"{path}.{processes.index}-of-{processes.count}"
         with processes.all_or_none("checkpoint"):
             settings = build_settings(builder, key, args, kwargs, processes)
             checkpoint = CheckpointFile(path, settings, interval=builder.checkpoint.every)
-    return PassContext(mesh, builder.execution.batch_size, processes, checkpoint, in_float64)
+    size = builder.execution.batch_size
+    return PassContext(mesh, size, processes, checkpoint, in_float64, may_read=not is_plan)
 
 
 def likelihood_of(
@@ -114,7 +115,7 @@ def refined(construction: Construction, source: DrawSource, key: PRNGKeyArray) -
     assert isinstance(likelihood.model, GroupModel)
     facts = {
         "unit": "groups",
-        "integration": describe(likelihood.model.integration),
+        "integration": describe(likelihood.model),
         "integral_kl": error,
     }
     return dataclasses.replace(construction, likelihood=likelihood, facts=facts)

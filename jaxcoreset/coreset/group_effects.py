@@ -68,6 +68,4 @@ def effects_at(
         moments: see `Coreset.group_effects`.
     """
     marginal = coreset.grouping.model(coreset.full_model, coreset.arguments)
-    found = draw_effects(marginal, rows, coreset.arguments.leaves, draws, key, moments=moments)
-    order = np.argsort(rows.numbers(np.arange(rows.num_rows)))
-    return {name: values[:, order] for name, values in found.items()}
+    return draw_effects(marginal, rows, coreset.arguments.leaves, draws, key, moments=moments)

@@ -343,7 +343,7 @@ class Report(ShownAsTable):
     def _integral_row(self) -> list[tuple[str, str]]:
         if self.integration is None:
             return []
-        error = "" if self.integral_kl is None else f", which adds {self.integral_kl:.1g} nats"
+        error = f", which adds {self.integral_kl:.1g} nats" if self.integral_kl else ""
         return [("effects of groups", f"{self.integration}{error}")]
 
     def _gaussian_row(self) -> list[tuple[str, str]]:

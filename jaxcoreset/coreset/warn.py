@@ -2,7 +2,7 @@
 
 import warnings
 
-from jaxcoreset.coreset.report import MAX_KL, Report
+from jaxcoreset.coreset.report import GOOD_KL, MAX_KL, Report
 
 
 def warn_if_bad(report: Report) -> None:
@@ -13,6 +13,14 @@ def warn_if_bad(report: Report) -> None:
     )
     if report.kl > MAX_KL or report.trouble is not None:
         warnings.warn(f"{report.verdict} To fix this, {remedies}.", stacklevel=4)
+    if (report.integral_kl or 0.0) > (report.tol or GOOD_KL):
+        warnings.warn(
+            f"the effects of groups are {report.integration}, and the error of that adds "
+            f"{report.integral_kl:.1g} nats, which kl does not count. Take "
+            "integration=AdaptiveQuadrature() if a group's effects have one or two dimensions, or "
+            "else fewer effects for each group: the others stay parameters that groups share.",
+            stacklevel=4,
+        )
     if report.spike is not None:
         warnings.warn(
             "the density of the weighted rows has a mode that the full posterior does not have: a "

@@ -91,9 +91,15 @@ def partial_sums(values: Array, num: int) -> Array:
     return pairwise_sum(jnp.moveaxis(parts, 1, 0))
 
 
-def group_blocks(data: PyTree, block: int, num_devices: int, batch_size: int | None = None) -> int:
+def group_blocks(
+    data: PyTree,
+    block: int,
+    num_devices: int,
+    batch_size: int | None = None,
+    num_rows: int | None = None,
+) -> int:
     """The number of blocks that are moved to the devices at once, a multiple of the devices."""
-    num_rows = leading(data)
+    num_rows = leading(data) if num_rows is None else num_rows
     total = -(-num_rows // block)
     if batch_size is None:
         most = max(1, min(_GROUP_BLOCKS * num_devices, group_bytes() // (block * row_bytes(data))))
@@ -114,6 +120,7 @@ def evaluate_blocks(
     first: int = 0,
     mesh: Mesh | None = None,
     batch_size: int | None = None,
+    typical: int | None = None,
 ) -> Iterator[tuple[int, int, PyTree]]:
     """Evaluate a function of a block on all rows, in order.
 
@@ -127,6 +134,8 @@ def evaluate_blocks(
         first: the row to begin at, a multiple of `block`.
         mesh: the devices that share the blocks, with one axis; the default device if left out.
         batch_size: the number of rows that are read and moved at once, rounded up to blocks.
+        typical: the number of rows by which that of a group's blocks is chosen, by default n. Calls
+            with the same number share programs.
 
     Yields:
         The group's first row, its number of rows, and the values of its blocks with a leading axis.
@@ -135,7 +144,7 @@ def evaluate_blocks(
     """
     leaves, tree = jax.tree.flatten(data)
     num_devices = 1 if mesh is None else mesh.size
-    size = group_blocks(data, block, num_devices, batch_size)
+    size = group_blocks(data, block, num_devices, batch_size, typical)
     fn = _Tree(fn, tree)
     pending = None
     for at, num_rows, chunk in _groups(leaves, size * block, first):

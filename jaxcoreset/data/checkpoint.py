@@ -9,6 +9,7 @@ always written as a whole under another name and then renamed, so it is never in
 import contextlib
 import errno
 import glob
+import hashlib
 import importlib.metadata
 import os
 import re
@@ -18,9 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import PRNGKeyArray, PyTree
 
 from jaxcoreset.data.arrays import (
     decode,
@@ -66,13 +68,16 @@ class Pass:
         """The result so far."""
         return self.progress[0]
 
-    def check_like(self, start: dict[str, np.ndarray], rows: int, block: int) -> None:
+    def check_like(
+        self, start: dict[str, np.ndarray], rows: int, block: int, first: int = 0
+    ) -> None:
         """Check that the stored result fits this pass.
 
         Args:
             start: arrays of the same names, types and shapes.
             rows: the number of rows of this process.
             block: the number of rows that are evaluated at once.
+            first: the row that the first of these blocks begins at.
 
         Raises:
             ValueError: if it does not fit; the file was not written by this program.
@@ -82,7 +87,8 @@ class Pass:
             for one in (start, self.state)
         ]
         row = self.progress[1]
-        if forms[0] != forms[1] or not (row == rows or (0 <= row < rows and row % block == 0)):
+        is_end = row == rows or (0 <= row < rows and (row - first) % block == 0)
+        if forms[0] != forms[1] or not is_end:
             raise ValueError(
                 f"checkpoint {str(self.checkpoint.path)!r} is damaged; delete it, or give another "
                 f"path. Its pass {self.what!r} is at row {row} with the arrays {forms[1]}; "
@@ -280,9 +286,12 @@ def settings_of_all(
 ) -> dict[str, str]:
     """The settings that all processes of a build share; arguments as in `build_settings`."""
     lengths = {leaf.shape[0] for leaf in jax.tree.leaves((args, kwargs)) if np.ndim(leaf)}
-    # Each process has its own rows, and its own number of them.
+    # Each process has its own rows and groups, and its own numbers of them. Which integers count
+    # groups is known later.
+    has_groups = builder.statistical.get("groups") is not None
     args, kwargs = jax.tree.map(
-        lambda leaf: "rows" if isinstance(leaf, int) and leaf in lengths else leaf, (args, kwargs)
+        lambda leaf: "rows" if isinstance(leaf, int) and (has_groups or leaf in lengths) else leaf,
+        (args, kwargs),
     )
     settings = build_settings(builder, key, args, kwargs, processes)
     return {name: settings[name] for name in settings if name not in ("data", "process")}
@@ -296,3 +305,14 @@ def _text(value: Any) -> str:
     arrays = [x for x in jax.tree.leaves(value) if isinstance(x, np.ndarray | jax.Array)]
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     return f"{text} {fingerprint(arrays)}" if arrays else text
+
+
+def digest_of(args: PyTree) -> str:
+    """A hash of the arrays among a function's arguments."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(args):
+        if eqx.is_array_like(leaf):
+            array = np.asarray(leaf)
+            digest.update(f"{array.shape}{array.dtype}".encode())
+            digest.update(array.tobytes())
+    return digest.hexdigest()

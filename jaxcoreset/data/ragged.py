@@ -29,7 +29,8 @@ class Ragged:
     lengths allow. Empty places repeat an entry of the list; of a mask, they are False.
 
     Args:
-        values: shape (n, …), the entries of all lists; None for a mask of the places.
+        values: shape (n, …), the entries of all lists, in memory or read from files as a
+            `jaxcoreset.data.grouped.GroupedColumn`; None for a mask of the places.
         starts: shape (G,), the position of each list's first entry.
         sizes: shape (G,), the number of its entries.
         lengths: the numbers of places to choose from, in increasing order.
@@ -37,7 +38,7 @@ class Ragged:
 
     def __init__(
         self,
-        values: np.ndarray | None,
+        values: Any,
         starts: Int[np.ndarray, " g"],
         sizes: Int[np.ndarray, " g"],
         lengths: Sequence[int],
@@ -48,6 +49,11 @@ class Ragged:
         self.shape = (sizes.size, self.lengths[-1], *rest)
         self.dtype = np.dtype(bool) if values is None else values.dtype
         self.ndim = len(self.shape)
+
+    @property
+    def is_streamed(self) -> bool:
+        """True if the entries are not in memory."""
+        return self.values is not None and not isinstance(self.values, np.ndarray)
 
     def __len__(self) -> int:
         return self.sizes.size
@@ -67,6 +73,25 @@ class Ragged:
         """Some of the lists, which stay ragged."""
         return Ragged(self.values, self.starts[indices], self.sizes[indices], self.lengths)
 
+    def shortened(self, num: int) -> "Ragged":
+        """The first entries of each list, at most this number."""
+        sizes = np.minimum(self.sizes, num)
+        return Ragged(self.values, self.starts, sizes, (min(num, self.lengths[-1]),))
+
+    def part(self, run: slice) -> "Ragged":
+        """Lists that follow one another and have one length, with all its places."""
+        sizes = self.sizes[run]
+        length = length_of(self.lengths, int(sizes.max(initial=1)))
+        return Ragged(self.values, self.starts[run], sizes, (length,))
+
+    def joined(self, other: "Ragged") -> "Ragged":
+        """These lists and after them other ones, all in memory."""
+        first, values = 0, None
+        if self.values is not None:
+            first, values = len(self.values), np.concatenate([self.values, other.values])
+        starts = np.concatenate([self.starts, first + other.starts])
+        return Ragged(values, starts, np.concatenate([self.sizes, other.sizes]), self.lengths)
+
     def in_float64(self) -> "Ragged":
         """The same lists with floating-point entries as float64."""
         if self.values is None or not jnp.issubdtype(self.dtype, jnp.floating):
@@ -74,25 +99,58 @@ class Ragged:
         return Ragged(self.values.astype(np.float64), self.starts, self.sizes, self.lengths)
 
 
-def is_ragged(tree: PyTree) -> bool:
-    """True if some of the arrays are ragged."""
-    return any(isinstance(leaf, Ragged) for leaf in jax.tree.leaves(tree))
+def lists_of(tree: PyTree) -> list[Ragged]:
+    """The arrays that are ragged."""
+    return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Ragged)]
+
+
+def entries_of(
+    starts: Int[np.ndarray, " g"], sizes: Int[np.ndarray, " g"]
+) -> Int[np.ndarray, " n"]:
+    """The positions of the entries of lists, one list after the other."""
+    before = np.cumsum(sizes) - sizes
+    return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
 
 
 def has_lengths(tree: PyTree) -> bool:
     """True if some of the arrays are ragged, with lists of more than one length."""
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Ragged)]
-    return any(len(leaf.lengths) > 1 for leaf in leaves)
+    return any(len(leaf.lengths) > 1 for leaf in lists_of(tree))
 
 
-def runs_of(tree: PyTree, num: int) -> list[slice]:
-    """The rows that follow one another and have one length; a single slice if none is ragged."""
-    ragged = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Ragged)]
-    if not ragged:
-        return [slice(0, num)]
-    own = np.searchsorted(ragged[0].lengths, ragged[0].sizes)
-    starts = [int(at) for at in np.flatnonzero(np.diff(own, prepend=-1))]
-    return [slice(a, b) for a, b in zip(starts, [*starts[1:], num], strict=True)]
+class Runs:
+    """Rows that follow one another and have one length; a single run if none is ragged.
+
+    Attributes:
+        slices: the rows of each run.
+    """
+
+    def __init__(self, tree: PyTree, num: int):
+        lists = lists_of(tree)
+        self.slices, self._lengths = [slice(0, num)], np.ones(1, np.int64)
+        if lists and num:
+            own = np.searchsorted(lists[0].lengths, lists[0].sizes)
+            starts = np.flatnonzero(np.diff(own, prepend=-1))
+            ends = np.append(starts[1:], num)
+            self.slices = [slice(int(a), int(b)) for a, b in zip(starts, ends, strict=True)]
+            self._lengths = np.asarray(lists[0].lengths)[own[starts]]
+        self._stops = np.array([run.stop for run in self.slices])
+
+    def at(self, row: int) -> slice:
+        """The run with a row; the last one if there is none."""
+        return self.slices[self._number(row)]
+
+    def length(self, run: slice) -> int:
+        """The number of places of the rows of a run."""
+        return int(self._lengths[self._number(run.start)])
+
+    def typical(self, run: slice) -> int:
+        """The mean number of rows of runs of one length, rounded up."""
+        alike = self._lengths == self._lengths[self._number(run.start)]
+        num = sum(self.slices[i].stop - self.slices[i].start for i in np.flatnonzero(alike))
+        return -(-num // int(alike.sum()))
+
+    def _number(self, row: int) -> int:
+        return min(int(np.searchsorted(self._stops, row, side="right")), len(self.slices) - 1)
 
 
 def padded_alike(one: tuple, other: tuple) -> tuple[tuple, tuple]:

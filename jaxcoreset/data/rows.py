@@ -9,12 +9,11 @@ processes.
 
 import contextlib
 import dataclasses
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import equinox as eqx
 import jax
 import numpy as np
 from jax.sharding import Mesh
@@ -22,9 +21,10 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.blocks import block_rows, evaluate_blocks, row_bytes
-from jaxcoreset.data.checkpoint import CheckpointFile
+from jaxcoreset.data.checkpoint import CheckpointFile, digest_of
+from jaxcoreset.data.chosen_groups import exchange_groups, padded, read_groups
 from jaxcoreset.data.processes import SINGLE_PROCESS, ProcessGroup
-from jaxcoreset.data.ragged import Ragged, is_ragged, runs_of
+from jaxcoreset.data.ragged import Ragged, Runs, lists_of
 from jaxcoreset.data.reading import is_streamed, read_chunks, take_rows
 from jaxcoreset.data.sources.base import checked_rows
 
@@ -32,8 +32,8 @@ State = dict[str, np.ndarray]
 
 _FEWEST_BLOCKS = 8
 _SMALLEST_BLOCK = 256
-# The maximum number of bad rows that an error names.
-NUM_BAD_ROWS_SHOWN = 5
+# The bytes of candidates that are lists of any length, and not in memory as they are.
+_HELD_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class PassContext:
         processes: the processes, each of which has a part of the rows.
         checkpoint: the file with the results of passes, or None.
         in_float64: whether rows are evaluated in float64 although JAX's x64 is off by default.
+        may_read: whether the rows of groups may be gathered, which reads all of them.
     """
 
     mesh: Mesh | None = None
@@ -54,6 +55,7 @@ class PassContext:
     processes: ProcessGroup = SINGLE_PROCESS
     checkpoint: CheckpointFile | None = None
     in_float64: bool = False
+    may_read: bool = True
 
     def precision(self) -> contextlib.AbstractContextManager:
         """A context in which rows are evaluated in the precision that these passes have."""
@@ -73,6 +75,7 @@ class Rows:
 
     Attributes:
         num_rows: the number of rows of all processes, n.
+        num_entries: the number of entries of these, where rows are lists; else n.
         offset: the row number of this process's first row.
         passes: the number of passes over all rows, by their purpose.
     """
@@ -81,16 +84,24 @@ class Rows:
     context: PassContext = field(default_factory=PassContext)
     order: Int[np.ndarray, " n"] | None = None
     num_rows: int = field(init=False)
+    num_entries: int = field(init=False)
     offset: int = field(init=False)
     passes: dict[str, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.num_local = leading(self.data)
-        counts = self.context.processes.gather({"rows": np.asarray(self.num_local)})
+        entries = sum(leaf.sizes.sum() for leaf in lists_of(self.data)[:1]) or self.num_local
+        counts = self.context.processes.gather(
+            {"rows": np.asarray(self.num_local), "entries": np.asarray(entries)}
+        )
+        self.num_entries = sum(int(count["entries"]) for count in counts)
         self._counts = np.array([int(count["rows"]) for count in counts])
         self.num_rows = int(self._counts.sum())
         self.offset = int(self._counts[: self.context.processes.index].sum())
         self._kept: tuple[np.ndarray, tuple] = np.zeros(0, np.int64), ()
+        if self.is_ragged and not self.is_local:
+            own = np.arange(self.num_local) if self.order is None else self.order
+            self.order = self.gather({"order": self.offset + own.astype(np.int64)})["order"]
 
     @classmethod
     def of(cls, data: "PyTree | Rows", batch_size: int | None = None) -> "Rows":
@@ -100,12 +111,12 @@ class Rows:
     @property
     def is_streamed(self) -> bool:
         """True if some of the arrays are read from files or batches."""
-        return any(is_streamed(leaf) for leaf in jax.tree.leaves(self.data))
+        return any(is_streamed(leaf) for leaf in self._sources)
 
     @property
     def is_ragged(self) -> bool:
         """True if some of the arrays are lists of different lengths."""
-        return is_ragged(self.data)
+        return bool(lists_of(self.data))
 
     @property
     def is_local(self) -> bool:
@@ -115,8 +126,35 @@ class Rows:
     @property
     def has_random_access(self) -> bool:
         """True if a few rows can be read without a pass over all of them."""
-        sources = (getattr(leaf, "source", None) for leaf in jax.tree.leaves(self.data))
+        sources = (getattr(leaf, "source", None) for leaf in self._sources)
         return all(source is None or source.random_access for source in sources)
+
+    @property
+    def _sources(self) -> list:
+        """The arrays that rows are read from."""
+        found = []
+        for leaf in jax.tree.leaves(self.data):
+            is_read = isinstance(leaf, Ragged) and leaf.is_streamed
+            found += leaf.values.rows.leaves if is_read else [leaf]
+        return found
+
+    @property
+    def most_held(self) -> int:
+        """The number of rows of which 256 MB are had, if they are lists that have to be read."""
+        lists = lists_of(self.data)
+        if not lists or not (self.is_streamed or not self.is_local):
+            return self.num_rows
+        width = sum(row_bytes(leaf.values) for leaf in lists if leaf.values is not None)
+        return int(_HELD_BYTES / max(width * lists[0].sizes.mean(), 1))
+
+    @functools.cached_property
+    def _runs(self) -> Runs:
+        return Runs(self.data, self.num_local)
+
+    @property
+    def num_places(self) -> int:
+        """The number of rows of this process; of lists, with what fills them up to their length."""
+        return sum((run.stop - run.start) * self._runs.length(run) for run in self._runs.slices)
 
     def block(self, width: int, at: int = 0) -> int:
         """The number of rows of a block if each row becomes `width` numbers.
@@ -126,13 +164,13 @@ class Rows:
             at: a row; blocks of lists of another length are not alike.
         """
         if self.is_ragged:
-            run = next(run for run in runs_of(self.data, self.num_local) if at < run.stop)
-            num = run.stop - run.start
-            most = block_rows(
-                width,
-                row_bytes([leaf[run.start : run.start + 1] for leaf in jax.tree.leaves(self.data)]),
-            )
-            return -(-num // -(-num // most))
+            run = self._runs.at(at)
+            num, length = self._runs.typical(run), self._runs.length(run)
+            leaves = [leaf.part(run) if isinstance(leaf, Ragged) else leaf for leaf in self.data]
+            most = block_rows(width, row_bytes(leaves))
+            # Several blocks, for devices to share, of as many entries as are evaluated at once.
+            few = min(_FEWEST_BLOCKS, -(-num * length // _SMALLEST_BLOCK))
+            return -(-num // max(-(-num // most), few))
         even = 1 << max(0, int(np.ceil(np.log2(self.num_rows / _FEWEST_BLOCKS))))
         return min(block_rows(width, row_bytes(self.data)), max(_SMALLEST_BLOCK, even))
 
@@ -140,17 +178,17 @@ class Rows:
         """As `take`, for rows that are evaluated by `Rows` of their own: ragged ones stay so."""
         if not self.is_ragged:
             return self.take(indices)
-        return jax.tree.map(
-            lambda leaf: leaf.select(indices) if isinstance(leaf, Ragged) else leaf[indices],
-            self.data,
-        )
+        indices = checked_rows(indices, self.num_rows, "the data")
+        if (at := self._kept_at(indices)) is not None:
+            return read_groups(self._kept[1], at)
+        return self._select(indices)
 
     def chunks(self, size: int) -> Iterator[tuple[tuple, int]]:
         """Rows of this process in chunks of one size, with the index of each one's first row.
 
         The last chunk overlaps the one before, so that it has the same size.
         """
-        for run in runs_of(self.data, self.num_local):
+        for run in self._runs.slices:
             num = min(size, run.stop - run.start)
             for start in range(run.start, run.stop, num):
                 first = min(start, run.stop - num)
@@ -162,11 +200,22 @@ class Rows:
 
     def places(self, numbers: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
         """The inverse of `numbers`."""
-        if self.order is None:
-            return numbers
-        places = np.empty_like(self.order)
-        places[self.order] = np.arange(places.size)
-        return places[numbers]
+        return numbers if self.order is None else np.argsort(self.order)[numbers]
+
+    def gather(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Arrays with an entry for each row of this process, joined to those of all processes."""
+        if self.is_local:
+            return dict(values)
+        most = int(self._counts.max())
+        states = self.context.processes.gather(
+            {name: padded(x, most) for name, x in values.items()}
+        )
+        return {
+            name: np.concatenate(
+                [state[name][:num] for state, num in zip(states, self._counts, strict=True)]
+            )
+            for name in values
+        }
 
     def close_checkpoint(self) -> None:
         """Stop writing the results of passes to the checkpoint."""
@@ -184,12 +233,16 @@ class Rows:
         """
         indices = checked_rows(indices, self.num_rows, "the data")
         if self.is_ragged:
-            return jax.tree.map(lambda leaf: leaf[indices], self.data)
-        known, kept = self._kept
-        at = np.minimum(np.searchsorted(known, indices), known.size - 1)
-        if known.size and np.array_equal(known[at], indices):
-            return jax.tree.unflatten(self._tree, [leaf[at] for leaf in kept])
+            return tuple(leaf[:] for leaf in self.select(indices))
+        if (at := self._kept_at(indices)) is not None:
+            return jax.tree.unflatten(self._tree, [leaf[at] for leaf in self._kept[1]])
         return jax.tree.unflatten(self._tree, self._take(indices))
+
+    def _kept_at(self, indices: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"] | None:
+        """The positions of rows among those that `keep` has read; None if one is not there."""
+        known = self._kept[0]
+        at = np.minimum(np.searchsorted(known, indices), known.size - 1)
+        return at if known.size and np.array_equal(known[at], indices) else None
 
     def head(self, num: int) -> PyTree:
         """The first rows of this process."""
@@ -206,7 +259,22 @@ class Rows:
         """
         if self.is_local and self.has_random_access:
             return
-        self.remember(indices := np.unique(indices), self._take(indices))
+        indices = np.unique(indices)
+        if not self.is_ragged:
+            self.remember(indices, self._take(indices))
+            return
+        known, kept = self._kept
+        if not (indices := np.setdiff1d(indices, known)).size:
+            return
+        found = self._select(indices)
+        joined = np.concatenate([known, indices])
+        if known.size:
+            found = tuple(
+                one.joined(other) if isinstance(one, Ragged) else np.concatenate([one, other])
+                for one, other in zip(kept, found, strict=True)
+            )
+        order = np.argsort(joined)
+        self._kept = joined[order], read_groups(found, order)
 
     def remember(self, indices: Int[np.ndarray, " m"], leaves: tuple) -> None:
         """Hold on to rows that were read: different ones, with their leaves, in any order."""
@@ -256,10 +324,11 @@ class Rows:
         context, state, first = self.context, start, 0
         with context.processes.all_or_none(what):
             checkpoint = context.checkpoint
-            entry = None if checkpoint is None else checkpoint.open(what, _digest(args))
+            entry = None if checkpoint is None else checkpoint.open(what, digest_of(args))
             if entry is not None and (entry.is_done or entry.progress[1]):
-                entry.check_like(start, self.num_local, self.block(width))
                 state, first = entry.progress
+                begin = self._runs.at(first).start
+                entry.check_like(start, self.num_local, self.block(width, begin), begin)
                 first = self.num_local if entry.is_done else first
                 on_rows(first)
             if first < self.num_local:
@@ -291,18 +360,22 @@ class Rows:
             per_row: see `map_reduce`.
             first: the row to begin at, the first of a block.
         """
-        for run in runs_of(self.data, self.num_local):
+        for run in self._runs.slices:
             if first >= run.stop:
                 continue
-            data, per_run = self.data, tuple(per_row)
+            data, per_run, typical = self.data, tuple(per_row), None
             if self.is_ragged:
-                data = jax.tree.map(lambda leaf, run=run: leaf[run], data)
+                data = tuple(
+                    leaf.part(run) if isinstance(leaf, Ragged) else leaf[run] for leaf in data
+                )
                 per_run = tuple(np.asarray(leaf)[run] for leaf in per_row)
+                typical = self._runs.typical(run)
             groups = evaluate_blocks(
                 fn,
                 args,
                 (data, per_run),
                 self.block(width, run.start),
+                typical=typical,
                 first=max(first - run.start, 0),
                 mesh=self.context.mesh,
                 batch_size=self.context.batch_size,
@@ -318,37 +391,48 @@ class Rows:
         leaves = tuple(jax.tree.leaves(self.data))
         if not self.has_random_access:
             self.count_pass("candidates")
-        processes = self.context.processes
-        mine = indices - self.offset
-        mine = mine[(mine >= 0) & (mine < self.num_local)]
+        processes, mine = self.context.processes, self._mine(indices)
         if processes.count == 1:
             return self._read(leaves, mine)
         with processes.all_or_none("candidates"):
             parts = tuple(np.asarray(leaf) for leaf in self._read(leaves, mine))
-        ends = np.cumsum(self._counts)
-        owner = np.searchsorted(ends, indices, side="right")
+        owner, place = self._owners(indices)
         most = max(int(np.bincount(owner, minlength=processes.count).max(initial=0)), 1)
-        padded = {
-            str(i): np.concatenate(
-                [part, np.zeros((most - len(part), *part.shape[1:]), part.dtype)]
-            )
-            for i, part in enumerate(parts)
-        }
-        found = processes.gather(padded)
-        # The m-th row of a process, in the order in which it was asked for.
-        place = np.zeros(indices.size, np.int64)
-        for process in range(processes.count):
-            at = owner == process
-            place[at] = np.arange(np.count_nonzero(at))
+        found = processes.gather({str(i): padded(part, most) for i, part in enumerate(parts)})
         return tuple(
             np.stack([state[str(i)] for state in found])[owner, place] for i in range(len(leaves))
         )
+
+    def _mine(self, indices: Int[np.ndarray, " m"]) -> Int[np.ndarray, " k"]:
+        """The rows of this process, counted from its first one."""
+        mine = indices - self.offset
+        return mine[(mine >= 0) & (mine < self.num_local)]
+
+    def _owners(self, indices: Int[np.ndarray, " m"]) -> tuple[np.ndarray, np.ndarray]:
+        """The process of each row, and its position among those that are asked of this process."""
+        owner = np.searchsorted(np.cumsum(self._counts), indices, side="right")
+        place = np.zeros(indices.size, np.int64)
+        for process in range(self._counts.size):
+            at = owner == process
+            place[at] = np.arange(np.count_nonzero(at))
+        return owner, place
+
+    def _select(self, indices: Int[np.ndarray, " m"]) -> tuple:
+        """Lists of all processes, by row number."""
+        if self.is_local and not self.is_streamed:
+            return read_groups(self.data, indices)
+        if not self.has_random_access:
+            self.count_pass("candidates")
+        processes = self.context.processes
+        with processes.all_or_none("candidates"):
+            own = read_groups(self.data, self._mine(indices), copy=True)
+        return own if self.is_local else exchange_groups(own, processes, *self._owners(indices))
 
     def _read(self, leaves: tuple, rows: Int[np.ndarray, " m"]) -> tuple:
         checkpoint = self.context.checkpoint
         if checkpoint is None or self.has_random_access:
             return take_rows(leaves, rows)
-        entry = checkpoint.open("candidates", _digest(rows))
+        entry = checkpoint.open("candidates", digest_of(rows))
         if entry.is_done:
             like = [(len(rows), *leaf.shape[1:]) for leaf in leaves]
             start = {str(i): np.empty(like[i], leaf.dtype) for i, leaf in enumerate(leaves)}
@@ -357,38 +441,3 @@ class Rows:
             parts = take_rows(leaves, rows)
             entry.finish({str(i): np.asarray(part) for i, part in enumerate(parts)})
         return tuple(entry.state[str(i)] for i in range(len(leaves)))
-
-
-class BadRows:
-    """Counts rows whose values are not finite, in a fold's state, and names the first of them."""
-
-    @staticmethod
-    def start() -> State:
-        """No bad rows."""
-        return {"num_bad": np.zeros((), np.int64), "bad": np.full(NUM_BAD_ROWS_SHOWN, -1)}
-
-    @staticmethod
-    def add(state: State, bad: np.ndarray, first: int, num: int) -> State:
-        """Note the bad ones of `num` rows from row `first` on."""
-        rows = first + np.flatnonzero(bad.reshape(-1)[:num])
-        count, shown = BadRows.merged([state])
-        shown = [*shown, *rows[:NUM_BAD_ROWS_SHOWN], *BadRows.start()["bad"]][:NUM_BAD_ROWS_SHOWN]
-        return {"num_bad": np.asarray(count + rows.size, np.int64), "bad": np.array(shown)}
-
-    @staticmethod
-    def merged(states: Sequence[State]) -> tuple[int, list[int]]:
-        """How many there are, and the numbers of the first."""
-        rows = np.concatenate([state["bad"] for state in states])
-        count = sum(int(state["num_bad"]) for state in states)
-        return count, rows[rows >= 0][:NUM_BAD_ROWS_SHOWN].tolist()
-
-
-def _digest(args: PyTree) -> str:
-    """A hash of the arrays among a function's arguments."""
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(args):
-        if eqx.is_array_like(leaf):
-            array = np.asarray(leaf)
-            digest.update(f"{array.shape}{array.dtype}".encode())
-            digest.update(array.tobytes())
-    return digest.hexdigest()

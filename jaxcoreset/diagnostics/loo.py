@@ -13,8 +13,9 @@ from numpyro.infer import MCMC
 
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.arviz import elpd_data
+from jaxcoreset.data.bad_rows import NUM_BAD_ROWS_SHOWN
 from jaxcoreset.data.processes import SINGLE_PROCESS
-from jaxcoreset.data.rows import NUM_BAD_ROWS_SHOWN, Rows, State
+from jaxcoreset.data.rows import Rows, State
 from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.data.utils import progress_bar as bar_of
 from jaxcoreset.diagnostics.leave_one_out import LeaveOneOut, block

@@ -1,8 +1,6 @@
-"""Which arguments of a model hold rows, groups, labels and counts, and how groups become rows.
+"""Which arguments of a model hold rows, groups, labels and counts.
 
-Groups are laid out as the rows of other models are, so that all passes over rows work on groups: an
-array with one row per datum, (n, …), becomes one of (G, L, …) with the L rows of the longest group,
-where a mask says which of them are rows. The mask takes the place of the labels.
+`jaxcoreset.likelihood.group_layout` lays groups out as the rows of other models are.
 """
 
 import dataclasses
@@ -15,14 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jaxcoreset.data.grouped import GroupScan, scan_labels
 from jaxcoreset.data.messages import did_you_mean, listed
-from jaxcoreset.data.ragged import Ragged, choose_lengths
-from jaxcoreset.data.rows import PassContext, Rows
-from jaxcoreset.data.sources.base import SourceArray
+from jaxcoreset.data.reading import is_streamed
 from jaxcoreset.likelihood.arguments import Arguments, ModelError, is_array
-
-# Groups that stand for all of them where a model is traced.
-_TEMPLATE = 64
 
 
 @dataclass(frozen=True)
@@ -81,25 +75,65 @@ class GroupTable:
     """A model's arguments in which groups were found.
 
     Attributes:
-        arguments: the arguments as given, with labels numbered from 0.
+        arguments: the arguments as given, with labels in memory numbered from 0.
         positions: their roles.
-        labels: shape (n,), the number of each row's group.
-        names: shape (G,), the group's own labels; None if they are its number.
         num_groups: the number of groups, G.
+        labels: shape (n,), the number of each row's group; None if each row is one, or rows are
+            read from files.
+        names: shape (G,), the group's own labels; None if they are its number.
+        scan: the groups that a pass over files has found; None for rows in memory.
     """
 
     arguments: Arguments
     positions: GroupPositions
-    labels: Int[np.ndarray, " n"]
-    names: np.ndarray | None
     num_groups: int
+    labels: Int[np.ndarray, " n"] | None = None
+    names: np.ndarray | None = None
+    scan: GroupScan | None = None
+
+    @property
+    def numbers(self) -> Int[np.ndarray, " k"]:
+        """The number of each group that the pass has found."""
+        assert self.scan is not None
+        found = self.scan.names
+        return found.astype(np.int64) if self.names is None else np.arange(found.size)
+
+    @property
+    def sizes(self) -> Int[np.ndarray, " g"]:
+        """The number of rows of each group."""
+        if self.labels is not None:
+            return np.bincount(self.labels, minlength=self.num_groups)
+        if self.scan is None:
+            return np.ones(self.num_groups, np.int64)
+        sizes = np.zeros(self.num_groups, np.int64)
+        sizes[self.numbers] = self.scan.sizes
+        return sizes
 
 
-def find_labels(arguments: Arguments, groups: str) -> tuple[int, Int[np.ndarray, " n"], np.ndarray]:
-    """The position of the argument with this name, its labels as numbers, and the labels by number.
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """The argument that names the groups.
+
+    Attributes:
+        position: its position.
+        names: shape (k,), the different labels in increasing order.
+        at: shape (n,), for each row its label as a position among `names`; None if rows are read
+            from files.
+        scan: what a pass over files has found; None for rows in memory.
+    """
+
+    position: int
+    names: np.ndarray
+    at: Int[np.ndarray, " n"] | None
+    scan: GroupScan | None
+
+
+def find_labels(arguments: Arguments, groups: str) -> Labels:
+    """Find the argument with this name, and the labels in it.
 
     Raises:
         ModelError: if there is no such argument, or it is not one label for each row.
+        DataError: if a label in a file is NaN.
     """
     if groups not in arguments.names:
         raise ModelError(
@@ -114,12 +148,25 @@ def find_labels(arguments: Arguments, groups: str) -> tuple[int, Int[np.ndarray,
             f"argument {groups}, which groups names, {found}; expected an array with one label for "
             "each row."
         )
+    if any(is_streamed(arguments.leaves[i]) for i in (position, *_with_rows(arguments, position))):
+        scan = scan_labels(leaf)
+        return Labels(position, scan.names, None, scan)
     values = np.asarray(leaf)
     names, numbers = np.unique(values, return_inverse=True)
     if values.dtype.kind == "f" and np.isnan(values).any():
         row = int(np.argmax(np.isnan(values)))
         raise ModelError(f"argument {groups} is NaN in row {row}; expected a label in every row.")
-    return position, numbers.reshape(-1), names
+    return Labels(position, names, numbers.reshape(-1), None)
+
+
+def _with_rows(arguments: Arguments, labels: int) -> tuple[int, ...]:
+    """The positions of the arguments with as many rows as there are labels, but for the labels."""
+    n = arguments.leaves[labels].shape[0]
+    return tuple(
+        i
+        for i, leaf in enumerate(arguments.leaves)
+        if i != labels and hasattr(leaf, "shape") and tuple(leaf.shape[:1]) == (n,)
+    )
 
 
 def possible_counts(
@@ -130,18 +177,7 @@ def possible_counts(
     The last entry says whether labels are to be renumbered, which they are unless they are numbers
     below the count.
     """
-    n = arguments.leaves[labels].shape[0]
-    rows = tuple(
-        i
-        for i, leaf in enumerate(arguments.leaves)
-        if i != labels and hasattr(leaf, "shape") and tuple(leaf.shape[:1]) == (n,)
-    )
-    for i in (labels, *rows):
-        if isinstance(arguments.leaves[i], SourceArray):
-            raise ModelError(
-                f"argument {arguments.names[i]} is read from a source; with groups, arrays in "
-                "memory are expected: read it first, np.concatenate of its batches."
-            )
+    rows = _with_rows(arguments, labels)
     for i in rows:
         if not is_array(arguments.leaves[i]):
             raise ModelError(
@@ -171,55 +207,6 @@ def possible_counts(
 def _is_count(leaf: Any) -> bool:
     is_integer = isinstance(leaf, int | np.integer) and not isinstance(leaf, bool)
     return is_integer and int(leaf) > 0
-
-
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """Groups laid out as rows.
-
-    Attributes:
-        arguments: the model's arguments with groups as rows: (G, L, …) for what has rows, and a
-            mask for the labels. They have some of the groups only.
-        data: what has a leading axis of groups, with all of them; with labels, some are `Ragged`.
-        order: the number of each group, where groups are in the order of their sizes; else None.
-    """
-
-    arguments: Arguments
-    data: tuple
-    order: Int[np.ndarray, " g"] | None
-
-    def rows(self, context: PassContext | None = None) -> Rows:
-        """The groups as rows."""
-        return Rows(self.data, context or PassContext(), self.order)
-
-
-def lay_out(table: GroupTable) -> Layout:
-    """The groups as rows."""
-    positions, leaves = table.positions, list(table.arguments.leaves)
-    order = None
-    if positions.labels is None:
-        for i in positions.rows:
-            leaves[i] = np.asarray(leaves[i])[:, None]
-    else:
-        sizes = np.bincount(table.labels, minlength=table.num_groups)
-        lengths = choose_lengths(sizes)
-        by_group = np.argsort(table.labels, kind="stable")
-        starts = np.cumsum(sizes) - sizes
-        if len(lengths) > 1:
-            order = np.argsort(np.searchsorted(lengths, sizes), kind="stable")
-            starts, sizes = starts[order], sizes[order]
-        for i in positions.rows:
-            leaves[i] = Ragged(np.asarray(leaves[i])[by_group], starts, sizes, lengths)
-        for i in positions.groups:
-            leaves[i] = np.asarray(leaves[i]) if order is None else np.asarray(leaves[i])[order]
-        leaves[positions.labels] = Ragged(None, starts, sizes, lengths)
-    data = tuple(leaves[i] for i in positions.data_at)
-    for i in positions.data_at:
-        leaves[i] = leaves[i][:_TEMPLATE]
-    arguments = dataclasses.replace(
-        table.arguments, leaves=tuple(leaves), data_at=positions.data_at, counts_at=()
-    )
-    return Layout(arguments, data, order)
 
 
 def order_of(
@@ -276,5 +263,4 @@ def one_group(positions: GroupPositions, leaves: Sequence, data: Sequence) -> tu
 
 def rows_as_groups(arguments: Arguments, positions: GroupPositions) -> GroupTable:
     """Each row as a group."""
-    num = arguments.leaves[positions.rows[0]].shape[0]
-    return GroupTable(arguments, positions, np.arange(num), None, num)
+    return GroupTable(arguments, positions, arguments.leaves[positions.rows[0]].shape[0])

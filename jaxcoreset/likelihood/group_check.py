@@ -11,12 +11,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
+from jaxcoreset.data.chosen_groups import read_groups
 from jaxcoreset.data.dtypes import default_float
+from jaxcoreset.data.ragged import Ragged
 from jaxcoreset.likelihood.arguments import ModelError
-from jaxcoreset.likelihood.group_arguments import GroupTable, order_of
+from jaxcoreset.likelihood.group_layout import Layout
 from jaxcoreset.likelihood.group_model import GroupModel
-from jaxcoreset.likelihood.trace import full_precision, is_latent, log_prob, run, transform_of
+from jaxcoreset.likelihood.trace import (
+    full_precision,
+    is_latent,
+    log_prob,
+    run,
+    transform_of,
+    value_at,
+)
 
 # How many groups are compared, with how many rows each at most, and copies of rows beside them.
 _NUM_GROUPS, _MOST_ROWS, _COPIES = 5, 6, 2
@@ -25,40 +35,53 @@ _RADIUS = 0.5
 _ROUNDING = 3e-3
 
 
-def check_groups(marginal: GroupModel, table: GroupTable) -> None:
-    """Raise a ModelError if groups depend on one another, or effects on rows."""
-    chosen = _some_groups(table)
-    rows = [np.flatnonzero(table.labels == group)[:_MOST_ROWS] for group in chosen]
-    positions, leaves = table.positions, list(table.arguments.leaves)
-    taken = np.concatenate(rows)
-    labels = np.repeat(np.arange(chosen.size), [len(one) for one in rows])
-    for i in positions.rows:
-        leaves[i] = np.asarray(leaves[i])[taken]
-    for i in positions.groups:
-        leaves[i] = np.asarray(leaves[i])[chosen]
+def check_groups(marginal: GroupModel, layout: Layout, sizes: Int[np.ndarray, " g"]) -> None:
+    """Raise a ModelError if groups depend on one another, or effects on rows.
+
+    Args:
+        marginal: the marginal model.
+        layout: its groups.
+        sizes: the number of rows of each, by its number.
+    """
+    positions, leaves = marginal.positions, list(layout.arguments.leaves)
+    places = _some_groups(sizes if layout.order is None else sizes[layout.order])
+    data = tuple(
+        leaf.shortened(_MOST_ROWS) if isinstance(leaf, Ragged) else leaf for leaf in layout.data
+    )
+    if positions.labels is None:
+        data = tuple(np.asarray(leaf[places]) for leaf in data)
+        mask = np.ones((places.size, 1), bool)
+    else:
+        data = tuple(leaf[:] for leaf in read_groups(data, places))
+        mask = data[positions.data_at.index(positions.labels)]
+    labels = np.repeat(np.arange(places.size), mask.sum(axis=1))
+    alone = []
+    for i, leaf in zip(positions.data_at, data, strict=True):
+        if i in positions.groups:
+            leaves[i] = leaf
+        elif i != positions.labels:
+            leaves[i] = leaf[mask]
+            copies = _COPIES if positions.labels is not None else 0
+            leaf = np.concatenate([leaf, np.repeat(leaf[:, :1], copies, axis=1)], axis=1)
+        else:
+            leaf = np.pad(mask, ((0, 0), (0, _COPIES)))
+        alone.append(leaf)
     generator = np.random.default_rng(0)
     num_dims = marginal.structure.num_dims
-    effects = generator.uniform(-_RADIUS, _RADIUS, (chosen.size, num_dims))
+    effects = generator.uniform(-_RADIUS, _RADIUS, (places.size, num_dims))
     effects = jnp.asarray(effects, default_float())
-    together = positions.call_with(leaves, taken.size, chosen.size, labels.astype(np.int32))
-    order, mask = order_of(labels, chosen.size)
-    copies = np.repeat(order[:, :1], _COPIES, axis=1)
-    order = np.concatenate([order, copies], axis=1) if positions.labels is not None else order
-    mask = np.concatenate([mask, np.zeros_like(copies, bool)], axis=1)
+    ways = marginal.structure.choices
+    choices = ways[generator.integers(len(ways), size=places.size)]
+    together = positions.call_with(leaves, labels.size, places.size, labels.astype(np.int32))
     shared: dict[str, Any] = {}
-    of_rows, of_priors = _together(marginal, together, effects, generator, shared)
-    for group in range(chosen.size):
-        data = []
-        for i in positions.data_at:
-            if i == positions.labels:
-                data.append(mask[group])
-            else:
-                data.append(leaves[i][group if i in positions.groups else order[group]])
-        sites, _, _ = marginal.run_group(shared, effects[group], leaves, tuple(data))
+    of_rows, of_priors = _together(marginal, together, effects, choices, generator, shared)
+    for group in range(places.size):
+        data = tuple(leaf[group] for leaf in alone)
+        sites, _, _ = marginal.run_group(shared, effects[group], leaves, data, choices[group])
         num = int((labels == group).sum())
         for name, dim in marginal.structure.rows.items():
-            alone = _of_axis(log_prob(sites[name]), dim)[:num]
-            if not _are_same(of_rows[name][labels == group], alone):
+            found = _of_axis(log_prob(sites[name]), dim)[:num]
+            if not _are_same(of_rows[name][labels == group], found):
                 raise ModelError(
                     f"a row of observed site {name!r} depends on the effect of a group that it is "
                     "not in; expected rows that depend on the effects of their own group only. "
@@ -68,8 +91,8 @@ def check_groups(marginal: GroupModel, table: GroupTable) -> None:
                     "zero, cannot be integrated out group by group."
                 )
         for name, values in of_priors.items():
-            alone = np.sum(np.asarray(log_prob(sites[name])))
-            if not _are_same(values[group], alone):
+            found = np.sum(np.asarray(log_prob(sites[name])))
+            if not _are_same(values[group], found):
                 raise ModelError(
                     f"the density of site {name!r} of a group depends on other groups or on the "
                     "rows; expected effects that are independent given the shared parameters, with "
@@ -78,9 +101,8 @@ def check_groups(marginal: GroupModel, table: GroupTable) -> None:
                 )
 
 
-def _some_groups(table: GroupTable) -> np.ndarray:
+def _some_groups(sizes: Int[np.ndarray, " g"]) -> Int[np.ndarray, " m"]:
     """Groups of different sizes that have rows."""
-    sizes = np.bincount(table.labels, minlength=table.num_groups)
     there = np.flatnonzero(sizes)
     order = there[np.argsort(sizes[there], kind="stable")]
     return np.unique(order[np.linspace(0, order.size - 1, _NUM_GROUPS).round().astype(int)])
@@ -90,6 +112,7 @@ def _together(
     marginal: GroupModel,
     leaves: list,
     effects: Any,
+    choices: Int[np.ndarray, "g k"],
     generator: np.random.Generator,
     shared: dict[str, Any],
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -102,7 +125,12 @@ def _together(
     def fill(site: Mapping) -> Any:
         if not is_latent(site):
             return None
-        transform, name = transform_of(site), site["name"]
+        name = site["name"]
+        if name in structure.discrete:
+            own = choices[:, list(structure.discrete).index(name)]
+            dim = structure.discrete[name][1]
+            return value_at(site, own.reshape(-1, *(1,) * (-dim - 1)))
+        transform = transform_of(site)
         if name in structure.local:
             local = structure.local[name]
             part = jnp.moveaxis(parts[name], 0, local.dim)
@@ -116,7 +144,7 @@ def _together(
         sites = run(marginal.model, jax.tree.unflatten(marginal.tree, leaves), fill)
     of_rows = {name: _of_axis(log_prob(sites[name]), dim) for name, dim in structure.rows.items()}
     of_priors = {}
-    for name in (*structure.local, *structure.groups):
+    for name in (*structure.integrated, *structure.groups):
         values = log_prob(sites[name])
         of_priors[name] = _of_axis(values, structure.log_prob_dims[name])
     return of_rows, of_priors

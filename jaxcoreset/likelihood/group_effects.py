@@ -47,20 +47,22 @@ def draw_effects(
         moments: whether only the mean and the standard deviation over the draws are returned.
 
     Returns:
-        By site an array of shape (s, G, …), the groups in the order of `rows`; with `moments` one
-        of shape (2, G, …).
+        By site an array of shape (s, G, …), the groups in the order of their numbers; with
+        `moments` one of shape (2, G, …).
     """
     constants = [None if i in marginal.positions.data_at else x for i, x in enumerate(leaves)]
     sampler = _Sampler(_Constants(constants, marginal), moments)
     num = next(iter(draws.values())).shape[0]
-    numbers = np.arange(rows.num_local, dtype=np.uint32)
+    own = rows.offset + np.arange(rows.num_local)
+    numbers = rows.numbers(own).astype(np.uint32)
     found: list[dict[str, np.ndarray]] = []
     width = num * _NUM_STEPS
     for _, count, values in rows.evaluate(_block, (sampler, dict(draws), key), width, (numbers,)):
         flat = {name: np.asarray(x).reshape(-1, *x.shape[2:])[:count] for name, x in values.items()}
         found.append(flat)
-    joined = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
-    return {name: np.moveaxis(x, 1, 0) for name, x in joined.items()}
+    joined = rows.gather({name: np.concatenate([p[name] for p in found]) for name in found[0]})
+    order = np.argsort(rows.numbers(np.arange(rows.num_rows)))
+    return {name: np.moveaxis(x[order], 1, 0) for name, x in joined.items()}
 
 
 def _block(args: tuple, rows: tuple, counted: Array) -> PyTree:
@@ -97,7 +99,29 @@ class _Sampler(eqx.Module):
         marginal, leaves = self.constants.marginal, self.constants.leaves
         structure = marginal.structure
         num_dims = structure.num_dims
+        key, choice_key = jax.random.split(key)
         origin = jnp.zeros(num_dims, jnp.result_type(float))
+        effect = self._effect(key, shared, own, origin) if num_dims else origin
+        choice = jnp.asarray(structure.choices[0])
+        if structure.discrete:
+            log_weights = marginal.by_choice(shared, effect, leaves, own)
+            number = jax.random.categorical(choice_key, log_weights)
+            choice = jnp.asarray(structure.choices)[number]
+        with full_precision():
+            sites, _, _ = marginal.run_group(shared, effect, leaves, own, choice)
+        dims = {name: site.value_dim for name, site in structure.local.items()}
+        dims |= {name: dim for name, (_, dim) in structure.discrete.items()}
+        dims |= structure.effects
+        return {
+            name: jnp.squeeze(jnp.asarray(sites[name]["value"]), axis=dim)
+            for name, dim in dims.items()
+        }
+
+    def _effect(
+        self, key: PRNGKeyArray, shared: Mapping[str, Array], own: tuple, origin: Array
+    ) -> Float[Array, " d"]:
+        """A draw of the unconstrained effect, with the discrete sites summed out."""
+        marginal, leaves, num_dims = self.constants.marginal, self.constants.leaves, origin.size
         log_density = prepare(
             lambda effect: marginal.log_density(shared, effect, leaves, own), origin
         )
@@ -111,14 +135,7 @@ class _Sampler(eqx.Module):
         log_proposal = -(STUDENT_DEGREES + num_dims) / 2 * jnp.log1p(squares)
         log_ratios = jax.vmap(log_density)(points) - log_proposal
         chosen = _metropolis(key, jnp.where(jnp.isnan(log_ratios), -jnp.inf, log_ratios))
-        with full_precision():
-            sites, _, _ = marginal.run_group(shared, points[chosen], leaves, own)
-        dims = {name: site.value_dim for name, site in structure.local.items()}
-        dims |= structure.effects
-        return {
-            name: jnp.squeeze(jnp.asarray(sites[name]["value"]), axis=dim)
-            for name, dim in dims.items()
-        }
+        return points[chosen]
 
 
 def _metropolis(key: PRNGKeyArray, log_ratios: Float[Array, " k"]) -> Array:

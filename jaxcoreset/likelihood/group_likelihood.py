@@ -6,9 +6,10 @@ from typing import Any
 from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.data.rows import PassContext
-from jaxcoreset.likelihood.arguments import ModelError, flatten
-from jaxcoreset.likelihood.group_arguments import GroupPositions, lay_out, rows_as_groups
+from jaxcoreset.likelihood.arguments import flatten
+from jaxcoreset.likelihood.group_arguments import GroupPositions, rows_as_groups
 from jaxcoreset.likelihood.group_check import check_groups
+from jaxcoreset.likelihood.group_layout import lay_out
 from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.group_structure import find_table, structure_of
 from jaxcoreset.likelihood.grouping import likelihood_of_layout
@@ -54,20 +55,21 @@ def group_likelihood(
         ValueError: if the effects have too many dimensions for the integration.
     """
     given = dict(kwargs or {})
-    if context.processes.count > 1:
-        raise ModelError(
-            "several processes build one coreset of groups; expected a single process: leave out "
-            "Execution(processes=…)."
-        )
     if groups is None:
         arguments = find_data(model, tuple(args), given, data_axes, plate)[0]
         counts = arguments.counting_rows().counts_at
         table = rows_as_groups(arguments, GroupPositions(None, arguments.data_at, (), counts))
     else:
         table = find_table(model, flatten(model, tuple(args), given), groups)
+    counts = {*table.positions.group_counts, *table.positions.row_counts}
+    named = enumerate(zip(table.arguments.names, table.arguments.leaves, strict=True))
+    context.processes.agree(
+        {name: f"{x}" for i, (name, x) in named if isinstance(x, int) and i not in counts}
+    )
     structure = structure_of(model, table.arguments, table.positions)
     integration = integration or default_integration(structure.num_dims)
     integration.check(structure.num_dims)
     marginal = GroupModel(model, table.arguments.tree, table.positions, structure, integration)
-    check_groups(marginal, table)
-    return likelihood_of_layout(marginal, lay_out(table), key=key, context=context)
+    layout = lay_out(table, context)
+    check_groups(marginal, layout, table.sizes)
+    return likelihood_of_layout(marginal, layout, key=key, context=context)

@@ -33,6 +33,7 @@ from jaxcoreset.likelihood.trace import (
     log_prob,
     run,
     transform_of,
+    value_at,
 )
 
 # The name of the factor with one entry per group, and the axis of groups in it.
@@ -124,6 +125,8 @@ class GroupModel:
     def _log_marginal(self, shared: Mapping[str, Array], leaves: Sequence, own: tuple) -> Array:
         num_dims = self.structure.num_dims
         origin = jnp.zeros(num_dims, _float_of(shared))
+        if not num_dims:  # a sum over discrete sites, and no integral
+            return self.log_density(shared, origin, leaves, own)
         fixed = jax.lax.stop_gradient(dict(shared))
         still = prepare(lambda z: self.log_density(fixed, z, leaves, own), origin)
         moving = prepare(lambda z: self.log_density(shared, z, leaves, own), origin)
@@ -138,9 +141,26 @@ class GroupModel:
         self, shared: Mapping[str, Array], effect: Float[Array, " d"], leaves: Sequence, own: tuple
     ) -> Float[Array, ""]:
         """The log of Π p(y | z, φ) p(z | φ) of one group, at an unconstrained effect."""
-        sites, log_jacobian, mask = self.run_group(shared, effect, leaves, own)
+        values = self.by_choice(shared, effect, leaves, own)
+        return values[0] if values.size == 1 else jax.nn.logsumexp(values)
+
+    def by_choice(
+        self, shared: Mapping[str, Array], effect: Float[Array, " d"], leaves: Sequence, own: tuple
+    ) -> Float[Array, " c"]:
+        """The log-densities with each value of the discrete sites, see `GroupStructure.choices`."""
+        return jnp.stack(
+            [
+                self._joint(shared, effect, leaves, own, choice)
+                for choice in self.structure.choices.tolist()
+            ]
+        )
+
+    def _joint(
+        self, shared: Mapping[str, Array], effect: Array, leaves: Sequence, own: tuple, choice: Any
+    ) -> Float[Array, ""]:
+        sites, log_jacobian, mask = self.run_group(shared, effect, leaves, own, choice)
         total = log_jacobian
-        for name in (*self.structure.local, *self.structure.groups):
+        for name in (*self.structure.integrated, *self.structure.groups):
             total = total + jnp.sum(log_prob(sites[name]))
         for name, dim in self.structure.rows.items():
             values = log_prob(sites[name])
@@ -150,15 +170,26 @@ class GroupModel:
         return total
 
     def run_group(
-        self, shared: Mapping[str, Array], effect: Float[Array, " d"], leaves: Sequence, own: tuple
+        self,
+        shared: Mapping[str, Array],
+        effect: Float[Array, " d"],
+        leaves: Sequence,
+        own: tuple,
+        choice: Any = (),
     ) -> tuple[Any, Array, Any]:
-        """The trace with one group, the log-Jacobian of its effect's transform, and the mask."""
+        """The trace with one group, the log-Jacobian of its effect's transform, and the mask.
+
+        `choice` has the positions of the discrete sites' values.
+        """
+        chosen = {name: choice[k] for k, name in enumerate(self.structure.discrete)}
         given, mask = one_group(self.positions, leaves, own)
         parts, log_jacobians = self.split(effect), []
 
         def fill(site: Mapping) -> Any:
             if not is_latent(site):
                 return None
+            if site["name"] in chosen:
+                return value_at(site, chosen[site["name"]])
             if site["name"] not in parts:
                 return shared[site["name"]]
             transform, part = transform_of(site), parts[site["name"]]
@@ -184,7 +215,7 @@ class GroupModel:
         structure = self.structure
 
         def fill(site: Mapping) -> Any:
-            return fill_origin(site) if site["name"] in structure.local else None
+            return fill_origin(site) if site["name"] in structure.integrated else None
 
         inner = block(
             substitute(self.model, substitute_fn=fill),

@@ -5,6 +5,7 @@ the groups is *local*: its entry for a group is that group's effect. An observed
 rows, or with the groups; all else is shared.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
 from jaxcoreset.data.messages import listed
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
@@ -24,9 +26,11 @@ from jaxcoreset.likelihood.group_arguments import (
 from jaxcoreset.likelihood.structure import not_independent
 from jaxcoreset.likelihood.trace import (
     VALUE_ERRORS,
+    discrete,
     fill_origin,
     full_precision,
     log_prob,
+    num_values,
     refuse_unusable_site,
     run,
     transform_of,
@@ -34,6 +38,8 @@ from jaxcoreset.likelihood.trace import (
 
 # Numbers of rows and of groups for the abstract traces: primes, so that no other axis has them.
 _ROWS, _GROUPS = (31, 37), (11, 13)
+# That of a group without discrete sites.
+_ONE_CHOICE = np.zeros((1, 0), np.int32)
 
 
 @dataclass(frozen=True)
@@ -61,12 +67,14 @@ class GroupStructure:
     """The sites of a hierarchical model.
 
     Attributes:
-        local: the latent sites of a group.
+        local: the continuous latent sites of a group.
         shared: the names of the latent sites that all groups share.
         rows: for each observed site with one entry per row, that axis, counted from the right.
         groups: the names of the observed sites with one entry per group.
         log_prob_dims: the axis of groups in the log-probability of local sites and of these.
         effects: for each deterministic site with one entry per group, that axis.
+        discrete: for each discrete latent site of a group the number of its values, and the axis of
+            groups.
         hidden: the names of all sites, also deterministic ones and plates, that are not shared.
     """
 
@@ -77,6 +85,18 @@ class GroupStructure:
     log_prob_dims: dict[str, int]
     effects: dict[str, int]
     hidden: frozenset[str]
+    discrete: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def integrated(self) -> tuple[str, ...]:
+        """The names of the latent sites of a group."""
+        return (*self.local, *self.discrete)
+
+    @property
+    def choices(self) -> Int[np.ndarray, "c k"]:
+        """All values of the discrete sites of a group together, by their positions."""
+        sizes = [num for num, _ in self.discrete.values()]
+        return np.indices(sizes, np.int32).reshape(len(sizes), -1).T if sizes else _ONE_CHOICE
 
     @property
     def num_dims(self) -> int:
@@ -93,6 +113,7 @@ class _Shapes:
     log_prob: dict[str, tuple]
     deterministic: dict[str, tuple]
     plates: dict[str, int]
+    num_values: dict[str, int]
 
 
 def find_table(model: Callable, arguments: Arguments, groups: str) -> GroupTable:
@@ -101,13 +122,14 @@ def find_table(model: Callable, arguments: Arguments, groups: str) -> GroupTable
     Raises:
         ModelError: if no argument counts the groups, or no latent site has one entry for each.
     """
-    at, labels, names = find_labels(arguments, groups)
+    labels = find_labels(arguments, groups)
+    at, names = labels.position, labels.names
+    num_rows = arguments.leaves[at].shape[0]
     failure: Exception | None = None
     for count, positions, is_renumbered in possible_counts(arguments, at, names):
-        numbers = labels if is_renumbered else names[labels].astype(np.int64)
-        for roles in (positions, _counting_rows(arguments, positions, labels.size)):
+        for roles in (positions, _counting_rows(arguments, positions, num_rows)):
             try:
-                found = _sizes_of_latent(model, arguments, roles, labels.size, count)
+                found = _sizes_of_latent(model, arguments, roles, num_rows, count)
                 if count not in found:
                     break
                 structure_of(model, arguments, roles)
@@ -122,11 +144,12 @@ def find_table(model: Callable, arguments: Arguments, groups: str) -> GroupTable
             except Exception as error:
                 failure = failure or error
                 continue
-            coded = list(arguments.leaves)
-            coded[at] = numbers.astype(np.int32)
-            table = Arguments(arguments.tree, tuple(coded), arguments.names, arguments.positional)
-            own = names if is_renumbered else None
-            return GroupTable(table, roles, numbers, own, count)
+            own, numbers, coded = names if is_renumbered else None, None, list(arguments.leaves)
+            if labels.at is not None:
+                numbers = labels.at if is_renumbered else names[labels.at].astype(np.int64)
+                coded[at] = numbers.astype(np.int32)
+            table = dataclasses.replace(arguments, leaves=tuple(coded))
+            return GroupTable(table, roles, count, numbers, own, labels.scan)
     expected = (
         f"{names.size} groups are in argument {groups}; expected a latent site with one entry per "
         "group, in a plate whose size is an argument of the model or the length of one (num_groups,"
@@ -175,6 +198,7 @@ def structure_of(
         changed = set(first.log_prob) ^ set(second.log_prob)
         raise ModelError(f"the sites {sorted(changed)[:3]} come and go with the number of groups.")
     local: dict[str, LocalSite] = {}
+    summed: dict[str, tuple[int, int]] = {}
     hidden, rows, of_groups, effects, shared = set(), {}, [], {}, []
     dims: dict[str, int] = {}
     for name, shape in first.log_prob.items():
@@ -193,11 +217,22 @@ def structure_of(
             continue
         value = _growth(first.latent[name], second.latent[name])
         if value == (0, ()) and grows == (0, ()):
+            if name in first.num_values:
+                raise discrete(name)
             shared.append(name)
             continue
         _refuse_dependent(name, value, grows, own)
         assert value is not None
         assert grows is not None
+        if name in first.num_values:
+            if np.prod(_with(first.latent[name], value[0], 1)) > 1:
+                raise ModelError(
+                    f"latent site {name!r} is discrete and has several entries for each group; "
+                    "expected one entry, which is summed out: sum it out of the model by hand."
+                )
+            dims[name], summed[name] = grows[0], (first.num_values[name], value[0])
+            hidden.add(name)
+            continue
         one, two = first.unconstrained[name], second.unconstrained[name]
         within = _growth(one, two)
         if within is None or not within[1]:
@@ -212,7 +247,7 @@ def structure_of(
             if grows is not None and grows[1] == (_ROWS if own else _GROUPS):
                 effects[name] = grows[0]
     hidden |= {name for name, size in first.plates.items() if size != second.plates.get(name)}
-    if not local:
+    if not local and not summed:
         raise ModelError(
             "no latent site has one entry per group; expected group effects to integrate out: "
             "sample them in a plate of the groups."
@@ -220,7 +255,7 @@ def structure_of(
     if not rows and not of_groups:
         raise ModelError("no observed site has one entry per row; expected data in the groups.")
     return GroupStructure(
-        local, tuple(shared), rows, tuple(of_groups), dims, effects, frozenset(hidden)
+        local, tuple(shared), rows, tuple(of_groups), dims, effects, frozenset(hidden), summed
     )
 
 
@@ -293,7 +328,7 @@ def _shapes(
 
 
 def _read(sites: Mapping) -> _Shapes:
-    shapes = _Shapes({}, {}, {}, {}, {})
+    shapes = _Shapes({}, {}, {}, {}, {}, {})
     for name, site in sites.items():
         refuse_unusable_site(name, site)
         if site["type"] == "plate":
@@ -306,5 +341,8 @@ def _read(sites: Mapping) -> _Shapes:
         if not site["is_observed"]:
             shape = jnp.shape(site["value"])
             shapes.latent[name] = shape
-            shapes.unconstrained[name] = tuple(transform_of(site).inverse_shape(shape))
+            if num := num_values(site):
+                shapes.num_values[name] = num
+            else:
+                shapes.unconstrained[name] = tuple(transform_of(site).inverse_shape(shape))
     return shapes

@@ -13,14 +13,18 @@ from jaxcoreset.likelihood.arguments import Arguments, ModelError, flatten
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.group_arguments import (
     GroupPositions,
-    Layout,
     flat_call,
-    lay_out,
     rows_as_groups,
 )
+from jaxcoreset.likelihood.group_layout import Layout, lay_out
 from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.group_structure import find_table, structure_of
-from jaxcoreset.likelihood.integration import AdaptiveQuadrature, Integration, LaplaceIntegral
+from jaxcoreset.likelihood.integration import (
+    AdaptiveQuadrature,
+    GaussianIntegral,
+    Integration,
+    LaplaceIntegral,
+)
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 
 
@@ -102,13 +106,16 @@ class Grouping:
     def to_dict(self) -> dict[str, Any]:
         """The grouping as plain numbers, strings and lists."""
         nodes = getattr(self.integration, "num_nodes", None)
-        return {"positions": self.positions.to_dict(), "num_nodes": nodes}
+        kind = type(self.integration).__name__
+        return {"positions": self.positions.to_dict(), "num_nodes": nodes, "integration": kind}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "Grouping":
         """The inverse of `to_dict`."""
         nodes = plain["num_nodes"]
         integration = LaplaceIntegral() if nodes is None else AdaptiveQuadrature(nodes)
+        if plain.get("integration") == GaussianIntegral.__name__:
+            integration = GaussianIntegral()
         return cls(GroupPositions.from_dict(plain["positions"]), integration)
 
 

@@ -17,6 +17,8 @@ from jaxcoreset.data.dtypes import in_float64
 from jaxcoreset.likelihood.group_model import GROUP_SITE, GroupModel
 from jaxcoreset.likelihood.integration import (
     AdaptiveQuadrature,
+    DepartureFromGaussian,
+    GaussianIntegral,
     Integration,
     QuasiMonteCarlo,
 )
@@ -27,6 +29,8 @@ from jaxcoreset.likelihood.program import with_program
 # The number of groups that are compared, from the smallest to the largest, with at most so many
 # rows together, and of draws.
 _NUM_GROUPS, _MOST_ROWS, _NUM_DRAWS = 64, 1 << 15, 32
+# A relative difference from a quadratic that rounding in float64 explains.
+_ROUNDING = 1e-9
 # Nodes for each dimension of the quadrature that a Laplace integral is compared with.
 _NODES = {1: 33, 2: 17, 3: 9, 4: 5}
 
@@ -40,11 +44,17 @@ def accurate_enough(
         likelihood: a likelihood of groups.
         draws: draws of its parameters.
         goal: what the integrals' error may add to the KL divergence, in nats. Where it is more, the
-            number of nodes is doubled until it is not, or there is no finer integral.
+            number of nodes is doubled until it is not, or there is no finer integral. Where the
+            log-densities are quadratic in the effects, the integrals are had in closed form.
     """
     marginal = likelihood.model
     assert isinstance(marginal, GroupModel)
     at = {name: jnp.asarray(x)[:_NUM_DRAWS] for name, x in draws.items()}
+    if not marginal.structure.num_dims:
+        return likelihood, 0.0
+    if is_gaussian(marginal, likelihood, at):
+        closed = marginal.with_integration(GaussianIntegral())
+        return with_program(dataclasses.replace(likelihood, model=closed)), 0.0
     while True:
         found, error = marginal, integral_error(marginal, likelihood, at)
         finer = marginal.integration.finer()
@@ -56,14 +66,30 @@ def accurate_enough(
     return with_program(dataclasses.replace(likelihood, model=found)), error
 
 
-def integral_error(marginal: GroupModel, likelihood: ModelLikelihood, draws: Params) -> float:
-    """What the integrals' error adds to the symmetrised KL divergence, in nats."""
+def is_gaussian(marginal: GroupModel, likelihood: ModelLikelihood, draws: Params) -> bool:
+    """True if the log-densities of groups are quadratic in the effects, up to float64's rounding.
+
+    That is not known of a model that fixes its own types.
+    """
+    if not runs_in_float64(likelihood):
+        return False
+    departure = marginal.with_integration(DepartureFromGaussian())
+    found = _evaluate(likelihood, departure, draws, _some_groups(likelihood))
+    return bool(np.all(found < _ROUNDING))
+
+
+def _some_groups(likelihood: ModelLikelihood) -> tuple:
     num = likelihood.num_data
     rows = max(1, int(np.prod(likelihood.two_rows[0].shape[1:2])))
     chosen = np.linspace(0, num - 1, min(num, _NUM_GROUPS, max(8, _MOST_ROWS // rows)))
-    data = likelihood.take(np.unique(chosen.round().astype(np.int64)))
+    return tuple(likelihood.take(np.unique(chosen.round().astype(np.int64))))
+
+
+def integral_error(marginal: GroupModel, likelihood: ModelLikelihood, draws: Params) -> float:
+    """What the integrals' error adds to the symmetrised KL divergence, in nats."""
+    num, data = likelihood.num_data, _some_groups(likelihood)
     reference = marginal.with_integration(_reference(marginal))
-    own, other = (_evaluate(likelihood, one, draws, tuple(data)) for one in (marginal, reference))
+    own, other = (_evaluate(likelihood, one, draws, data) for one in (marginal, reference))
     differences = own - other
     size = differences.shape[1]
     shared = np.var(differences.mean(axis=1), ddof=1)
@@ -71,10 +97,15 @@ def integral_error(marginal: GroupModel, likelihood: ModelLikelihood, draws: Par
     return float(num**2 * max(0.0, shared - noise / size) + num * noise)
 
 
-def describe(integration: Integration) -> str:
-    """An integral in a few words."""
+def describe(marginal: GroupModel) -> str:
+    """How effects are integrated out, in a few words."""
+    integration = marginal.integration
+    if not marginal.structure.num_dims:
+        return "summed out"
     if isinstance(integration, AdaptiveQuadrature):
         return f"integrated out by quadrature with {integration.num_nodes} nodes"
+    if isinstance(integration, GaussianIntegral):
+        return "integrated out in closed form"
     return "integrated out by Laplace's approximation"
 
 

@@ -42,6 +42,8 @@ _ROUNDING = 4.0
 STUDENT_DEGREES = 5.0
 # Chord steps that a Laplace integral is differentiated through.
 _CHORD_STEPS = 2
+# Points at which a log-density is compared with a quadratic.
+_NUM_STEPS_AWAY = 3
 
 
 class Integration(eqx.Module):
@@ -134,6 +136,55 @@ class LaplaceIntegral(Integration):
         return None
 
 
+class GaussianIntegral(Integration):
+    """The integral in closed form, of a log-density that is quadratic in the effect.
+
+    The builder takes it where it finds that to be so, as with normal effects and observations.
+    """
+
+    def check(self, num_dims: int) -> None:
+        """See `Integration.check`."""
+
+    def log_integral(
+        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
+    ) -> Float[Array, ""]:
+        """See `Integration.log_integral`."""
+        mode, _ = jax.lax.stop_gradient(newton_step(fixed, num_dims))
+        value, slope, curvature = _derivatives(log_density, mode)
+        factor = cholesky(curvature)
+        half_log_det = jnp.sum(jnp.log(jnp.diagonal(factor)))
+        rest = jnp.sum(solve_lower(factor, slope) ** 2) / 2  # zero, but for its derivatives
+        return value + rest + num_dims / 2 * math.log(2 * math.pi) - half_log_det
+
+    def finer(self) -> None:
+        """See `Integration.finer`."""
+        return None
+
+
+class DepartureFromGaussian(Integration):
+    """In place of an integral, how far the log-density is from a quadratic, relative to itself."""
+
+    def check(self, num_dims: int) -> None:
+        """See `Integration.check`."""
+
+    def log_integral(
+        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
+    ) -> Float[Array, ""]:
+        """See `Integration.log_integral`."""
+        mode, factor = newton_step(fixed, num_dims)
+        value, slope, _ = _derivatives(fixed, mode)
+        found = []
+        for step in np.random.default_rng(0).normal(size=(_NUM_STEPS_AWAY, num_dims)):
+            away = solve_upper(factor, jnp.asarray(step, mode.dtype))
+            expected = value + jnp.sum(slope * away) - float(np.sum(step**2)) / 2
+            found.append(jnp.abs(fixed(mode + away) - expected) / (1 + jnp.abs(value)))
+        return jnp.max(jnp.stack(found))
+
+    def finer(self) -> None:
+        """See `Integration.finer`."""
+        return None
+
+
 class QuasiMonteCarlo(Integration):
     """Importance sampling from a Student distribution at the mode, to measure other integrals by.
 
@@ -200,6 +251,19 @@ def _student_points(
     squares = np.sum(points**2, axis=1) / degrees
     log_density = constant - (degrees + num_dims) / 2 * np.log1p(squares)
     return points, -np.log(num_points) - log_density
+
+
+def newton_step(
+    log_density: LogDensity, num_dims: int
+) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
+    """The point that one step of Newton's method from zero reaches, and the factor as `find_mode`.
+
+    It is the mode of a quadratic.
+    """
+    start = jnp.zeros(num_dims)
+    _, slope, curvature = _derivatives(log_density, start)
+    factor = cholesky(curvature)
+    return start + solve_upper(factor, solve_lower(factor, slope)), factor
 
 
 def find_mode(

@@ -17,8 +17,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxcoreset.data.arrays import leading
+from jaxcoreset.data.bad_rows import BadRows
 from jaxcoreset.data.blocks import evaluate_blocks
-from jaxcoreset.data.rows import BadRows, Rows, State
+from jaxcoreset.data.rows import Rows, State
 
 LogLikelihood = Callable[[Any, Any], Array]
 

@@ -21,7 +21,13 @@ from jaxcoreset.likelihood.arguments import (
     mark_axes,
     mark_length,
 )
-from jaxcoreset.likelihood.trace import FixedSizeError, Site, sites_with_all_rows, sites_with_rows
+from jaxcoreset.likelihood.trace import (
+    FixedSizeError,
+    Site,
+    discrete,
+    sites_with_all_rows,
+    sites_with_rows,
+)
 
 # Two row counts for the abstract traces: primes, so that no other axis is likely to have them.
 _ABSTRACT_ROWS = (31, 37)
@@ -160,6 +166,8 @@ def _structure(model: Callable, arguments: Arguments) -> Structure:
     for site, other in zip(few, more, strict=True):
         if not site.observed and site.shape != other.shape:
             raise _per_datum_latent(site)
+        if site.is_discrete:
+            raise discrete(site.name)
         if site.observed and (dim := _data_dim(site, other, arguments)) is not None:
             data_dims[site.name] = dim
     if not data_dims:

@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from jaxcoreset.data.arrays import leading
+from jaxcoreset.data.bad_rows import BadRows
 from jaxcoreset.data.blocks import column_sums
-from jaxcoreset.data.rows import BadRows, Rows, State
+from jaxcoreset.data.rows import Rows, State
 from jaxcoreset.likelihood.passes import LogLikelihood, centred_columns
 
 # A sum in float32 that is lower than this includes a log-likelihood of −inf.

@@ -75,6 +75,7 @@ class Site:
     log_prob_shape: tuple[int, ...]
     unconstrained_shape: tuple[int, ...]
     plates: dict[str, int]
+    is_discrete: bool = False
 
 
 def full_precision() -> AbstractContextManager:
@@ -166,7 +167,7 @@ def sites_with_all_rows(model: Callable, arguments: Arguments) -> list[Site]:
         raise ModelError(
             "the model has no observed site; at least one numpyro.sample(..., obs=...) or "
             "numpyro.factor is expected: pass the observations"
-            + (f" (argument {missing} is None or was not given)." if missing else ".")
+            + (f"; argument {missing} of the model is None or was not given." if missing else ".")
         )
     if all(site.observed for site in sites):
         raise ModelError("the model has no latent site, so there is no posterior to approximate.")
@@ -281,7 +282,10 @@ def _describe_sample(site: Mapping) -> Site:
         observed=observed,
         shape=shape,
         log_prob_shape=tuple(jnp.shape(log_prob(site))) if observed else (),
-        unconstrained_shape=() if observed else tuple(transform_of(site).inverse_shape(shape)),
+        unconstrained_shape=()
+        if observed or num_values(site)
+        else tuple(transform_of(site).inverse_shape(shape)),
+        is_discrete=not observed and num_values(site) > 0,
         plates={frame.name: frame.size for frame in site["cond_indep_stack"]},
     )
 
@@ -291,14 +295,41 @@ def fill_origin(site: Mapping) -> Any:
     if not is_latent(site):
         return None
     name, distribution = site["name"], site["fn"]
-    if distribution.support is None or distribution.support.is_discrete:
-        raise _DiscreteLatentError(
-            f"latent site {name!r} is discrete ({type(distribution).__name__}); continuous "
-            "parameters are expected: sum it out of the model by hand."
-        )
     shape = site["kwargs"].get("sample_shape", ()) + distribution.shape()
+    if num_values(site):
+        return value_at(site, 0)
+    if distribution.support is None or distribution.support.is_discrete:
+        raise discrete(name, site)
     transform = transform_of(site)
     return transform(jnp.zeros(transform.inverse_shape(shape)))
+
+
+def num_values(site: Mapping) -> int:
+    """The number of values that a discrete latent site can have; 0 if there is no end of them."""
+    distribution = site["fn"]
+    if distribution.support is None or not distribution.support.is_discrete:
+        return 0
+    if not distribution.has_enumerate_support or distribution.event_shape:
+        return 0
+    return distribution.enumerate_support(expand=False).shape[0]
+
+
+def value_at(site: Mapping, position: Any) -> Any:
+    """A value of a discrete latent site, everywhere, by its position among its values."""
+    shape = site["kwargs"].get("sample_shape", ()) + site["fn"].shape()
+    values = site["fn"].enumerate_support(expand=False)
+    return jnp.broadcast_to(values.reshape(-1)[position], shape)
+
+
+def discrete(name: str, site: Mapping | None = None) -> ModelError:
+    """The error for a discrete latent site that cannot be summed out."""
+    distribution = None if site is None else getattr(site["fn"], "base_dist", site["fn"])
+    kind = "" if distribution is None else f" ({type(distribution).__name__})"
+    return _DiscreteLatentError(
+        f"latent site {name!r} is discrete{kind}; continuous parameters are expected, or a site "
+        "with finitely many values and one entry for each row or each group that groups= names, "
+        "which is summed out: sum it out of the model by hand."
+    )
 
 
 def transform_of(site: Mapping) -> Transform:

@@ -341,7 +341,8 @@ class Construction:
         self, pool: DrawPool, size: int, key: PRNGKeyArray, approach: Approach, above: int
     ) -> tuple[Solution, np.ndarray]:
         solver = self.solver
-        if solver is not None and (rows := pool.indices) is not None:
+        rows = pool.numbers_of(np.arange(pool.num_candidates))
+        if solver is not None and (pool.indices is not None or self.likelihood.rows.is_ragged):
             solver = replace_constraints(solver, lambda constraint: constraint.take(rows))
         return solve_path(
             pool,
@@ -360,12 +361,11 @@ class Construction:
         Args:
             size: the size; the first size if left out.
         """
-        size = self.first_size if size is None else size
+        size, rows = self.first_size if size is None else size, self.likelihood.rows
         choices, n, num = self.choices, self._num_choices, self.num_candidates
         if num is None:
             default = max(MIN_CANDIDATES, CANDIDATES_PER_ROW * size)
-            num = n if n <= _ALL_CANDIDATES else default
-        rows = self.likelihood.rows
+            num = min(n if n <= _ALL_CANDIDATES else default, max(size, rows.most_held))
         if num >= n and choices is not None:
             return choices
         if num >= n:
@@ -383,6 +383,7 @@ class Construction:
             if labels is None:
                 continue
             chosen = np.union1d(chosen, _some_of_each(np.asarray(labels), generator))
+        chosen = rows.places(chosen)
         return np.unique(np.concatenate([chosen, *self.joined]))
 
 

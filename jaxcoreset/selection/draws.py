@@ -220,7 +220,9 @@ class DrawPool:
             scale=float(jnp.linalg.norm(problem.target)),
             removed=removed,
         )
-        if not (rows.is_local and rows.has_random_access):
+        if rows.is_ragged:
+            rows.keep(found.indices)
+        elif not (rows.is_local and rows.has_random_access):
             rows.remember(found.indices, found.data)
         return found
 

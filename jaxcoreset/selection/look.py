@@ -167,7 +167,7 @@ def time_pass(
     jax.block_until_ready(evaluate(some))
     start = time.perf_counter()
     jax.block_until_ready(evaluate(some))
-    return (time.perf_counter() - start) * rows.num_local / batch_size
+    return (time.perf_counter() - start) * rows.num_places / some.num_places
 
 
 class _First(Rows):
@@ -176,7 +176,10 @@ class _First(Rows):
     def __init__(self, rows: Rows, context: PassContext, num: int):
         self._whole = rows
         alone = PassContext(context.mesh, num)
-        super().__init__(rows.head(num), alone)
+        places = np.arange(num)
+        if rows.is_ragged and not rows.is_streamed:  # some of each length
+            places = np.linspace(0, rows.num_local - 1, num).round().astype(np.int64)
+        super().__init__(rows.select(places) if rows.is_ragged else rows.head(num), alone)
 
     def block(self, width: int, at: int = 0) -> int:
-        return self._whole.block(width)
+        return super().block(width, at) if self.is_ragged else self._whole.block(width)

@@ -7,6 +7,7 @@ solver, which are added.
 
 import dataclasses
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,12 @@ import numpy as np
 
 from jaxcoreset.data.blocks import group_blocks, row_bytes
 from jaxcoreset.data.messages import ShownAsTable, text_table
+from jaxcoreset.data.ragged import lists_of
+from jaxcoreset.data.reading import read_chunks
+from jaxcoreset.data.rows import Rows
 from jaxcoreset.data.utils import peak_memory
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
+from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.construction import MOST_SEARCHES, Construction
 from jaxcoreset.selection.look import FirstLook, first_look, time_pass
@@ -34,6 +39,9 @@ _READING = 160 << 20
 _MATRICES = 4
 # Passes of the Laplace approximation, from a start on some of the rows or without one.
 _WARM_PASSES, _COLD_PASSES = 3, 8
+# How often rows are read or written by the passes that find and gather groups, and the number of
+# rows by which the time of that is measured.
+_READINGS, _TIMED_ROWS = {"labels": 1, "gathering": 4}, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,7 @@ class Plan(ShownAsTable):
 
     Attributes:
         num_data: the number n of rows of this process.
+        num_groups: the number of groups of this process, 0 if rows are chosen and not groups.
         row_bytes: bytes of a row on the device.
         batch_size: the number of rows that are read and moved to the devices at a time.
         num_devices: the number of devices that share them.
@@ -49,12 +58,13 @@ class Plan(ShownAsTable):
         seconds: the time of these passes, measured on one batch.
         host_bytes: the maximum memory of the process.
         device_bytes: the maximum memory of a device, 0 if devices share that of the host.
-        num_candidates: the number of rows to choose from.
+        num_candidates: the number of rows or groups to choose from.
         num_draws: the number of draws of π̂, those of the solver and those held out.
         further_passes: the maximum number of passes, not among `passes`, that are made if the
             candidates turn out to limit the error.
         further_seconds: the time of all of these.
         look: the number of parameters, and what to do instead if they are many.
+        temporary_bytes: the size of the temporary files that the rows of groups are gathered in.
     """
 
     num_data: int
@@ -70,6 +80,8 @@ class Plan(ShownAsTable):
     further_passes: int = 0
     further_seconds: float = 0.0
     look: FirstLook | None = None
+    num_groups: int = 0
+    temporary_bytes: int = 0
 
     def __str__(self) -> str:
         total = sum(self.seconds.values())
@@ -80,14 +92,20 @@ class Plan(ShownAsTable):
                 f"; for further candidates, if needed, up to {self.further_passes} "
                 f"({self.further_seconds:.1f} s)"
             )
+        first = "rows", f"{self.num_data:,} of {self.row_bytes} bytes"
+        if self.num_groups:
+            first = "groups", f"{self.num_groups:,} with {self.num_data:,} rows of {self.row_bytes}"
+            first = first[0], f"{first[1]} bytes"
         lines = [
-            ("rows", f"{self.num_data:,} of {self.row_bytes} bytes, {self.batch_size:,} at a time"),
+            (first[0], f"{first[1]}, {self.batch_size:,} at a time"),
             ("devices", f"{self.num_devices}"),
             ("candidates", f"{self.num_candidates:,} at {self.num_draws:,} draws"),
             ("passes", passes),
             ("seconds", f"{total:.0f} ({seconds}), without solving"),
             ("host memory", f"{self.host_bytes / 2**20:,.0f} MiB at most"),
         ]
+        if self.temporary_bytes:
+            lines.append(("temporary files", f"{self.temporary_bytes / 2**20:,.0f} MiB"))
         if self.device_bytes:
             lines.append(("device memory", f"{self.device_bytes / 2**20:,.0f} MiB at most"))
         if self.look is not None:
@@ -128,7 +146,10 @@ def plan_build(
         host = (peak_memory() or 0) + 2 * one * exact.num
         return Plan(rows.num_local, one, batch_size, devices, {}, {}, host, 0, exact.num, 0)
     draws = _spread(likelihood, num_draws)
-    passes, seconds = {}, {}
+    passes, seconds = dict(rows.passes), {}  # so far those that find and gather groups
+    if passes:
+        once = _reading_time(rows)
+        seconds = {what: once * _READINGS[what] for what in passes}
     if not (rows.is_local and rows.has_random_access):
         passes["candidates"] = 1
     if isinstance(weighting, Laplace | AutoWeighting):
@@ -157,7 +178,10 @@ def plan_build(
     matrices = itemsize * num_candidates * (_MATRICES * counts["solver"] + num_draws)
     if with_proxy:  # the remainders, which are evaluated in float64
         matrices += num_candidates * (itemsize * num_draws + 8 * counts["solver"])
-    one = row_bytes(rows.data)
+    one, lists = row_bytes(rows.data), lists_of(rows.data)
+    entry = sum(row_bytes(leaf.values) for leaf in lists if leaf.values is not None)
+    if lists:
+        one = entry * max(1, int(lists[0].sizes.mean()))
     started_on = warm_start_indices(rows.num_rows, jax.random.key(0))
     kept = 2 * one * (num_candidates + (0 if started_on is None else started_on.size))
     on_host = jax.default_backend() == "cpu"
@@ -166,8 +190,8 @@ def plan_build(
         host += _READING
     device = 0 if on_host else matrices + 4 * one * batch_size + itemsize * 4 * num_draws * 4096
     return Plan(
-        num_data=rows.num_local,
-        row_bytes=one,
+        num_data=int(lists[0].sizes.sum()) if lists else rows.num_local,
+        row_bytes=entry if lists else one,
         batch_size=batch_size,
         num_devices=devices,
         passes={what: count for what, count in passes.items() if count},
@@ -179,6 +203,8 @@ def plan_build(
         further_passes=further[0],
         further_seconds=further[1],
         look=first_look(likelihood),
+        num_groups=rows.num_local if isinstance(likelihood.model, GroupModel) else 0,
+        temporary_bytes=rows.num_entries * (entry + 4) if "gathering" in passes else 0,
     )
 
 
@@ -189,3 +215,12 @@ def _spread(likelihood: ModelLikelihood, num: int) -> dict[str, Any]:
         name: np.asarray(value) + 0.01 * generator.normal(size=(num, *np.shape(value)))
         for name, value in likelihood.init_params.items()
     }
+
+
+def _reading_time(rows: Rows) -> float:
+    """The time of reading all rows of groups once, from the first ones."""
+    column = next(leaf.values for leaf in lists_of(rows.data) if leaf.values is not None)
+    leaves, num = column.rows.leaves, min(len(column), _TIMED_ROWS)
+    start = time.perf_counter()
+    next(read_chunks(leaves, num, prefetch=0))
+    return (time.perf_counter() - start) * len(column) / num

@@ -19,9 +19,10 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from jaxcoreset.data.bad_rows import BadRows
 from jaxcoreset.data.blocks import partial_sums
 from jaxcoreset.data.dtypes import default_float
-from jaxcoreset.data.rows import BadRows, Rows, State
+from jaxcoreset.data.rows import Rows, State
 from jaxcoreset.data.utils import host_generator
 from jaxcoreset.likelihood.expansion import Expansion, Terms, derivatives
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params, Unravel
@@ -149,7 +150,8 @@ class LaplaceFitter:
             rows = Rows(likelihood.rows.select(chosen))
             part = _LogPosterior(self._terms, rows, counts, numbers=chosen)
             position = _find_mode(part, position, _WARM_START_DECREMENT, most)
-        decrement = float(np.clip(_DECREMENT_PER_ROW * n, _DECREMENT, _WARM_START_DECREMENT))
+        noise = _DECREMENT_PER_ROW * likelihood.rows.num_entries
+        decrement = float(np.clip(noise, _DECREMENT, _WARM_START_DECREMENT))
         counts = None if weights is None else np.asarray(weights)
         full = _LogPosterior(self._terms, likelihood.rows, counts, on_pass)
         position = _find_mode(full, position, decrement, most)

@@ -33,6 +33,35 @@ def table(num_rows=NUM_ROWS):
     return x, y
 
 
+def hierarchy(group, num_groups, y):
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    with numpyro.plate("groups", num_groups):
+        mean = numpyro.sample("mean", dist.Normal(mu, tau))
+    with numpyro.plate("rows", group.shape[0]):
+        numpyro.sample("y", dist.Normal(mean[group], 0.5), obs=y)
+
+
+def grouped(num_groups=90):
+    """Groups of 1 to 600 rows, in order."""
+    rng = np.random.default_rng(1)
+    group = np.repeat(np.arange(num_groups), np.geomspace(1, 600, num_groups).astype(int))
+    y = rng.normal(1, 0.7, num_groups)[group] + 0.5 * rng.normal(size=group.size)
+    return group, y.astype(np.float32)
+
+
+def grouped_part(what, index, count, num_groups=90):
+    """The groups of one process, in the arguments of `hierarchy`."""
+    group, y = grouped(num_groups)
+    first, last = index * num_groups // count, (index + 1) * num_groups // count
+    if what == "divided group":  # labels that are no numbers from 0 on, so that they tell
+        mine = (group >= first) & (group <= last)
+        names, own = 10 * group[mine], y[mine]
+        return names, np.unique(names).size, own
+    mine = (group >= first) & (group < last)
+    return group[mine] - first, last - first, y[mine]
+
+
 def main(what, *where):
     index, count = 0, 1
     if where == ("mpirun",):
@@ -48,7 +77,10 @@ def main(what, *where):
     x, y = table()
     first, last = index * NUM_ROWS // count, (index + 1) * NUM_ROWS // count
     part = x[first:last], y[first:last]
-    last_process = index == count - 1
+    last_process, has_groups = index == count - 1, "group" in what
+    if has_groups:  # which of many alike are chosen depends on the rounding of float32
+        jax.config.update("jax_enable_x64", True)
+        part = grouped_part(what, index, count)
     if what == "bad rows" and last_process:
         part[1][:] = np.nan
     if what == "other types" and last_process:
@@ -72,8 +104,9 @@ def main(what, *where):
 
         Laplace.fit = failing
     builder = jc.CoresetBuilder(
-        model,
-        size=7 if what == "other size" and last_process else 6,
+        hierarchy if has_groups else model,
+        groups="group" if has_groups else None,
+        size=4 if has_groups else 7 if what == "other size" and last_process else 6,
         num_draws=100,
         num_held_out=100,
         candidates=jc.Candidates(500, extra_passes=1),
@@ -88,7 +121,7 @@ def main(what, *where):
     found = {
         "indices": coreset.indices.tolist(),
         "weights": coreset.weights.tolist(),
-        "rows": coreset.args[0].tolist(),
+        "rows": coreset.args[-1].tolist() if has_groups else coreset.args[0].tolist(),
         "kl": coreset.report.kl,
         "num_data": coreset.report.num_data,
         "num_local": len(part[0]),
@@ -97,6 +130,10 @@ def main(what, *where):
     if what == "build and certify":  # each with draws of its own
         own = coreset.approximation.draws(jax.random.key(index), 200)
         found["certified"] = jc.certify(coreset, own, progress_bar=False).kl
+    if has_groups:
+        at = {"mu": np.ones(8, np.float32), "tau": np.full(8, 0.7, np.float32)}
+        effects = coreset.group_effects(jax.random.key(1), at, num_draws=8)
+        found["effects"] = effects["mean"].mean(axis=0).tolist()
     if what == "goes on" and index == 0:
         time.sleep(20)
     if what == "fails after" and index == count - 1:

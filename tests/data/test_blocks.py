@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from jaxcoreset.data.bad_rows import BadRows
 from jaxcoreset.data.blocks import (
     block_rows,
     column_sums,
@@ -14,7 +15,7 @@ from jaxcoreset.data.blocks import (
     pairwise_sum,
     partial_sums,
 )
-from jaxcoreset.data.rows import BadRows, PassContext, Rows
+from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.likelihood.passes import feature_sum
 
 NUM_ROWS = 1003

@@ -55,3 +55,11 @@ def test_rows_are_found_alike_on_all_devices(found):
 
 def test_sharded_arrays_of_the_user_give_the_same(found):
     assert found["sharded by its user"]["indices"] == found["8"]["indices"]
+
+
+@pytest.mark.parametrize("name", ["groups on 8", "groups of a source on 8"])
+def test_devices_share_groups(found, name):
+    one = found["groups on 1"]
+    assert found[name]["indices"] == one["indices"]
+    assert found[name]["weights"] == pytest.approx(one["weights"], rel=1e-3)
+    assert found[name]["kl"] == pytest.approx(one["kl"], rel=1e-2)

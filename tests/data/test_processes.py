@@ -111,6 +111,29 @@ def test_processes_build_what_one_builds_with_a_proxy(alone):
         assert each["kl"] == pytest.approx(one["kl"], rel=0.02)
 
 
+@pytest.mark.slow
+def test_processes_share_groups():
+    status, found, text, _ = run([*PROGRAM, "groups"])
+    assert status == 0, text
+    (one,) = found
+    status, found, text, _ = run_over_loopback(3, "groups")
+    assert status == 0, text
+    for each in found:
+        assert each["num_data"] == one["num_data"] == 90
+        assert each["indices"] == one["indices"]
+        np.testing.assert_allclose(each["weights"], one["weights"], rtol=1e-3)
+        assert each["rows"] == one["rows"]
+        assert each["kl"] == pytest.approx(one["kl"], rel=1e-2)
+        np.testing.assert_allclose(each["effects"], one["effects"], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_group_is_in_one_process():
+    status, _, text, _ = run_over_loopback(2, "divided group")
+    assert status != 0
+    assert "expected all rows of a group in one process" in text
+
+
 def test_an_error_in_one_process_is_told_in_all():
     status, found, text, _ = run_over_loopback(2, "bad rows")
     assert status != 0

@@ -12,10 +12,11 @@ from scipy.integrate import quad
 from scipy.stats import nbinom, norm
 
 from jaxcoreset.data.ragged import Ragged
-from jaxcoreset.likelihood import group_arguments
+from jaxcoreset.likelihood import group_layout
+from jaxcoreset.likelihood.group_effects import draw_effects
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
 from jaxcoreset.likelihood.integral_error import accurate_enough
-from jaxcoreset.likelihood.integration import AdaptiveQuadrature, LaplaceIntegral
+from jaxcoreset.likelihood.integration import AdaptiveQuadrature, GaussianIntegral, LaplaceIntegral
 from tests.likelihood.group_models import (
     flights,
     frailties,
@@ -86,7 +87,7 @@ def test_labels_may_be_text(planes):
 
 def test_groups_of_several_lengths_have_the_same_values(planes, monkeypatch):
     X, plane, y, likelihood = planes
-    monkeypatch.setattr(group_arguments, "choose_lengths", lambda sizes: (4, 12, 30))
+    monkeypatch.setattr(group_layout, "choose_lengths", lambda sizes: (4, 12, 30))
     split = group_likelihood(intercepts, (X, plane, 40, y), groups="plane")
     ragged = next(leaf for leaf in split.data if isinstance(leaf, Ragged))
     assert ragged.lengths == (4, 12, 30)
@@ -116,7 +117,9 @@ def _normal_marginals(shared, group, y, num_groups):
     return jnp.stack(found)
 
 
-@pytest.mark.parametrize("integration", [AdaptiveQuadrature(), LaplaceIntegral()])
+@pytest.mark.parametrize(
+    "integration", [AdaptiveQuadrature(), LaplaceIntegral(), GaussianIntegral()]
+)
 @pytest.mark.parametrize("is_float64", [False, True])
 def test_normal_marginals_and_their_derivatives_are_exact(integration, is_float64):
     group, y = means(num_groups=8)
@@ -139,6 +142,26 @@ def test_normal_marginals_and_their_derivatives_are_exact(integration, is_float6
             for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
                 assert one.dtype == (np.float64 if is_float64 else np.float32)
                 np.testing.assert_allclose(one, other, rtol=close, atol=10 * close)
+
+
+@pytest.mark.parametrize("is_normal", [True, False])
+def test_normal_effects_of_normal_rows_are_integrated_in_closed_form(planes, is_normal):
+    group, y = means(num_groups=20)
+    likelihood, at = planes[3], SHARED
+    if is_normal:
+        likelihood, at = group_likelihood(normals, (group, 20, y), groups="group"), NORMAL
+    rng = np.random.default_rng(0)
+    center = likelihood.unconstrain(at)
+    draws = {
+        name: value + 0.1 * rng.normal(size=(8, *value.shape)) for name, value in center.items()
+    }
+    found, error = accurate_enough(likelihood, draws, 1e-3)
+    marginal: Any = found.model
+    assert isinstance(marginal.integration, GaussianIntegral) is is_normal
+    if is_normal:
+        assert error == 0
+        exact = _normal_marginals(NORMAL, group, y, 20)
+        np.testing.assert_allclose(_values(found, NORMAL), exact, atol=2e-4)
 
 
 def _normal_log_density(residual, covariance):
@@ -240,12 +263,65 @@ def _sizes_in_the_prior(group, num_groups, y=None):
         numpyro.sample("y", dist.Normal(effect[group], 1), obs=y)
 
 
-def _discrete(group, num_groups, y=None):
-    share: Any = numpyro.sample("share", dist.Beta(2, 2))
+def _counts(group, num_groups, y=None):
+    rate: Any = numpyro.sample("rate", dist.Gamma(2, 2))
     with numpyro.plate("groups", num_groups):
-        kind: Any = numpyro.sample("kind", dist.Bernoulli(share))
+        kind: Any = numpyro.sample("kind", dist.Poisson(rate))
     with numpyro.plate("rows", group.shape[0]):
         numpyro.sample("y", dist.Normal(kind[group], 1), obs=y)
+
+
+def _kinds(group, num_groups, y=None):
+    """Groups of three kinds, with a normal effect too if tau is there."""
+    simplex: Any = dist.Dirichlet(jnp.ones(3))
+    share: Any = numpyro.sample("share", simplex)
+    at: Any = numpyro.sample("at", dist.Normal(0, 2).expand([3]).to_event(1))
+    with numpyro.plate("groups", num_groups):
+        kinds: Any = dist.Categorical(share)
+        kind: Any = numpyro.sample("kind", kinds, infer={"enumerate": "parallel"})
+        mean: Any = numpyro.sample("mean", dist.Normal(at[kind], 0.5))
+    with numpyro.plate("rows", group.shape[0]):
+        numpyro.sample("y", dist.Normal(mean[group], 0.4), obs=y)
+
+
+def _mixture(y):
+    """Each row of one of two kinds."""
+    share: Any = numpyro.sample("share", dist.Beta(2, 2))
+    at: Any = numpyro.sample("at", dist.Normal(0, 2).expand([2]).to_event(1))
+    with numpyro.plate("rows", y.shape[0]):
+        kind: Any = numpyro.sample("kind", dist.Bernoulli(share))
+        numpyro.sample("y", dist.Normal(at[kind], 0.4), obs=y)
+
+
+def test_discrete_effects_are_summed_out():
+    group, y = means(num_groups=6)
+    share, at = np.array([0.2, 0.5, 0.3]), np.array([-1.0, 0.5, 2.0])
+    likelihood = group_likelihood(_kinds, (group, 6, y), groups="group")
+    found = _values(likelihood, {"share": jnp.asarray(share), "at": jnp.asarray(at)})
+    for g in range(6):
+        own = y[group == g].astype(float)
+        covariance = 0.16 * np.eye(own.size) + 0.25
+        parts = [
+            np.log(s) + _normal_log_density(own - a, covariance)
+            for s, a in zip(share, at, strict=True)
+        ]
+        assert found[g] == pytest.approx(np.logaddexp.reduce(parts), abs=2e-3)
+
+
+def test_a_kind_of_each_row_is_summed_out_and_drawn():
+    _, y = means(num_groups=30)
+    likelihood = group_likelihood(_mixture, (y,))
+    at = {"share": jnp.array(0.3), "at": jnp.array([0.6, 1.4])}
+    parts = np.log([[0.7], [0.3]]) + norm.logpdf(y, [[0.6], [1.4]], 0.4)
+    np.testing.assert_allclose(_values(likelihood, at), np.logaddexp(*parts), atol=1e-4)
+    marginal: Any = likelihood.model
+    draws = {name: jnp.stack([value] * 400) for name, value in at.items()}
+    kinds = draw_effects(
+        marginal, likelihood.rows, likelihood.arguments.leaves, draws, jax.random.key(0)
+    )["kind"]
+    assert kinds.shape == (400, y.size)
+    chance = np.exp(parts[1] - np.logaddexp(*parts))
+    assert np.abs(kinds.mean(axis=0) - chance).max() < 5 * 0.5 / 20
 
 
 @pytest.mark.parametrize(
@@ -255,7 +331,7 @@ def _discrete(group, num_groups, y=None):
         (_running_sum, "depends on the effect of a group that it is not in"),
         (_random_walk, "'effect' grows with the groups and is not one independent effect"),
         (_sizes_in_the_prior, "depends on other groups or on the rows"),
-        (_discrete, "latent site 'kind' is discrete"),
+        (_counts, r"latent site 'kind' is discrete \(Poisson\)"),
     ],
 )
 def test_models_whose_groups_are_not_independent_are_refused(model, words):

@@ -83,7 +83,7 @@ def test_per_datum_latent_site_is_refused(discrete):
             z = numpyro.sample("z", dist.Bernoulli(0.5) if discrete else dist.Normal(0.0, 1.0))
             numpyro.sample("y", dist.Normal(b * X + z, 1.0), obs=y)
 
-    message = "'z' is discrete" if discrete else "'z' grows with the rows"
+    message = "'z' grows with the rows"
     refused(model, normal_data(), f"latent site {message}")
 
 

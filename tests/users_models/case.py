@@ -19,6 +19,8 @@ class Case:
         args: its positional arguments.
         kwargs: its keyword arguments.
         settings: settings of the builder that this model's user must give.
+        marginal: the model of the shared parameters alone, with the same arguments, where `model`
+            has effects of rows or groups that a coreset integrates out.
         refusal: a pattern of the error that says why there is no coreset of the model.
     """
 
@@ -26,7 +28,13 @@ class Case:
     args: tuple = ()
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    marginal: Callable | None = None
     refusal: str = ""
+
+    @property
+    def shared(self) -> Callable:
+        """The model whose posterior a coreset stands for."""
+        return self.marginal or self.model
 
 
 def covariates(

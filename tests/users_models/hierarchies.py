@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from jax.scipy.special import logsumexp
 from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 
-from tests.users_models.case import NUM_ROWS, Case
+from tests.users_models.case import NUM_ROWS, Case, covariates
 from tests.users_models.counts import sigmoid
 from tests.users_models.regressions import in_float32
 
@@ -194,6 +195,54 @@ def small_area_poststratified() -> Case:
     return Case(model, (age, education, state), {"vote": y})
 
 
+def effect_of_a_row() -> Case:
+    """Poisson counts that scatter more, by a normal effect of each row."""
+    rng, x = covariates(209)
+    y = rng.poisson(np.exp(x @ [0.5, 0.3, 0] + 0.5 * rng.normal(size=NUM_ROWS)))
+    grid = np.linspace(-9, 9, 181)
+
+    def model(x, y=None):
+        beta = numpyro.sample("beta", dist.Normal(0, 1).expand([3]).to_event(1))
+        tau = numpyro.sample("tau", dist.Gamma(3, 6))
+        with numpyro.plate("rows", x.shape[0]):
+            effect = numpyro.sample("effect", dist.Normal(0, tau))
+            numpyro.sample("y", dist.Poisson(jnp.exp(x @ beta + effect)), obs=y)
+
+    def marginal(x, y=None):
+        """The integrals are sums over a fine grid, which for a smooth integrand is exact."""
+        beta = numpyro.sample("beta", dist.Normal(0, 1).expand([3]).to_event(1))
+        tau = numpyro.sample("tau", dist.Gamma(3, 6))
+        log_rate = (x @ beta)[:, None] + tau * grid
+        values = dist.Poisson(jnp.exp(log_rate)).log_prob(y[:, None]) - grid**2 / 2
+        numpyro.factor("log_likelihood", logsumexp(values, axis=1))
+
+    return Case(model, (x, y), marginal=marginal)
+
+
+def error_in_a_covariate() -> Case:
+    """A covariate that is measured with an error, and whose true value is normal."""
+    rng = np.random.default_rng(210)
+    true = rng.normal(size=NUM_ROWS)
+    measured = true + 0.3 * rng.normal(size=NUM_ROWS)
+    y = 0.2 + 0.8 * true + 0.7 * rng.normal(size=NUM_ROWS)
+
+    def model(measured, y=None):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        true = numpyro.sample("true", dist.Normal(jnp.zeros(measured.shape[0]), 1.0))
+        numpyro.sample("measured", dist.Normal(true, 0.3), obs=measured)
+        numpyro.sample("y", dist.Normal(a + slope * true, 0.7), obs=y)
+
+    def marginal(measured, y=None):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        mean, variance = measured / 1.09, 0.09 / 1.09
+        scale = jnp.sqrt(0.49 + slope**2 * variance)
+        numpyro.sample("y", dist.Normal(a + slope * mean, scale), obs=y)
+
+    return Case(model, in_float32(measured, y), marginal=marginal)
+
+
 POSTERIORS = [
     centred,
     not_centred,
@@ -204,4 +253,6 @@ POSTERIORS = [
     nested_groups,
     with_covariates_of_groups,
     small_area_poststratified,
+    effect_of_a_row,
+    error_in_a_covariate,
 ]

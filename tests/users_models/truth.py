@@ -146,15 +146,14 @@ def distance(case: Case, coreset: Any, truth: Truth, num_draws: int = 1500) -> D
     if draws is None:
         draws, log_proposal = truth.proposals(num_draws)
     with jax.enable_x64(True):
-        full = log_posterior(case.model, case.args, case.kwargs, truth)
+        full = log_posterior(case.shared, case.args, case.kwargs, truth)
         small = log_posterior(coreset.model, coreset.args, coreset.kwargs, truth)
         args, kwargs = in_64_bits((coreset.args, coreset.kwargs))
 
         def evaluate(flat: Any) -> Any:
             params = truth.unravel(flat)
-            sites = constrain_fn(
-                coreset.full_model, args, kwargs, params, return_deterministic=True
-            )
+            model = case.marginal or coreset.full_model
+            sites = constrain_fn(model, args, kwargs, params, return_deterministic=True)
             named = [x for x in jax.tree.leaves(sites) if x.size <= _MOST_NUMBERS]
             values = jnp.concatenate([flat, *(jnp.ravel(x) for x in named)])
             return full(flat), small(flat), values

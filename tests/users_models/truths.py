@@ -45,7 +45,7 @@ def start_of(case: Case) -> Truth:
     """The shapes of the parameters, with any location; call it with x64."""
     args, kwargs = in_64_bits((case.args, case.kwargs))
     key = jax.random.key(0)
-    found = initialize_model(key, case.model, model_args=args, model_kwargs=kwargs)
+    found = initialize_model(key, case.shared, model_args=args, model_kwargs=kwargs)
     start = found.param_info.z
     flat = np.asarray(ravel_pytree(start)[0])
     return Truth({name: x.shape for name, x in start.items()}, flat, np.eye(flat.size))
@@ -53,7 +53,7 @@ def start_of(case: Case) -> Truth:
 
 def at_mode(case: Case, start: Truth) -> Truth:
     """A Gaussian at a mode of the posterior; call it with x64."""
-    evaluate = log_posterior(case.model, case.args, case.kwargs, start)
+    evaluate = log_posterior(case.shared, case.args, case.kwargs, start)
     both = jax.jit(jax.value_and_grad(lambda flat: -evaluate(flat)))
     hessian = jax.jit(jax.hessian(lambda flat: -evaluate(flat)))
     mode = scipy.optimize.minimize(
@@ -70,7 +70,7 @@ def at_mode(case: Case, start: Truth) -> Truth:
 
 def sampled(case: Case, guess: Truth) -> Truth:
     """The posterior by NUTS on all rows, with some draws; call it with x64."""
-    evaluate = log_posterior(case.model, case.args, case.kwargs, guess)
+    evaluate = log_posterior(case.shared, case.args, case.kwargs, guess)
     mcmc = MCMC(
         NUTS(potential_fn=lambda flat: -evaluate(flat), target_accept_prob=0.9),
         num_warmup=600,
@@ -93,7 +93,7 @@ def sampled(case: Case, guess: Truth) -> Truth:
 
 def refined(case: Case, truth: Truth) -> Truth:
     """The mean and covariance by importance sampling, in a few rounds; call it with x64."""
-    evaluate = over_draws(log_posterior(case.model, case.args, case.kwargs, truth))
+    evaluate = over_draws(log_posterior(case.shared, case.args, case.kwargs, truth))
     for number, num_batches in enumerate(_NUM_BATCHES, 1):
         seeds = [100 * number + batch for batch in range(num_batches)]
         batches = [truth.proposals(_NUM_DRAWS, seed) for seed in seeds]

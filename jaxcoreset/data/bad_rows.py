@@ -1,0 +1,34 @@
+"""Rows whose values are not finite, counted and named by a pass over all rows."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxcoreset.data.rows import State
+
+# The maximum number of bad rows that an error names.
+NUM_BAD_ROWS_SHOWN = 5
+
+
+class BadRows:
+    """Counts rows whose values are not finite, in a fold's state, and names the first of them."""
+
+    @staticmethod
+    def start() -> State:
+        """No bad rows."""
+        return {"num_bad": np.zeros((), np.int64), "bad": np.full(NUM_BAD_ROWS_SHOWN, -1)}
+
+    @staticmethod
+    def add(state: State, bad: np.ndarray, first: int, num: int) -> State:
+        """Note the bad ones of `num` rows from row `first` on."""
+        rows = first + np.flatnonzero(bad.reshape(-1)[:num])
+        count, shown = BadRows.merged([state])
+        shown = [*shown, *rows[:NUM_BAD_ROWS_SHOWN], *BadRows.start()["bad"]][:NUM_BAD_ROWS_SHOWN]
+        return {"num_bad": np.asarray(count + rows.size, np.int64), "bad": np.array(shown)}
+
+    @staticmethod
+    def merged(states: Sequence[State]) -> tuple[int, list[int]]:
+        """How many there are, and the numbers of the first."""
+        rows = np.concatenate([state["bad"] for state in states])
+        count = sum(int(state["num_bad"]) for state in states)
+        return count, rows[rows >= 0][:NUM_BAD_ROWS_SHOWN].tolist()
