@@ -23,6 +23,7 @@ from jaxcoreset.builders.outcome import (
 )
 from jaxcoreset.builders.preparing import (
     bound_solver,
+    draw_source,
     expand,
     expand_again,
     is_allowed,
@@ -41,7 +42,6 @@ from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.arguments import plain_call
 from jaxcoreset.likelihood.closures import float64_for
 from jaxcoreset.likelihood.integration import Integration
-from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import Float32Error
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.selection.baseline import GaussianBaseline
@@ -54,8 +54,7 @@ from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.weighting import DrawSource, Weighting
-from jaxcoreset.weighting.auto import AutoWeighting, float64_is_left
-from jaxcoreset.weighting.errors import UnusableWeightingError
+from jaxcoreset.weighting.auto import AutoWeighting
 
 
 class CoresetBuilder:
@@ -273,7 +272,7 @@ class CoresetBuilder:
                 found = [indices for indices in needed if indices is not None]
                 likelihood.rows.keep(np.concatenate([np.zeros(0, np.int64), *found]))
             with clock.stage("weighting"):
-                source = self._source(likelihood, weighting_key)
+                source = draw_source(self.weighting, likelihood, weighting_key, self.progress_bar)
                 construction = refined(construction, source, draws_key)
                 likelihood = construction.likelihood
             settings = self.execution.batch_size, self.progress_bar, construction.max_noise
@@ -281,15 +280,6 @@ class CoresetBuilder:
             with clock.stage("weighting"):
                 expand(self.proxy, construction, pool)
             return self._repair(construction, source, pool, draws_key, solver_key)
-
-    def _source(self, likelihood: ModelLikelihood, key: PRNGKeyArray) -> DrawSource:
-        """The weighting; a Float32Error if none was found and float64 may help."""
-        try:
-            return self.weighting.fit(likelihood, key, show_progress=self.progress_bar)
-        except UnusableWeightingError as error:
-            if not float64_is_left(likelihood):
-                raise
-            raise Float32Error(str(error)) from error
 
     @one_at_a_time
     def plan(self, *args: Any, **kwargs: Any) -> Plan:

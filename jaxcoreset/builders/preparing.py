@@ -23,13 +23,16 @@ from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.integral_error import accurate_enough, describe
 from jaxcoreset.likelihood.integration import Integration
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.precision import Float32Error
 from jaxcoreset.likelihood.structure import LatentOfRowError
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.expanding import expansion_of, flat_center
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
-from jaxcoreset.weighting import DrawSource
+from jaxcoreset.weighting import DrawSource, Weighting
+from jaxcoreset.weighting.auto import float64_is_left
+from jaxcoreset.weighting.errors import UnusableWeightingError
 
 # What the error of the integrals over effects may add, in nats, or as a part of the tolerance.
 _INTEGRAL_KL, _PART_OF_TOL = 1e-3, 0.1
@@ -98,6 +101,18 @@ def likelihood_of(
                 )
             return found
     return group_likelihood(model, args, kwargs, groups=groups, integration=integration, **settings)
+
+
+def draw_source(
+    weighting: Weighting, likelihood: ModelLikelihood, key: PRNGKeyArray, show_progress: bool
+) -> DrawSource:
+    """The draws of a weighting; a Float32Error if none was found and float64 may help."""
+    try:
+        return weighting.fit(likelihood, key, show_progress=show_progress)
+    except UnusableWeightingError as error:
+        if not float64_is_left(likelihood):
+            raise
+        raise Float32Error(str(error)) from error
 
 
 def refined(construction: Construction, source: DrawSource, key: PRNGKeyArray) -> Construction:

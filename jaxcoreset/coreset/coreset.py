@@ -284,20 +284,17 @@ class Coreset(AsTable):
         if self.summary is not None:
             found = self.summary.likeliest_draws(num_chains)
         else:
-            if self.approximation is None:
-                self.approximation = self._own_approximation()
+            if self.approximation is None:  # that of the weighted rows themselves
+                self.approximation = in_enough_precision(
+                    lambda context: laplace_approximation(
+                        self._likelihood_of(*self._call)(context), weights=self.weights
+                    ),
+                    self.report.precision,
+                    self.full_model,
+                )
             found = self.approximation.draws(jax.random.key(0), num_chains)
         points = {name: np.asarray(value) for name, value in found.items()}
         return {name: jnp.asarray(x if num_chains > 1 else x[0]) for name, x in points.items()}
-
-    def _own_approximation(self) -> LaplaceApproximation:
-        """The Laplace approximation of the weighted rows themselves."""
-
-        def fit(context: PassContext) -> LaplaceApproximation:
-            likelihood = self._likelihood_of(*self._call)(context)
-            return laplace_approximation(likelihood, weights=self.weights)
-
-        return in_enough_precision(fit, self.report.precision, self.full_model)
 
     def in_float64(self) -> contextlib.AbstractContextManager:
         """A context in which NUTS samples the coreset in float64, whatever JAX's setting is.
