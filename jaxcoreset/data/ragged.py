@@ -85,6 +85,12 @@ def has_lengths(tree: PyTree) -> bool:
     return any(len(leaf.lengths) > 1 for leaf in leaves)
 
 
+def mean_length(tree: PyTree) -> float:
+    """The mean number of entries of the lists; 1 if no array is ragged."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Ragged)]
+    return float(np.maximum(leaves[0].sizes, 1).mean()) if leaves else 1.0
+
+
 def runs_of(tree: PyTree, num: int) -> list[slice]:
     """The rows that follow one another and have one length; a single slice if none is ragged."""
     ragged = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, Ragged)]

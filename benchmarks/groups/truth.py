@@ -1,0 +1,231 @@
+"""Part `planes-truth`: NUTS on all flights with the effects of all aircraft.
+
+The posterior is that of `late_by_plane`, 4,058 dimensions, written by hand: rows in float32, their
+sums over an aircraft taken relative to the starting point, and the sum over aircraft in float64.
+NUTS moves in coordinates in which the posterior is nearly a standard normal: the shared parameters
+are whitened, effects are moved by what the shared parameters explain, and they are centred in part,
+by how much their own rows say. None of this changes the posterior.
+
+Each run of ``python -m benchmarks.groups planes-truth`` samples one more chain in --draws, and the
+result is the summary of all chains that are there.
+"""
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+from numpyro.infer.hmc import hmc
+
+from benchmarks import common
+from jaxcoreset.command.flights import load_planes
+
+RESULT = Path(__file__).parents[1] / "results" / "planes_truth.json"
+_CHUNK = 50
+
+
+class Planes(NamedTuple):
+    """The flights, sorted by aircraft."""
+
+    features: Array
+    plane: Array
+    late: Array
+    num_planes: int
+
+
+class Scales(NamedTuple):
+    """A point near the mode, and the scales of the posterior there."""
+
+    beta: Array
+    log_sd: Array
+    effect: Array
+    cholesky: Array
+    log_sd_scale: Array
+    effect_sd: Array
+    centering: Array
+    slopes: Array
+
+
+def sorted_planes() -> tuple[Planes, list[str], list[str]]:
+    """The flights in the order of their aircraft, the features' names and the tail numbers."""
+    features, plane, late, names, codes = load_planes()
+    order = np.argsort(plane, kind="stable")
+    data = Planes(
+        jnp.asarray(features[order], jnp.float32),
+        jnp.asarray(plane[order]),
+        jnp.asarray(late[order], jnp.float32),
+        len(codes),
+    )
+    return data, names, codes
+
+
+def _sums(values: Array, data: Planes) -> Array:
+    return jax.ops.segment_sum(
+        values, data.plane, num_segments=data.num_planes, indices_are_sorted=True
+    )
+
+
+def scales(data: Planes, num_steps: int = 40) -> Scales:
+    """Penalised quasi-likelihood: Newton steps for coefficients and effects, and the sd's update."""
+    beta, effect, sd = jnp.zeros(data.features.shape[1]), jnp.zeros(data.num_planes), jnp.array(0.3)
+
+    @jax.jit
+    def step(beta: Array, effect: Array, sd: Array) -> tuple:
+        logits = data.features @ beta.astype(jnp.float32) + effect.astype(jnp.float32)[data.plane]
+        rate = jax.nn.sigmoid(logits)
+        bend = rate * (1 - rate)
+        slope = data.features.T @ (data.late - rate) - beta
+        own_slope = _sums(data.late - rate, data) - effect / sd**2
+        own_bend = _sums(bend, data) + 1 / sd**2
+        cross = _sums(bend[:, None] * data.features, data)
+        slopes = cross / own_bend[:, None]
+        whole = data.features.T @ (bend[:, None] * data.features) + jnp.eye(beta.size)
+        precision = whole - slopes.T @ cross
+        move = jnp.linalg.solve(precision, slope - slopes.T @ own_slope)
+        new = effect + own_slope / own_bend - slopes @ move
+        centering = 1 - 1 / (own_bend * sd**2)
+        new_sd = jnp.sqrt(jnp.mean(new**2 + 1 / own_bend))
+        return beta + move, new, new_sd, precision, own_bend, centering, slopes
+
+    for _ in range(num_steps):
+        beta, effect, sd, precision, own_bend, centering, slopes = step(beta, effect, sd)
+    return Scales(
+        beta,
+        jnp.log(sd),
+        effect,
+        jnp.linalg.cholesky(jnp.linalg.inv(precision)),
+        1 / jnp.sqrt(2 * jnp.sum(centering**2)),
+        1 / jnp.sqrt(own_bend),
+        centering,
+        slopes,
+    )
+
+
+def place(at: Float[Array, " m"], scale: Scales) -> tuple[Array, Array, Array]:
+    """The coefficients, the log of the sd and the effects, from the sampler's coordinates."""
+    d = scale.beta.size
+    beta = scale.beta + scale.cholesky @ at[:d]
+    log_sd = scale.log_sd + scale.log_sd_scale * at[d]
+    spread = jnp.exp((1 - scale.centering) * (log_sd - scale.log_sd))
+    effect = spread * (scale.effect + scale.effect_sd * at[d + 1 :])
+    return beta, log_sd, effect - scale.slopes @ (beta - scale.beta)
+
+
+def potential_of(data: Planes, scale: Scales) -> Any:
+    """Minus the log-posterior in the sampler's coordinates, up to a constant."""
+
+    def log_likelihoods(beta: Array, effect: Array) -> Array:
+        logits = data.features @ beta.astype(jnp.float32) + effect.astype(jnp.float32)[data.plane]
+        return _sums(data.late * logits - jax.nn.softplus(logits), data)
+
+    reference = jax.jit(log_likelihoods)(scale.beta, scale.effect)
+
+    def potential(at: Array) -> Array:
+        beta, log_sd, effect = place(at, scale)
+        rows = jnp.sum((log_likelihoods(beta, effect) - reference).astype(log_sd.dtype))
+        prior = -jnp.sum(beta**2) / 2 - jnp.exp(2 * log_sd) / 2 + log_sd
+        prior -= jnp.sum(effect**2) * jnp.exp(-2 * log_sd) / 2 + effect.size * log_sd
+        return -(rows + prior + jnp.sum(1 - scale.centering) * log_sd)
+
+    return potential
+
+
+def sample(folder: Path, chain: int, num_warmup: int, num_samples: int) -> None:
+    """One chain, whose draws are written as they come."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data, _, _ = sorted_planes()
+    scale = scales(data)
+    init, kernel = hmc(potential_of(data, scale), algo="NUTS")
+    start_key, key = jax.random.split(jax.random.key(chain))
+    dims = scale.beta.size + 1 + data.num_planes
+    # Too far out in the shared parameters, and as far as a draw in the effects.
+    start = jax.random.normal(start_key, (dims,)).at[: scale.beta.size + 1].multiply(2)
+    state = init(
+        start,
+        num_warmup,
+        inverse_mass_matrix=jnp.ones(dims),
+        adapt_mass_matrix=False,
+        rng_key=key,
+    )
+
+    @jax.jit
+    def chunk(state: Any) -> tuple:
+        def one(state: Any, _: None) -> tuple:
+            state = kernel(state)
+            beta, log_sd, effect = place(state.z, scale)
+            shared = jnp.append(beta, jnp.exp(log_sd))
+            slope = state.z_grad[: shared.size]
+            own = effect.astype(jnp.float32)
+            return state, (shared, slope, own, state.diverging, state.num_steps)
+
+        return jax.lax.scan(one, state, None, length=_CHUNK)
+
+    found: list[tuple] = []
+    begin = time.perf_counter()
+    for i in range((num_warmup + num_samples) // _CHUNK):
+        state, values = chunk(state)
+        values = tuple(map(np.asarray, values))
+        seconds, cpu = time.perf_counter() - begin, time.process_time()
+        num = (i + 1) * _CHUNK
+        print(f"{num} draws, {values[-1].mean():.0f} gradients each, {seconds:.0f} s", flush=True)
+        if num <= num_warmup:
+            continue
+        found.append(values)
+        names = ("shared", "slopes", "effects", "diverging", "steps")
+        joined = {name: np.concatenate(x) for name, x in zip(names, zip(*found), strict=True)}
+        facts = {"seconds": seconds, "cpu_seconds": cpu, "warmup": num_warmup}
+        np.savez(folder / f"chain{chain}.npz", **joined, **facts)
+
+
+def corrected_means(
+    shared: Float[np.ndarray, "c s d"], slopes: Float[np.ndarray, "c s d"]
+) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
+    """Means of the draws and their Monte Carlo errors, with gradients as control variates.
+
+    The gradients of the log-posterior have mean zero, and explain a draw's distance from the mean
+    all the more, the nearer to a normal the posterior is (Mira et al. 2013, Statistics and
+    Computing 23(5)).
+    """
+    flat = shared.reshape(-1, shared.shape[-1])
+    design = np.column_stack([np.ones(len(flat)), slopes.reshape(len(flat), -1)])
+    found = np.linalg.lstsq(design, flat, rcond=None)[0]
+    rest = (flat - design[:, 1:] @ found[1:]).reshape(shared.shape)
+    return found[0], rest.std(axis=(0, 1)) / np.sqrt(effective_sample_size(rest))
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """Means and standard deviations of all chains' draws, cut to the shortest chain."""
+    _, names, codes = sorted_planes()
+    chains = [np.load(path) for path in sorted(folder.glob("chain*.npz"))]
+    num = min(len(chain["shared"]) for chain in chains)
+    shared = np.stack([chain["shared"][:num] for chain in chains])
+    effects = np.stack([chain["effects"][:num] for chain in chains]).astype(float)
+    flat, own = shared.reshape(-1, shared.shape[-1]), effects.reshape(-1, effects.shape[-1])
+    size = effective_sample_size(shared)
+    slopes = np.stack([chain["slopes"][:num] for chain in chains])
+    mean, error = corrected_means(shared, slopes)
+    return {
+        "environment": common.environment(),
+        "chains": len(chains),
+        "draws": int(num),
+        "warmup": int(chains[0]["warmup"]),
+        "divergent": int(sum(chain["diverging"][:num].sum() for chain in chains)),
+        "gradients per draw": float(np.mean([chain["steps"][:num].mean() for chain in chains])),
+        "cpu seconds": float(sum(chain["cpu_seconds"] for chain in chains)),
+        "seconds": float(sum(chain["seconds"] for chain in chains)),
+        "largest R-hat": float(np.max(split_gelman_rubin(shared))),
+        "largest R-hat of an effect": float(np.max(split_gelman_rubin(effects))),
+        "names": [*names, "sd_planes"],
+        "mean": mean.tolist(),
+        "mean of the draws": flat.mean(axis=0).tolist(),
+        "sd": flat.std(axis=0).tolist(),
+        "effective": size.tolist(),
+        "error of the mean, sd": (error / flat.std(axis=0)).tolist(),
+        "planes": codes,
+        "effect mean": np.round(own.mean(axis=0), 5).tolist(),
+        "effect sd": np.round(own.std(axis=0), 5).tolist(),
+    }
