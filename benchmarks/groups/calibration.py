@@ -71,7 +71,7 @@ class Sampler:
 
         def draws(key: Any, data: tuple, weights: Any, start: Any) -> Any:
             init, kernel = hmc(potential_fn_gen=potential_of, algo="NUTS")
-            given = {"model_args": (data, weights)}
+            given: Any = {"model_args": (data, weights)}
             state = init(start, _WARMUP, rng_key=key, dense_mass=True, **given)
 
             def step(state: Any, _: Any) -> tuple[Any, None]:

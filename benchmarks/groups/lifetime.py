@@ -1,8 +1,8 @@
 """Part `lifetime`: a million customers, each with a purchase rate and a dropout probability.
 
-The model is the BG/NBD of Fader, Hardie and Lee (2005, Marketing Science 24(2)): a customer buys at
-a rate λ ~ Gamma(r, α) until they drop out, with probability p ~ Beta(a, b) after each purchase. Both
-are integrated out in closed form, so that customers are rows. α depends on a predictor.
+The model is the BG/NBD of Fader, Hardie and Lee (2005, Marketing Science 24(2)): a customer buys
+at a rate λ ~ Gamma(r, α) until they drop out, with probability p ~ Beta(a, b) after each purchase.
+Both are integrated out in closed form, so that customers are rows. α depends on a predictor.
 """
 
 import time
@@ -33,14 +33,14 @@ class BetaGeometric(dist.Distribution):
         duration: the time T.
     """
 
-    support = dist.constraints.independent(dist.constraints.real, 1)
+    support: Any = dist.constraints.independent(dist.constraints.real, 1)
     pytree_data_fields = ("r", "alpha", "a", "b", "duration")
 
     def __init__(self, r: Any, alpha: Any, a: Any, b: Any, duration: Any):
         self.r, self.alpha, self.a, self.b, self.duration = r, alpha, a, b, duration
         super().__init__(jnp.broadcast_shapes(jnp.shape(alpha), jnp.shape(duration)), (2,))
 
-    def log_prob(self, value: Any) -> Any:
+    def log_prob(self, value: Any, intermediates: Any = None) -> Any:
         """Equation (6) of the paper, in logarithms."""
         x, last = value[..., 0], value[..., 1]
         r, alpha, a, b = self.r, self.alpha, self.a, self.b

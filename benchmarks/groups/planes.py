@@ -1,4 +1,4 @@
-"""Part `planes`: the demonstration of the aircraft in a fresh process, against NUTS on everything."""
+"""Part `planes`: the demonstration of the aircraft in a fresh process, against `planes-truth`."""
 
 import json
 import resource

@@ -135,7 +135,7 @@ def _child(what: str, cell: tuple, quick: bool, limit: float | None) -> dict[str
 
 def measure(cell: tuple[str, int, int], quick: bool, limit: float) -> dict[str, Any]:
     """One cell: the coreset, NUTS on everything, and lme4."""
-    kind, num_groups, rows_each = cell
+    kind, num_groups, _ = cell
     found = _child("build", cell, quick, None)
     assert found is not None
     data = simulate(*cell)

@@ -70,7 +70,7 @@ def _sums(values: Array, data: Planes) -> Array:
 
 
 def scales(data: Planes, num_steps: int = 40) -> Scales:
-    """Penalised quasi-likelihood: Newton steps for coefficients and effects, and the sd's update."""
+    """Penalised quasi-likelihood: Newton steps, and an update of the sd in between."""
     beta, effect, sd = jnp.zeros(data.features.shape[1]), jnp.zeros(data.num_planes), jnp.array(0.3)
 
     @jax.jit
@@ -91,8 +91,9 @@ def scales(data: Planes, num_steps: int = 40) -> Scales:
         new_sd = jnp.sqrt(jnp.mean(new**2 + 1 / own_bend))
         return beta + move, new, new_sd, precision, own_bend, centering, slopes
 
-    for _ in range(num_steps):
-        beta, effect, sd, precision, own_bend, centering, slopes = step(beta, effect, sd)
+    for _ in range(num_steps - 1):
+        beta, effect, sd, *_ = step(beta, effect, sd)
+    beta, effect, sd, precision, own_bend, centering, slopes = step(beta, effect, sd)
     return Scales(
         beta,
         jnp.log(sd),
@@ -176,7 +177,8 @@ def sample(folder: Path, chain: int, num_warmup: int, num_samples: int) -> None:
             continue
         found.append(values)
         names = ("shared", "slopes", "effects", "diverging", "steps")
-        joined = {name: np.concatenate(x) for name, x in zip(names, zip(*found), strict=True)}
+        columns = map(np.concatenate, zip(*found, strict=True))
+        joined = dict(zip(names, columns, strict=True))
         facts = {"seconds": seconds, "cpu_seconds": cpu, "warmup": num_warmup}
         np.savez(folder / f"chain{chain}.npz", **joined, **facts)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _NUM_WARMUP, _NUM_SAMPLES = 500, 1000
-_NUM_EFFECTS = 200
+_NUM_HELD_OUT, _NUM_EFFECTS = 500, 200
 _NUM_EXTREME = 20
 # Intervals hold this part of the posterior.
 _COVERAGE = 0.9
@@ -195,11 +195,11 @@ def _figure(path: Path, table: "pd.DataFrame", spread: tuple[float, float, float
         ax.hlines(own, part["low"], part["high"], color=FULL, lw=1.5)
         ax.plot(part["effect"], own, "o", color=FULL, ms=4)
         ax.axvline(0, color=GREY, lw=0.8)
-        ax.set_yticks(own, [literal(name) for name in part.index], fontsize=7)
+        ax.set_yticks(own, [literal(str(name)) for name in part.index], fontsize=7)
         ax.set_xlim(limits.min() - 0.05, limits.max() + 0.05)
         ax.set_title(f"The {len(part)} {title}")
+        ax.set_xlabel("effect")
         tidy(ax)
-    ax.set_xlabel("effect")
     write_whole(path, lambda file: figure.savefig(file, dpi=130))
     plt.close(figure)
     return path

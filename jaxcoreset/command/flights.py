@@ -54,7 +54,7 @@ def late_by_plane(
     beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([features.shape[1]]).to_event(1))
     sd = numpyro.sample("sd_planes", dist.HalfNormal(1.0))
     with numpyro.plate("planes", num_planes):
-        effect = numpyro.sample("effect", dist.Normal(0.0, sd))
+        effect: Any = numpyro.sample("effect", dist.Normal(0.0, sd))
     with numpyro.plate("flights", features.shape[0]):
         logits = features @ beta + effect[plane]
         numpyro.sample("late", dist.Bernoulli(logits=logits), obs=late)
