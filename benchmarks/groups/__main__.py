@@ -6,8 +6,8 @@ Parts:
 
 - ``sizes``: 100 to 100,000 groups of normal, Bernoulli and Poisson rows, and with two effects for
   each group, against NUTS on everything and R's lme4; --limit ends each of the latter two.
-- ``planes-truth``: NUTS on all flights with the effects of all aircraft; one chain for each call,
-  whose draws are kept in --draws.
+- ``planes-truth``: NUTS on all flights with the effects of all aircraft: four chains, whose draws
+  are kept in --draws.
 - ``planes``: the demonstration of the aircraft in a fresh process, against that truth.
 - ``lifetime``: a model of a million customers.
 - ``calibration``: simulation-based calibration, for as many further data sets as --num says, whose
@@ -50,11 +50,12 @@ def _cell(row: dict[str, Any]) -> tuple[str, int, int]:
 
 
 def _truth(options: argparse.Namespace) -> None:
-    """One more chain, and the summary of all."""
+    """Four chains, after those that are there, and the summary of all."""
     jax.config.update("jax_enable_x64", True)
-    there = sorted(options.draws.glob("chain*.npz"))
-    num_warmup, num_samples = (50, 50) if options.quick else (200, options.num or 600)
-    truth.sample(options.draws, len(there), num_warmup, num_samples)
+    first = len(sorted(options.draws.glob("chain*.npz")))
+    num_warmup, num_samples = (50, 50) if options.quick else (200, options.num or 1000)
+    numbers = range(first, first + (1 if options.quick else 4))
+    truth.sample(options.draws, numbers, num_warmup, num_samples)
     common.write(options.out or (None if options.quick else TRUTH), truth.summary(options.draws))
 
 

@@ -6,11 +6,12 @@ NUTS moves in coordinates in which the posterior is nearly a standard normal: th
 are whitened, effects are moved by what the shared parameters explain, and they are centred in part,
 by how much their own rows say. None of this changes the posterior.
 
-Each run of ``python -m benchmarks.groups planes-truth`` samples one more chain in --draws, and the
-result is the summary of all chains that are there.
+``python -m benchmarks.groups planes-truth`` keeps the draws of its chains in --draws; the result is
+the summary of all chains that are there.
 """
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,8 @@ from jaxcoreset.command.flights import load_planes
 
 RESULT = Path(__file__).parents[1] / "results" / "planes_truth.json"
 _CHUNK = 50
+# The posterior is nearly a standard normal, so that a trajectory is short.
+_MAX_DEPTH = 6
 
 
 class Planes(NamedTuple):
@@ -116,47 +119,46 @@ def place(at: Float[Array, " m"], scale: Scales) -> tuple[Array, Array, Array]:
     return beta, log_sd, effect - scale.slopes @ (beta - scale.beta)
 
 
-def potential_of(data: Planes, scale: Scales) -> Any:
-    """Minus the log-posterior in the sampler's coordinates, up to a constant."""
+def log_likelihoods(beta: Array, effect: Array, data: Planes) -> Array:
+    """The log-likelihood of each aircraft's flights, in float32."""
+    logits = data.features @ beta.astype(jnp.float32) + effect.astype(jnp.float32)[data.plane]
+    softplus = jnp.maximum(logits, 0) + jnp.log(1 + jnp.exp(-jnp.abs(logits)))
+    return _sums(data.late * logits - softplus, data)
 
-    def log_likelihoods(beta: Array, effect: Array) -> Array:
-        logits = data.features @ beta.astype(jnp.float32) + effect.astype(jnp.float32)[data.plane]
-        return _sums(data.late * logits - jax.nn.softplus(logits), data)
 
-    reference = jax.jit(log_likelihoods)(scale.beta, scale.effect)
+def potential_of(data: Planes, scale: Scales, reference: Array) -> Any:
+    """Minus the log-posterior in the sampler's coordinates, up to a constant.
+
+    Args:
+        data: the flights.
+        scale: the coordinates.
+        reference: the log-likelihood of each aircraft that is subtracted.
+    """
 
     def potential(at: Array) -> Array:
         beta, log_sd, effect = place(at, scale)
-        rows = jnp.sum((log_likelihoods(beta, effect) - reference).astype(log_sd.dtype))
+        rows = log_likelihoods(beta, effect, data) - reference
         prior = -jnp.sum(beta**2) / 2 - jnp.exp(2 * log_sd) / 2 + log_sd
         prior -= jnp.sum(effect**2) * jnp.exp(-2 * log_sd) / 2 + effect.size * log_sd
-        return -(rows + prior + jnp.sum(1 - scale.centering) * log_sd)
+        jacobian = jnp.sum(1 - scale.centering) * log_sd
+        return -(jnp.sum(rows.astype(log_sd.dtype)) + prior + jacobian)
 
     return potential
 
 
-def sample(folder: Path, chain: int, num_warmup: int, num_samples: int) -> None:
-    """One chain, whose draws are written as they come."""
+def sample(folder: Path, numbers: Sequence[int], num_warmup: int, num_samples: int) -> None:
+    """Chains, one after the other, whose draws are written as they come."""
     folder.mkdir(parents=True, exist_ok=True)
     data, _, _ = sorted_planes()
     scale = scales(data)
-    init, kernel = hmc(potential_of(data, scale), algo="NUTS")
-    start_key, key = jax.random.split(jax.random.key(chain))
     dims = scale.beta.size + 1 + data.num_planes
-    # Too far out in the shared parameters, and as far as a draw in the effects.
-    start = jax.random.normal(start_key, (dims,)).at[: scale.beta.size + 1].multiply(2)
-    state = init(
-        start,
-        num_warmup,
-        inverse_mass_matrix=jnp.ones(dims),
-        adapt_mass_matrix=False,
-        rng_key=key,
-    )
+    init, kernel = hmc(potential_fn_gen=potential_of, algo="NUTS")
+    given: Any = (data, scale, jax.jit(log_likelihoods)(scale.beta, scale.effect, data))
 
     @jax.jit
-    def chunk(state: Any) -> tuple:
+    def chunk(state: Any, given: tuple) -> tuple:
         def one(state: Any, _: None) -> tuple:
-            state = kernel(state)
+            state = kernel(state, model_args=given)
             beta, log_sd, effect = place(state.z, scale)
             shared = jnp.append(beta, jnp.exp(log_sd))
             slope = state.z_grad[: shared.size]
@@ -165,22 +167,37 @@ def sample(folder: Path, chain: int, num_warmup: int, num_samples: int) -> None:
 
         return jax.lax.scan(one, state, None, length=_CHUNK)
 
-    found: list[tuple] = []
-    begin = time.perf_counter()
-    for i in range((num_warmup + num_samples) // _CHUNK):
-        state, values = chunk(state)
-        values = tuple(map(np.asarray, values))
-        seconds, cpu = time.perf_counter() - begin, time.process_time()
-        num = (i + 1) * _CHUNK
-        print(f"{num} draws, {values[-1].mean():.0f} gradients each, {seconds:.0f} s", flush=True)
-        if num <= num_warmup:
-            continue
-        found.append(values)
-        names = ("shared", "slopes", "effects", "diverging", "steps")
-        columns = map(np.concatenate, zip(*found, strict=True))
-        joined = dict(zip(names, columns, strict=True))
-        facts = {"seconds": seconds, "cpu_seconds": cpu, "warmup": num_warmup}
-        np.savez(folder / f"chain{chain}.npz", **joined, **facts)
+    for number in numbers:
+        start_key, key = jax.random.split(jax.random.key(number))
+        # Too far out in the shared parameters, and as far as a draw in the effects.
+        start = jax.random.normal(start_key, (dims,)).at[: scale.beta.size + 1].multiply(2)
+        state = init(
+            start,
+            num_warmup,
+            step_size=0.3,
+            inverse_mass_matrix=jnp.ones(dims),
+            adapt_mass_matrix=False,
+            max_tree_depth=_MAX_DEPTH,
+            model_args=given,
+            rng_key=key,
+        )
+        found: list[tuple] = []
+        begin, cpu = time.perf_counter(), time.process_time()
+        for i in range((num_warmup + num_samples) // _CHUNK):
+            state, values = chunk(state, given)
+            values = tuple(map(np.asarray, values))
+            seconds = time.perf_counter() - begin
+            num = (i + 1) * _CHUNK
+            print(f"{num} draws, {values[-1].mean():.0f} steps each, {seconds:.0f} s", flush=True)
+            if num <= num_warmup:
+                continue
+            found.append(values)
+            names = ("shared", "slopes", "effects", "diverging", "steps")
+            columns = map(np.concatenate, zip(*found, strict=True))
+            joined = dict(zip(names, columns, strict=True))
+            facts: Any = {"seconds": seconds, "warmup": num_warmup}
+            facts["cpu_seconds"] = time.process_time() - cpu
+            np.savez(folder / f"chain{number}.npz", **joined, **facts)
 
 
 def corrected_means(

@@ -71,7 +71,8 @@ def run_planes_demo(
     )
 
     settings: dict[str, Any] = {"tol": tol} if size is None else {"size": size}
-    builder = CoresetBuilder(late_by_plane, groups="plane", progress_bar=show_progress, **settings)
+    settings |= {"num_held_out": _NUM_HELD_OUT, "progress_bar": show_progress}
+    builder = CoresetBuilder(late_by_plane, groups="plane", **settings)
     coreset = builder.run(build_key, features, plane, num_planes, late)
     lap("build")
     say(f"{coreset.report}\n")

@@ -286,7 +286,8 @@ class Coreset(AsTable):
                 "the coreset keeps no draws to start at, since it was made without any, like one "
                 "of all rows or of all distinct rows. Let NumPyro choose the starting points."
             )
-        points = {name: jnp.asarray(value) for name, value in found.items()}
+        # Draws of a build in float64 become those of JAX's own precision.
+        points = {name: jnp.asarray(np.asarray(value)) for name, value in found.items()}
         return points if num_chains > 1 else {name: x[0] for name, x in points.items()}
 
     def in_float64(self) -> contextlib.AbstractContextManager:

@@ -17,6 +17,7 @@ NAMES = [
     "4_how_good",
     "5_big_data",
     "6_your_own_solver",
+    "7_customer_lifetimes",
 ]
 # Paths of a machine, its users, or its environments.
 _MACHINE_PATH = re.compile(r"(?<![\w.])(/(home|root|tmp|work|Users|opt|usr|var)/|[A-Z]:\\)")
@@ -27,6 +28,7 @@ SHORTER = {
     "n = 200_000": "n = 20_000",
     "num_samples=300": "num_samples=60",
     "num_samples=3000": "num_samples=500",
+    "n = 100_000\ntruth": "n = 10_000\ntruth",
     "n = 20_000\nx = rng": "n = 5_000\nx = rng",
     "num_samples=400,": "num_samples=100,",
     "num_warmup=50, num_samples=1000": "num_warmup=50, num_samples=100",
@@ -54,7 +56,7 @@ def texts(notebook: NotebookNode) -> list[str]:
     return found
 
 
-def test_all_six_are_there() -> None:
+def test_all_seven_are_there() -> None:
     assert [path.stem for path in notebooks()] == NAMES
     index = (FOLDER / "README.md").read_text()
     assert re.findall(r"\((\w+)\.ipynb\)", index) == NAMES
