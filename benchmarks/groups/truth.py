@@ -37,7 +37,6 @@ class Planes(NamedTuple):
     features: Array
     plane: Array
     late: Array
-    num_planes: int
 
 
 class Scales(NamedTuple):
@@ -61,20 +60,17 @@ def sorted_planes() -> tuple[Planes, list[str], list[str]]:
         jnp.asarray(features[order], jnp.float32),
         jnp.asarray(plane[order]),
         jnp.asarray(late[order], jnp.float32),
-        len(codes),
     )
     return data, names, codes
 
 
-def _sums(values: Array, data: Planes) -> Array:
-    return jax.ops.segment_sum(
-        values, data.plane, num_segments=data.num_planes, indices_are_sorted=True
-    )
+def _sums(values: Array, data: Planes, num_planes: int) -> Array:
+    return jax.ops.segment_sum(values, data.plane, num_segments=num_planes, indices_are_sorted=True)
 
 
-def scales(data: Planes, num_steps: int = 40) -> Scales:
+def scales(data: Planes, num_planes: int, num_steps: int = 40) -> Scales:
     """Penalised quasi-likelihood: Newton steps, and an update of the sd in between."""
-    beta, effect, sd = jnp.zeros(data.features.shape[1]), jnp.zeros(data.num_planes), jnp.array(0.3)
+    beta, effect, sd = jnp.zeros(data.features.shape[1]), jnp.zeros(num_planes), jnp.array(0.3)
 
     @jax.jit
     def step(beta: Array, effect: Array, sd: Array) -> tuple:
@@ -82,9 +78,9 @@ def scales(data: Planes, num_steps: int = 40) -> Scales:
         rate = jax.nn.sigmoid(logits)
         bend = rate * (1 - rate)
         slope = data.features.T @ (data.late - rate) - beta
-        own_slope = _sums(data.late - rate, data) - effect / sd**2
-        own_bend = _sums(bend, data) + 1 / sd**2
-        cross = _sums(bend[:, None] * data.features, data)
+        own_slope = _sums(data.late - rate, data, num_planes) - effect / sd**2
+        own_bend = _sums(bend, data, num_planes) + 1 / sd**2
+        cross = _sums(bend[:, None] * data.features, data, num_planes)
         slopes = cross / own_bend[:, None]
         whole = data.features.T @ (bend[:, None] * data.features) + jnp.eye(beta.size)
         precision = whole - slopes.T @ cross
@@ -123,7 +119,7 @@ def log_likelihoods(beta: Array, effect: Array, data: Planes) -> Array:
     """The log-likelihood of each aircraft's flights, in float32."""
     logits = data.features @ beta.astype(jnp.float32) + effect.astype(jnp.float32)[data.plane]
     softplus = jnp.maximum(logits, 0) + jnp.log(1 + jnp.exp(-jnp.abs(logits)))
-    return _sums(data.late * logits - softplus, data)
+    return _sums(data.late * logits - softplus, data, effect.size)
 
 
 def potential_of(data: Planes, scale: Scales, reference: Array) -> Any:
@@ -149,9 +145,9 @@ def potential_of(data: Planes, scale: Scales, reference: Array) -> Any:
 def sample(folder: Path, numbers: Sequence[int], num_warmup: int, num_samples: int) -> None:
     """Chains, one after the other, whose draws are written as they come."""
     folder.mkdir(parents=True, exist_ok=True)
-    data, _, _ = sorted_planes()
-    scale = scales(data)
-    dims = scale.beta.size + 1 + data.num_planes
+    data, _, codes = sorted_planes()
+    scale = scales(data, len(codes))
+    dims = scale.beta.size + 1 + len(codes)
     init, kernel = hmc(potential_fn_gen=potential_of, algo="NUTS")
     given: Any = (data, scale, jax.jit(log_likelihoods)(scale.beta, scale.effect, data))
 
