@@ -89,7 +89,9 @@ def main(arguments: list[str] | None = None) -> None:
     names = ["sizes", "planes-truth", "planes", "lifetime", "calibration"]
     parser.add_argument("part", choices=names)
     parser.add_argument("--quick", action="store_true", help="a minute at most")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds for NUTS, and for lme4")
+    parser.add_argument(
+        "--limit", type=float, default=120.0, help="CPU seconds of NUTS, and of lme4"
+    )
     parser.add_argument("--only", type=int, nargs="+", help="numbers of the cells of sizes")
     parser.add_argument("--num", type=int, help="draws of a chain, or data sets")
     parser.add_argument(

@@ -78,11 +78,11 @@ def simulate(num: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return group.astype(np.float32), duration.astype(np.float32), purchases
 
 
-def measure(num: int, tol: float = 0.01) -> dict[str, Any]:
+def measure(num: int, tol: float = 0.01, num_held_out: int = 250) -> dict[str, Any]:
     """A coreset of that many customers, NUTS on it, and what was recovered."""
     args = simulate(num)
     begin, cpu = time.perf_counter(), time.process_time()
-    builder = jc.CoresetBuilder(customers, tol=tol, proxy=None, progress_bar=False)
+    builder = jc.CoresetBuilder(customers, tol=tol, num_held_out=num_held_out, progress_bar=False)
     coreset = builder.run(jax.random.key(0), *args)
     seconds, build_cpu = time.perf_counter() - begin, time.process_time() - cpu
     begin = time.perf_counter()

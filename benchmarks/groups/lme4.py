@@ -1,7 +1,9 @@
 """Estimates by R's lme4 (Bates et al. 2015), where Rscript and lme4 are installed."""
 
 import functools
+import resource
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -15,7 +17,7 @@ _SCRIPT = """
 suppressPackageStartupMessages(library(lme4))
 given <- commandArgs(TRUE)
 d <- read.csv(given[1])
-begin <- proc.time()[["elapsed"]]
+begin <- proc.time()[["user.self"]]
 formula <- as.formula(given[2])
 if (given[3] == "gaussian") {
   fit <- lmer(formula, d, REML = FALSE, control = lmerControl(calc.derivs = FALSE))
@@ -23,7 +25,7 @@ if (given[3] == "gaussian") {
   fit <- glmer(formula, d, family = given[3], nAGQ = as.integer(given[4]),
                control = glmerControl(calc.derivs = FALSE))
 }
-cat("seconds", proc.time()[["elapsed"]] - begin, "\\n")
+cat("seconds", proc.time()[["user.self"]] - begin, "\\n")
 cat("beta", fixef(fit), "\\n")
 cat("tau", as.data.frame(VarCorr(fit))$sdcor, "\\n")
 """
@@ -42,12 +44,27 @@ def version() -> str | None:
     return None
 
 
+def within(command: list[str], limit: float | None) -> str | None:
+    """What a program prints; None if it takes more than `limit` seconds of processor time."""
+
+    def limited() -> None:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 1))
+
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited)
+    if limit is not None and -done.returncode in (signal.SIGXCPU, signal.SIGKILL):
+        return None
+    if done.returncode != 0:
+        raise RuntimeError(f"{command[:2]} failed: {done.stderr[-2000:]}")
+    return done.stdout
+
+
 def estimate(data: Data, limit: float) -> dict[str, Any] | None:
     """The estimates of the shared parameters, in the order of the model's sites, and the seconds.
 
     Args:
         data: the data.
-        limit: the number of seconds after which lme4 is ended; None is returned then.
+        limit: the seconds of processor time after which lme4 is ended; None is returned then.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.csv"
@@ -57,13 +74,10 @@ def estimate(data: Data, limit: float) -> dict[str, Any] | None:
         family = _FAMILIES.get(data.kind, "binomial")
         nodes = "1" if data.kind == "slopes" else "9"
         command = ["Rscript", "-e", _SCRIPT, str(path), FORMULAS[data.kind], family, nodes]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
-        except subprocess.TimeoutExpired:
-            return None
-    if done.returncode != 0:
-        raise RuntimeError(f"Rscript failed: {done.stderr[-2000:]}")
-    found = {name: values for name, *values in map(str.split, done.stdout.splitlines())}
+        printed = within(command, limit)
+    if printed is None:
+        return None
+    found = {name: values for name, *values in map(str.split, printed.splitlines())}
     numbers = {name: [float(value) for value in values] for name, values in found.items()}
     beta, tau = numbers["beta"], numbers["tau"]
     names = {f"beta[{i}]": value for i, value in enumerate(beta)}

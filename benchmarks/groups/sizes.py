@@ -1,12 +1,12 @@
 """Part `sizes`: coresets of groups by the number of groups and of rows in each, by model.
 
-Each build and each run of NUTS on all rows with all effects is a process of its own, which is ended
-after --limit seconds. What NUTS had not finished by then is told as a bound.
+Each build and each run of NUTS on all rows with all effects is a process of its own. NUTS is ended
+after --limit seconds of processor time, and so is lme4; what had not finished by then is told as a
+bound.
 """
 
 import json
 import resource
-import subprocess
 import sys
 import time
 from typing import Any
@@ -130,13 +130,8 @@ def _child(what: str, cell: tuple, quick: bool, limit: float | None) -> dict[str
         return _JOBS[what](*cell, quick)
     job = json.dumps([what, *cell, quick])
     command = [sys.executable, "-m", "benchmarks.groups.sizes", job]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return None
-    if done.returncode != 0:
-        raise RuntimeError(f"{command} failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    printed = lme4.within(command, limit)
+    return None if printed is None else json.loads(printed.splitlines()[-1])
 
 
 def measure(cell: tuple[str, int, int], quick: bool, limit: float) -> dict[str, Any]:

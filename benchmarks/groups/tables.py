@@ -24,10 +24,11 @@ def _sizes(result: dict[str, Any]) -> str:
                 "build, s": found["build s"],
                 "build, CPU s": found["build CPU s"],
                 "NUTS, s": found["NUTS s"],
-                "NUTS on everything, s": everything["seconds"] if everything else bound,
+                "CPU s": found["CPU s"],
+                "NUTS on everything, CPU s": everything["CPU s"] if everything else bound,
                 "error of a mean, sd": found.get("mean error, sd"),
                 "sd ratio": ratios and " to ".join(f"{x:.2f}" for x in ratios),
-                "lme4, s": lme4["seconds"] if lme4 else bound,
+                "lme4, CPU s": lme4["seconds"] if lme4 else bound,
                 "lme4 from the mean, sd": found.get("lme4 from the mean, sd"),
             }
         )
