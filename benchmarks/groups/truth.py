@@ -196,25 +196,51 @@ def sample(folder: Path, numbers: Sequence[int], num_warmup: int, num_samples: i
             np.savez(folder / f"chain{number}.npz", **joined, **facts)
 
 
-def corrected_means(
-    shared: Float[np.ndarray, "c s d"], slopes: Float[np.ndarray, "c s d"]
-) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
-    """Means of the draws and their Monte Carlo errors, with gradients as control variates.
+def corrected_moments(
+    shared: Float[np.ndarray, "c s d"],
+    slopes: Float[np.ndarray, "c s d"],
+    derivatives: Float[np.ndarray, "c s d d"],
+) -> dict[str, Float[np.ndarray, " d"]]:
+    """Means and standard deviations of draws and their Monte Carlo errors, by control variates.
 
     The gradients of the log-posterior have mean zero, and explain a draw's distance from the mean
-    all the more, the nearer to a normal the posterior is (Mira et al. 2013, Statistics and
-    Computing 23(5)).
+    all the more, the nearer to a normal the posterior is; products of both explain its square
+    (Mira et al. 2013, Statistics and Computing 23(5)).
+
+    Args:
+        shared: the draws.
+        slopes: minus the gradients, with respect to the sampler's coordinates.
+        derivatives: those of the draws with respect to these coordinates.
     """
-    flat = shared.reshape(-1, shared.shape[-1])
-    design = np.column_stack([np.ones(len(flat)), slopes.reshape(len(flat), -1)])
-    found = np.linalg.lstsq(design, flat, rcond=None)[0]
-    rest = (flat - design[:, 1:] @ found[1:]).reshape(shared.shape)
-    return found[0], rest.std(axis=(0, 1)) / np.sqrt(effective_sample_size(rest))
+    num_chains, _, dims = shared.shape
+    flat, slopes = shared.reshape(-1, dims), slopes.reshape(-1, dims)
+    derivatives = derivatives.reshape(-1, dims, dims)
+    found: dict[str, list] = {"mean": [], "mean error": [], "sd": [], "sd error": []}
+    for k in range(dims):
+        mean, error = _corrected(flat[:, k], slopes, num_chains)
+        away, along = flat[:, k] - mean, derivatives[:, k].mean(axis=0)
+        product = derivatives[:, k] @ along - away * (slopes @ along)
+        square, of_square = _corrected(away**2, np.column_stack([slopes, product]), num_chains)
+        sd = np.sqrt(square)
+        for name, value in zip(found, (mean, error, sd, of_square / (2 * sd)), strict=True):
+            found[name].append(value)
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def _corrected(
+    values: Float[np.ndarray, " n"], variates: Float[np.ndarray, "n m"], num_chains: int
+) -> tuple[float, float]:
+    """The mean of values less what variates of mean zero explain, and its Monte Carlo error."""
+    design = np.column_stack([np.ones(len(values)), variates])
+    found = np.linalg.lstsq(design, values, rcond=None)[0]
+    rest = (values - variates @ found[1:]).reshape(num_chains, -1)
+    return float(found[0]), float(rest.std() / np.sqrt(effective_sample_size(rest)))
 
 
 def summary(folder: Path) -> dict[str, Any]:
     """Means and standard deviations of all chains' draws, cut to the shortest chain."""
-    _, names, codes = sorted_planes()
+    data, names, codes = sorted_planes()
+    scale = scales(data, len(codes))
     chains = [np.load(path) for path in sorted(folder.glob("chain*.npz"))]
     num = min(len(chain["shared"]) for chain in chains)
     shared = np.stack([chain["shared"][:num] for chain in chains])
@@ -222,7 +248,10 @@ def summary(folder: Path) -> dict[str, Any]:
     flat, own = shared.reshape(-1, shared.shape[-1]), effects.reshape(-1, effects.shape[-1])
     size = effective_sample_size(shared)
     slopes = np.stack([chain["slopes"][:num] for chain in chains])
-    mean, error = corrected_means(shared, slopes)
+    derivatives = np.zeros((*shared.shape, shared.shape[-1]))
+    derivatives[..., :-1, :-1] = scale.cholesky
+    derivatives[..., -1, -1] = shared[..., -1] * float(scale.log_sd_scale)
+    moments = corrected_moments(shared, slopes, derivatives)
     return {
         "environment": common.environment(),
         "chains": len(chains),
@@ -235,11 +264,13 @@ def summary(folder: Path) -> dict[str, Any]:
         "largest R-hat": float(np.max(split_gelman_rubin(shared))),
         "largest R-hat of an effect": float(np.max(split_gelman_rubin(effects))),
         "names": [*names, "sd_planes"],
-        "mean": mean.tolist(),
+        "mean": moments["mean"].tolist(),
+        "sd": moments["sd"].tolist(),
         "mean of the draws": flat.mean(axis=0).tolist(),
-        "sd": flat.std(axis=0).tolist(),
+        "sd of the draws": flat.std(axis=0).tolist(),
         "effective": size.tolist(),
-        "error of the mean, sd": (error / flat.std(axis=0)).tolist(),
+        "error of the mean, sd": (moments["mean error"] / moments["sd"]).tolist(),
+        "relative error of the sd": (moments["sd error"] / moments["sd"]).tolist(),
         "planes": codes,
         "effect mean": np.round(own.mean(axis=0), 5).tolist(),
         "effect sd": np.round(own.std(axis=0), 5).tolist(),

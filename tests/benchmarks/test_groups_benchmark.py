@@ -60,12 +60,16 @@ def test_density_of_the_truth_is_that_of_the_model():
     np.testing.assert_allclose(own - own[0], expected - expected[0], atol=2e-3)
 
 
-def test_gradients_lower_the_error_of_a_mean_and_do_not_move_it():
-    draws = np.random.default_rng(0).normal(size=(4, 500, 2))
-    mean, error = truth.corrected_means(3 + draws + 0.1 * draws**2, draws)
-    # The mean of 3 + x + 0.1 x² under a standard normal, whose slopes are its own values.
-    np.testing.assert_allclose(mean, 3.1, atol=5 * error.max())
-    assert error.max() < 0.01
+def test_gradients_lower_the_errors_of_moments_and_do_not_move_them():
+    # Standard normal coordinates, whose slopes are their own values, and x + 0.1 x² of each.
+    at = np.random.default_rng(0).normal(size=(4, 500, 2))
+    derivatives = np.einsum("csd,de->csde", 1 + 0.2 * at, np.eye(2))
+    found = truth.corrected_moments(at + 0.1 * at**2, at, derivatives)
+    np.testing.assert_allclose(found["mean"], 0.1, atol=5 * found["mean error"].max())
+    np.testing.assert_allclose(found["sd"], np.sqrt(1.02), atol=5 * found["sd error"].max())
+    # Without them the errors are 1 / √2000 and 1 / √4000.
+    assert found["mean error"].max() < 0.01
+    assert found["sd error"].max() < 0.01
 
 
 @pytest.mark.parametrize(("x", "last"), [(0, 0.0), (1, 7.0), (4, 20.0)])
