@@ -1,7 +1,6 @@
 """Estimates by R's lme4 (Bates et al. 2015), where Rscript and lme4 are installed."""
 
 import functools
-import resource
 import shutil
 import signal
 import subprocess
@@ -46,16 +45,13 @@ def version() -> str | None:
 
 def within(command: list[str], limit: float | None) -> str | None:
     """What a program prints; None if it takes more than `limit` seconds of processor time."""
-
-    def limited() -> None:
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 1))
-
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited)
+    if limit is not None:
+        command = ["sh", "-c", f'ulimit -t {int(limit)}; exec "$@"', "sh", *command]
+    done = subprocess.run(command, capture_output=True, text=True)
     if limit is not None and -done.returncode in (signal.SIGXCPU, signal.SIGKILL):
         return None
     if done.returncode != 0:
-        raise RuntimeError(f"{command[:2]} failed: {done.stderr[-2000:]}")
+        raise RuntimeError(f"{command} failed: {done.stderr[-2000:]}")
     return done.stdout
 
 
