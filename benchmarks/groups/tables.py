@@ -49,7 +49,7 @@ def _lifetime(result: dict[str, Any]) -> str:
     found = result["lifetime"]
     head = ", ".join(
         f"{name} {text_of(found[name])}"
-        for name in ("KL", "KL of a Gaussian", "certified KL", "build s", "NUTS s", "CPU s")
+        for name in ("KL", "KL of a Gaussian", "certified KL", "build CPU s", "CPU s")
     )
     columns = ["parameter", "simulated with", "mean", "sd", "error, sd", "effective"]
     counts = f"{found['customers']:,} customers, {found['rows']:,} rows kept: {head}."
