@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 _NUM_WARMUP, _NUM_SAMPLES = 500, 1000
 _NUM_HELD_OUT, _NUM_EFFECTS = 500, 200
-# Remainders of groups take third derivatives of integrals, so that few aircraft are candidates.
-_NUM_CANDIDATES = 64
 _NUM_EXTREME = 20
 # Intervals hold this part of the posterior.
 _COVERAGE = 0.9
@@ -74,7 +72,6 @@ def run_planes_demo(
 
     settings: dict[str, Any] = {"tol": tol} if size is None else {"size": size}
     settings |= {"num_held_out": _NUM_HELD_OUT, "progress_bar": show_progress}
-    settings["candidates"] = max(_NUM_CANDIDATES, 2 * (size or 0))
     builder = CoresetBuilder(late_by_plane, groups="plane", **settings)
     coreset = builder.run(build_key, features, plane, num_planes, late)
     lap("build")
