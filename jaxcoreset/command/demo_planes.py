@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _NUM_WARMUP, _NUM_SAMPLES = 500, 1000
-_NUM_HELD_OUT, _NUM_EFFECTS = 500, 200
+_NUM_HELD_OUT, _NUM_EFFECTS = 250, 200
 _NUM_EXTREME = 20
 # Intervals hold this part of the posterior.
 _COVERAGE = 0.9
@@ -27,7 +27,7 @@ _COVERAGE = 0.9
 
 def run_planes_demo(
     *,
-    tol: float = 0.01,
+    tol: float = 0.05,
     size: int | None = None,
     seed: int = 0,
     out: Path = Path("jaxcoreset-demo"),

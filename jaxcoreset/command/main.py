@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--size",
         type=positive_integer,
-        help="maximum number of rows (20), or of aircraft (as few as keep to 0.01 nats)",
+        help="maximum number of rows (20), or of aircraft (as few as keep to 0.05 nats)",
     )
     demo.add_argument(
         "--out",
