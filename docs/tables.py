@@ -15,6 +15,7 @@ from pathlib import Path
 
 from benchmarks import common
 from benchmarks.builds import tables as builds
+from benchmarks.groups import tables as groups
 from benchmarks.paper import runner
 from benchmarks.proxy import tables as proxy
 from benchmarks.robustness import tables as robustness
@@ -31,6 +32,7 @@ _TABLES = {
     **scale.TABLES,
     **robustness.TABLES,
     **proxy.TABLES,
+    **groups.TABLES,
 }
 
 # What a table of `benchmarks.scale` needs to have been measured.
@@ -72,6 +74,7 @@ def table(name: str) -> str:
         "solvers": [name],
         "scale": _SCALE_PARTS.get(name, []),
         "proxy": proxy.PARTS.get(name, []),
+        "groups": groups.PARTS.get(name, []),
     }.get(source, [])
     if any(part not in result for part in parts):
         return missing

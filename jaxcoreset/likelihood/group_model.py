@@ -40,7 +40,7 @@ from jaxcoreset.likelihood.trace import (
 GROUP_SITE = "log_likelihood_of_groups"
 GROUP_DIMS = {GROUP_SITE: -1}
 # Rows of groups that are evaluated at once, at each of many draws; on a CPU they fit a cache.
-_CPU_ROWS, _ROWS = 512, 1 << 15
+_CPU_ROWS, _ROWS = 256, 1 << 15
 
 
 @dataclass(frozen=True, eq=False)

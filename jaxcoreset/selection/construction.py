@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
 from jaxcoreset.data.distinct import DistinctRows
+from jaxcoreset.data.ragged import mean_length
 from jaxcoreset.data.utils import Clock, host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import MAX_NOISE
@@ -23,7 +24,8 @@ from jaxcoreset.solvers.solution import Solution
 
 # Up to this number of rows every row is a candidate. Above it the candidates are a uniform subset,
 # with a minimum number and a number per row of the coreset; groups have a minimum number too. The
-# target is a sum over all rows in any case.
+# target is a sum over all rows in any case. Where a datum is a group, the first two numbers are of
+# the rows of groups.
 _ALL_CANDIDATES = 10_000
 MIN_CANDIDATES = 2_000
 CANDIDATES_PER_ROW = 8
@@ -115,7 +117,7 @@ class Construction:
     def draw_counts(self, size: int, *, with_proxy: bool = False) -> dict[str, int]:
         """The number of draws that a build of a size needs, by their use."""
         least = MIN_DRAWS
-        if with_proxy and self.likelihood.num_data <= _FEW_ROWS:
+        if with_proxy and self.likelihood.num_data * self._rows_of_datum <= _FEW_ROWS:
             least = _DRAWS_OF_REMAINDERS
         count = max(self.num_draws or least, DRAWS_PER_ROW * size)
         if self.tol is None and self.num_draws is not None:
@@ -276,6 +278,10 @@ class Construction:
         return self.solver is None or self.solver.has_path
 
     @property
+    def _rows_of_datum(self) -> float:
+        return mean_length(self.likelihood.rows.data)
+
+    @property
     def _num_params(self) -> int:
         return sum(np.size(value) for value in self.likelihood.init_params.values())
 
@@ -364,8 +370,10 @@ class Construction:
         size, rows = self.first_size if size is None else size, self.likelihood.rows
         choices, n, num = self.choices, self._num_choices, self.num_candidates
         if num is None:
-            default = max(MIN_CANDIDATES, CANDIDATES_PER_ROW * size)
-            num = min(n if n <= _ALL_CANDIDATES else default, max(size, rows.most_held))
+            each = self._rows_of_datum
+            default = max(round(MIN_CANDIDATES / each), CANDIDATES_PER_ROW * size)
+            num = n if n * each <= _ALL_CANDIDATES else min(default, n)
+            num = min(num, max(size, rows.most_held))
         if num >= n and choices is not None:
             return choices
         if num >= n:

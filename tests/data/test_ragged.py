@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxcoreset.data.ragged import Ragged, Runs, choose_lengths, padded_alike
+from jaxcoreset.data.ragged import Ragged, Runs, choose_lengths, mean_length, padded_alike
 
 
 def _places(sizes: np.ndarray, lengths: tuple[int, ...]) -> int:
@@ -37,6 +37,8 @@ def test_indexing_pads_and_masks():
     np.testing.assert_array_equal(mask[:2], [[True, False], [True, True]])
     np.testing.assert_array_equal(array[np.array([2])][0], np.arange(3.0, 10))
     assert Runs((array, mask), 3).slices == [slice(0, 2), slice(2, 3)]
+    assert mean_length((array, mask)) == 10 / 3
+    assert mean_length((values,)) == 1
 
 
 def test_batches_of_two_lengths_are_padded_to_the_longer():

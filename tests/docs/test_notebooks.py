@@ -18,6 +18,7 @@ NAMES = [
     "5_big_data",
     "6_your_own_solver",
     "7_which_model",
+    "8_customer_lifetimes",
 ]
 # Paths of a machine, its users, or its environments.
 _MACHINE_PATH = re.compile(r"(?<![\w.])(/(home|root|tmp|work|Users|opt|usr|var)/|[A-Z]:\\)")
@@ -28,6 +29,7 @@ SHORTER = {
     "n = 200_000": "n = 20_000",
     "num_samples=300": "num_samples=60",
     "num_samples=3000": "num_samples=500",
+    "n = 100_000\ntruth": "n = 10_000\ntruth",
     "n = 20_000\nx = rng": "n = 5_000\nx = rng",
     "num_samples=400,": "num_samples=100,",
     "num_warmup=50, num_samples=1000": "num_warmup=50, num_samples=100",

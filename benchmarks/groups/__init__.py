@@ -1,0 +1,1 @@
+"""Hierarchical models with groups as data: sizes, time, truth, calibration."""
