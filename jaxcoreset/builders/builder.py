@@ -296,10 +296,7 @@ class CoresetBuilder:
         args, kwargs = plain_call(self.model, args, kwargs)
         context = pass_context(self, key, args, kwargs, is_plan=True)
         construction = self._construction(key, key, args, kwargs, context, may_read=False)
-        may_expand = is_allowed(self.proxy, construction)
-        return plan_build(
-            construction.likelihood, construction, self.weighting, with_proxy=may_expand
-        )
+        return plan_build(construction.likelihood, construction, self.weighting)
 
     def _construction(
         self,
@@ -343,6 +340,7 @@ class CoresetBuilder:
             extra_passes=self.candidates.extra_passes,
             distinct=distinct,
             allows_rows_alone=not isinstance(self.proxy, Taylor),
+            may_expand=is_allowed(self.proxy, self.solver),
         )
 
     def _repair(

@@ -136,9 +136,9 @@ def refined(construction: Construction, source: DrawSource, key: PRNGKeyArray) -
     return dataclasses.replace(construction, likelihood=likelihood, facts=facts)
 
 
-def is_allowed(proxy: Literal["auto"] | Taylor | None, construction: Construction) -> bool:
+def is_allowed(proxy: Literal["auto"] | Taylor | None, solver: Solver | None) -> bool:
     """Whether there may be a proxy: "auto" takes rows alone where a constraint is on them."""
-    return proxy is not None and not (proxy == "auto" and constraints_of(construction.solver))
+    return proxy is not None and not (proxy == "auto" and constraints_of(solver))
 
 
 def expand(
@@ -149,7 +149,7 @@ def expand(
     Raises:
         ValueError: if it is not, and `proxy` is a `Taylor`.
     """
-    if not is_allowed(proxy, construction):
+    if not construction.may_expand:
         return
     approximation = pool.source.approximation
     center = proxy.center if isinstance(proxy, Taylor) else None

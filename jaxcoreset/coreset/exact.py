@@ -48,7 +48,7 @@ def exact_coreset(model: Callable, construction: Construction) -> Coreset | None
     if size is not None and size >= likelihood.num_data:
         return whole_coreset(model, likelihood, size, construction.clock, construction.distinct)
     if (distinct := construction.exact) is not None:
-        return _of_distinct(model, construction, distinct, construction.first_size)
+        return _of_distinct(model, construction, distinct, construction.exact_size)
     return None
 
 

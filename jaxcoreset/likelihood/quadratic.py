@@ -35,9 +35,9 @@ def num_features(num_params: int) -> int:
     return num_params * (num_params + 3) // 2
 
 
-def enough_draws(num_draws: float, num_params: int) -> bool:
-    """Return whether there are enough independent draws for the regression."""
-    return num_draws > _DRAWS_PER_FEATURE * num_features(num_params)
+def least_draws(num_params: int) -> int:
+    """The smallest number of independent draws for the regression."""
+    return _DRAWS_PER_FEATURE * num_features(num_params) + 1
 
 
 @dataclass(frozen=True, eq=False)

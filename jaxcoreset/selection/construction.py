@@ -13,6 +13,7 @@ from jaxcoreset.data.ragged import mean_length
 from jaxcoreset.data.utils import Clock, host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import MAX_NOISE
+from jaxcoreset.likelihood.quadratic import least_draws, num_features
 from jaxcoreset.selection.draws import EXACT, DrawPool
 from jaxcoreset.selection.exact import exact_rows, representatives
 from jaxcoreset.selection.parts import Approach
@@ -36,6 +37,8 @@ DRAWS_PER_ROW = 4
 # Remainders are of third order, and with few draws a coreset of them can have a second mode between
 # the draws. So there are more of them where a pass over the rows is cheap.
 _DRAWS_OF_REMAINDERS, _FEW_ROWS = 2_000, 20_000
+# Elsewhere there are as many as a regression needs, if these are not more than this.
+_MOST_TO_REGRESS = 1_000
 # The number of rows that a search for further candidates keeps: at least, and per row of the
 # coreset.
 _MIN_FOUND, _FOUND_PER_ROW = 1_000, 4
@@ -80,6 +83,7 @@ class Construction:
         distinct: the distinct rows; None if they are not known.
         allows_rows_alone: whether rows may stand for all rows without the pool's expansion, where
             the pool has one.
+        may_expand: whether there may be an expansion.
         facts: further attributes of the report.
     """
 
@@ -99,6 +103,7 @@ class Construction:
     joined: list[np.ndarray] = field(default_factory=list)
     distinct: DistinctRows | None = None
     allows_rows_alone: bool = True
+    may_expand: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
     def embed(self, pool: DrawPool, size: int | None = None) -> None:
@@ -119,6 +124,8 @@ class Construction:
         least = MIN_DRAWS
         if with_proxy and self.likelihood.num_data * self._rows_of_datum <= _FEW_ROWS:
             least = _DRAWS_OF_REMAINDERS
+        elif with_proxy and (enough := least_draws(self._num_params)) <= _MOST_TO_REGRESS:
+            least = max(least, enough)
         count = max(self.num_draws or least, DRAWS_PER_ROW * size)
         if self.tol is None and self.num_draws is not None:
             count = self.num_draws
@@ -180,11 +187,10 @@ class Construction:
         """The smallest size that keeps to `tol`, on paths whose largest size is doubled."""
         assert self.tol is not None
         n = self._num_choices
-        size, num_stalled = self.first_size, 0
+        size, num_stalled = self.first_size if pool.expansion is not None else self.exact_size, 0
         above: dict[Approach, int] = {}
         found: list[Selection] = []
         if pool.expansion is not None:
-            size = min(size, _FIRST_SIZE)
             self.embed(pool, size)
             self._regress(pool)
             alone = select_none(
@@ -246,11 +252,17 @@ class Construction:
     @property
     def first_size(self) -> int:
         """The size that was asked for, or the first one that is tried with a tolerance."""
+        # Beside an expansion few rows are needed, and often none.
+        begins_low = self.may_expand and self.size is None
+        return min(self.exact_size, _FIRST_SIZE) if begins_low else self.exact_size
+
+    @property
+    def exact_size(self) -> int:
+        """The size up to which all distinct rows are taken, and the first one of rows alone."""
         if self.size is not None:
             return self.size
         # A posterior that is nearly Gaussian needs about one row per coefficient of a quadratic.
-        quadratic = self._num_params * (self._num_params + 3) // 2
-        size = int(np.clip(quadratic, _FIRST_SIZE, _LARGEST_FIRST_SIZE))
+        size = int(np.clip(num_features(self._num_params), _FIRST_SIZE, _LARGEST_FIRST_SIZE))
         return min(size, self.max_size, self.likelihood.num_data)
 
     @property
@@ -261,7 +273,7 @@ class Construction:
     @property
     def exact(self) -> DistinctRows | None:
         """The distinct rows if they are few enough to be the coreset themselves; None if not."""
-        return exact_rows(self.distinct, self.first_size, self.likelihood.num_data, self.solver)
+        return exact_rows(self.distinct, self.exact_size, self.likelihood.num_data, self.solver)
 
     @property
     def _num_choices(self) -> int:
@@ -270,7 +282,7 @@ class Construction:
     @property
     def choices(self) -> Int[np.ndarray, " m"] | None:
         """The rows to choose among, one of each value; None if these are all the rows."""
-        return representatives(self.distinct, self.first_size, self.solver)
+        return representatives(self.distinct, self.exact_size, self.solver)
 
     @property
     def has_path(self) -> bool:

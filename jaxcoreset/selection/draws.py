@@ -29,7 +29,7 @@ from jaxcoreset.likelihood.expansion import (
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.passes import centred
 from jaxcoreset.likelihood.precision import MAX_NOISE, Noise, check_float32, matrix_of_weighted
-from jaxcoreset.likelihood.quadratic import Regression, enough_draws
+from jaxcoreset.likelihood.quadratic import Regression, least_draws
 from jaxcoreset.likelihood.verification import check_alone, check_program
 from jaxcoreset.selection.candidate_search import FoundRows, search_rows
 from jaxcoreset.selection.parts import Approach, Part, Use, split
@@ -360,7 +360,7 @@ class DrawPool:
         before = self._left("selection")
         parts = [part for part in self._parts["solver"] if part.size > 1]
         num = sum(part.size for part in parts) / self.source.inefficiency
-        if before <= EXACT or not enough_draws(num, self._expansion.center.size):
+        if before <= EXACT or num < least_draws(self._expansion.center.size):
             return
         rest = [np.asarray(self.values(part, "proxy")[1], np.float64) for part in parts]
         draws = [flat_draws(part.draws) for part in parts]

@@ -119,8 +119,6 @@ def plan_build(
     likelihood: ModelLikelihood,
     construction: Construction,
     weighting: Weighting,
-    *,
-    with_proxy: bool = False,
 ) -> Plan:
     """Run each kind of pass on the first rows, and add up.
 
@@ -128,11 +126,10 @@ def plan_build(
         likelihood: the model's likelihood and data.
         construction: how coresets are built.
         weighting: how π̂ is found.
-        with_proxy: whether there may be a proxy, for which the candidates have remainders too.
     """
     rows = likelihood.rows
     size = construction.first_size
-    counts = construction.draw_counts(size, with_proxy=with_proxy)
+    counts = construction.draw_counts(size, with_proxy=construction.may_expand)
     num_draws = sum(counts.values())
     candidates = construction.candidates(size)
     num_candidates = rows.num_rows if candidates is None else candidates.size
@@ -176,7 +173,7 @@ def plan_build(
             passes["candidate search"], seconds["candidate search"] = asked, asked * one_search
     itemsize = jax.dtypes.canonicalize_dtype(float).itemsize
     matrices = itemsize * num_candidates * (_MATRICES * counts["solver"] + num_draws)
-    if with_proxy:  # the remainders, which are evaluated in float64
+    if construction.may_expand:  # the remainders, which are evaluated in float64
         matrices += num_candidates * (itemsize * num_draws + 8 * counts["solver"])
     one, lists = row_bytes(rows.data), lists_of(rows.data)
     entry = sum(row_bytes(leaf.values) for leaf in lists if leaf.values is not None)

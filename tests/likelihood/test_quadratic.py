@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxcoreset.likelihood.expansion import Expansion
-from jaxcoreset.likelihood.quadratic import Regression, enough_draws, num_features
+from jaxcoreset.likelihood.quadratic import Regression, least_draws, num_features
 
 WIDTH, NUM_ROWS = 3, 5
 
@@ -104,5 +104,4 @@ def test_a_sum_that_would_not_be_proper_is_refused(setting):
 
 def test_it_needs_twice_as_many_draws_as_features():
     assert num_features(20) == 230
-    assert enough_draws(461.0, 20)
-    assert not enough_draws(460.0, 20)
+    assert least_draws(20) == 461
