@@ -152,7 +152,9 @@ class CoresetBuilder:
                 "Laplace()."
             )
         if not isinstance(solver, Solver | None):
-            raise TypeError(f"solver is {solver!r}; expected a Solver, as AIHT2(), or None.")
+            raise TypeError(
+                f"solver is {solver!r}; expected a Solver, as ExchangePursuit(), or None."
+            )
         if not isinstance(execution, Execution):
             raise TypeError(
                 f"execution is {execution!r}; expected an Execution, for instance "

@@ -25,7 +25,7 @@ from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import Rows, State
 from jaxcoreset.data.utils import host_generator
 from jaxcoreset.likelihood.expansion import Expansion, Terms, derivatives
-from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params, Unravel
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.program import with_program
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.weighting.errors import UnusableWeightingError
@@ -70,7 +70,7 @@ class LaplaceApproximation:
         mode: Float[np.ndarray, " d"],
         covariance: Float[np.ndarray, "d d"],
         names: list[str],
-        unravel: Unravel,
+        unravel: Callable,
         num_passes: int = 0,
         expansion: Expansion | None = None,
     ):
@@ -91,7 +91,8 @@ class LaplaceApproximation:
         """`num` draws, a dictionary of unconstrained parameters with that leading axis."""
         normal = np.asarray(jax.random.normal(key, (num, self.mode.size)), np.float64)
         flat = self.mode + normal @ np.linalg.cholesky(self.covariance).T
-        return self._unravel.all(jnp.asarray(flat, default_float()))
+        all_of = getattr(self._unravel, "all", jax.vmap(self._unravel))
+        return all_of(jnp.asarray(flat, default_float()))
 
 
 class LaplaceFitter:

@@ -263,14 +263,27 @@ def test_flax_features_may_stand_before_a_numpyro_head() -> None:
     assert coreset.report.kl < 0.01
 
 
-def test_an_enumerated_component_per_row_is_refused_with_advice() -> None:
+def test_an_enumerated_component_per_row_is_summed_out() -> None:
     y = mixture().args[0]
 
-    def model(y):
+    def of_rows(y, summed):
         low = numpyro.sample("low", dist.Normal(-1.0, 1.0))
         with numpyro.plate("rows", y.shape[0]):
-            part = numpyro.sample("part", dist.Bernoulli(0.4), infer={"enumerate": "parallel"})
-            numpyro.sample("y", dist.Normal(jnp.where(part == 1, low, low + 2.5), 0.6), obs=y)
+            if summed:
+                parts = [dist.Normal(low, 0.6), dist.Normal(low + 2.5, 0.6)]
+                weights = dist.Categorical(probs=jnp.array([0.4, 0.6]))
+                numpyro.sample("y", dist.MixtureGeneral(weights, parts), obs=y)
+            else:
+                part = numpyro.sample("part", dist.Bernoulli(0.4), infer={"enumerate": "parallel"})
+                numpyro.sample("y", dist.Normal(jnp.where(part == 1, low, low + 2.5), 0.6), obs=y)
 
-    with pytest.raises(ValueError, match="part"):
-        jc.CoresetBuilder(model, 30, progress_bar=False, proxy=None).run(jax.random.key(0), y)
+    def build(summed):
+        builder = jc.CoresetBuilder(
+            functools.partial(of_rows, summed=summed), 5, progress_bar=False
+        )
+        return builder.run(jax.random.key(0), y)
+
+    found, expected = build(False), build(True)
+    mode, sd = found.approximation.mode, found.approximation.sd
+    np.testing.assert_allclose(mode, expected.approximation.mode, atol=0.02 * sd[0])
+    np.testing.assert_allclose(sd, expected.approximation.sd, rtol=0.02)

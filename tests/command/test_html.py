@@ -182,6 +182,7 @@ def inputs_of(likelihood, **more):
         "model": logistic,
         "title": likelihood,
         "arguments": {"x": rng.normal(size=(4, 3)), "y": np.zeros(4), "prior_scale": 2.5},
+        "table": Table(Path("rows.csv"), pd.DataFrame({"age": [28.0, 52.0, 40.0, 33.0]})),
         "likelihood": likelihood,
         "response": "y value",
         "columns": ["age", "town"],
