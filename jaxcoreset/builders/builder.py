@@ -102,8 +102,9 @@ class CoresetBuilder:
         proxy: what stands for all rows beside those of the coreset. `Taylor` is the second-order
             expansion of their log-likelihood; the coreset's rows then only make up for what it does
             not say, and there may be none. "auto" solves with and without it, and takes the coreset
-            with fewer rows that keeps to `tol`, or with `size` that of the smaller error. None is a
-            coreset of rows alone.
+            with fewer rows that keeps to `tol`, or with `size` that of the smaller error; where the
+            draws are enough it regresses what the expansion leaves on quadratics. None is a coreset
+            of rows alone.
         groups: the argument that says to which group a row belongs, such as "plane" or
             "data['plane']", for a model with an effect of each group. A group is then what is
             chosen and weighted, and `size` is a number of groups: their effects are integrated out,

@@ -79,7 +79,7 @@ def compare_laplace(coreset: Coreset, name: Callable[[str], str] = str) -> Compa
 
     Returns:
         The comparison; None if one of the two posteriors has no Laplace approximation, or if the
-        coreset has a proxy, since its mode and its curvature are then right by construction.
+        coreset has a proxy, whose quadratic is that of all rows.
     """
     full = coreset.approximation
     if full is None or coreset.proxy is not None:
