@@ -86,7 +86,7 @@ class Report(ShownAsTable):
         num_distinct: the number of distinct rows of the data; None where it was not counted: of
             rows that are not in memory, unless the first of them suggest that many are equal, and
             after an `update` or a `merge`.
-        proxy: "Taylor" if an expansion, regressed or not, stands for all rows; None if nothing does.
+        proxy: "Taylor" if an expansion, regressed or not, stands for all rows; else None.
         unit: what a datum is, "rows" or "groups"; with groups, all numbers of rows are of groups.
         integration: how the groups' effects are integrated out, such as "quadrature, 9 nodes"; None
             without groups.
