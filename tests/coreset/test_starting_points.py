@@ -21,9 +21,9 @@ def model(x, y=None):
         numpyro.sample("y", dist.Bernoulli(logits=x @ slopes), obs=y)
 
 
-def of_planes(planes, x, y=None):
+def of_planes(planes, num_planes, x, y=None):
     slopes = numpyro.sample("slopes", dist.Normal(0, 2).expand([2]).to_event(1))
-    with numpyro.plate("planes", 40):
+    with numpyro.plate("planes", num_planes):
         effects = numpyro.sample("effects", dist.Normal(0, 0.5))
     with numpyro.plate("rows", x.shape[0]):
         numpyro.sample("y", dist.Bernoulli(logits=effects[planes] + x @ slopes), obs=y)
@@ -40,7 +40,7 @@ def settings_of(weighting):
         rng = np.random.default_rng(1)
         return {"weighting": jc.Draws({"slopes": [1.0, -2.0] + 0.2 * rng.normal(size=(2000, 2))})}
     if weighting == "Guide":
-        return {"weighting": jc.Guide(AutoNormal(model), num_steps=1000)}
+        return {"weighting": jc.Guide(AutoNormal, num_steps=1000)}
     if weighting in ("groups", "all rows"):
         return {"groups": "planes"} if weighting == "groups" else {"size": NUM_ROWS}
     return {"weighting": getattr(jc, weighting)()}
@@ -70,7 +70,7 @@ def test_chains_start_near_the_mode_after_every_weighting_and_after_load(weighti
     settings = {"size": 12, "progress_bar": False, "rounds": 1, "num_held_out": 200, **given}
     used, args = model, (x, y)
     if weighting == "groups":
-        used, args = of_planes, (np.arange(NUM_ROWS) % 40, x, y)
+        used, args = of_planes, (np.arange(NUM_ROWS) % 40, 40, x, y)
     coreset = jc.CoresetBuilder(used, **settings).run(jax.random.key(0), *args)
     again = jc.load(coreset.save(tmp_path / "coreset"), model=used)
 
