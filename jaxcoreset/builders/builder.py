@@ -266,7 +266,7 @@ class CoresetBuilder:
         if (exact := exact_coreset(self.model, construction)) is not None:
             return [exact]
         likelihood, clock = construction.likelihood, construction.clock
-        with foretold(likelihood, lambda: clock.current):
+        with foretold(likelihood, construction.most_rows, lambda: clock.current):
             with clock.stage("rows"):
                 needed = (
                     self.weighting.indices(likelihood, weighting_key),

@@ -266,6 +266,13 @@ class Construction:
         return min(size, self.max_size, self.likelihood.num_data)
 
     @property
+    def most_rows(self) -> int:
+        """The number of rows that the solver is expected to choose at most."""
+        if self.size is not None or self.may_expand:
+            return self.size or _LARGEST_FIRST_SIZE
+        return min(num_features(self._num_params), self.max_size)
+
+    @property
     def max_noise(self) -> float:
         """The largest variance of rounding that does not hinder the tolerance."""
         return MAX_NOISE if self.tol is None else min(MAX_NOISE, _NOISE_OF_TOL * self.tol)

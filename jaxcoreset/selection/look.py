@@ -32,8 +32,9 @@ _PASSES = 20
 # The seconds that a thousand rows take the solver on a laptop, to the third power of their number;
 # and what a build takes in any case.
 _SOLVER_SECONDS, _LEAST_SECONDS = 10.0, 20.0
-# A build is said to be late after this multiple of the time that was foretold.
-_LATE = 3.0
+# A build that is expected to take more seconds is announced. It is said to be late after this
+# multiple of the time that was foretold.
+_LONG, _LATE = 60.0, 3.0
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,13 @@ class FirstLook:
         )
 
 
-def first_look(likelihood: ModelLikelihood) -> FirstLook:
-    """Count the parameters and, if they are many, time a pass over a few rows."""
+def first_look(likelihood: ModelLikelihood, most_rows: int) -> FirstLook:
+    """Count the parameters and, if they are many, time a pass over a few rows.
+
+    Args:
+        likelihood: the model's likelihood and data.
+        most_rows: the number of rows that the solver is expected to choose at most.
+    """
     num_params = likelihood.num_params
     # A build that is repeated in float64 was looked at before.
     if num_params < MANY_PARAMS or likelihood.rows.context.in_float64:
@@ -102,7 +108,7 @@ def first_look(likelihood: ModelLikelihood) -> FirstLook:
     context = dataclasses.replace(rows.context, checkpoint=None)
     num = min(_NUM_ROWS, rows.num_local)
     one_pass = time_pass(rows, context, num, lambda some: fitter.at(some, likelihood.init_params))
-    num_rows = min(look.num_coefficients, look.num_data, 2 * _NUM_ROWS) / 1000
+    num_rows = min(most_rows, look.num_data, 2 * _NUM_ROWS) / 1000
     # The trust-region search factorizes the Hessian a few times in each step.
     factors = 1e-9 * num_params**3
     seconds = _LEAST_SECONDS + _PASSES * (one_pass + factors) + _SOLVER_SECONDS * num_rows**3
@@ -126,21 +132,27 @@ def _groups_by_hand(likelihood: ModelLikelihood) -> tuple[str, int, int] | None:
 
 
 @contextmanager
-def foretold(likelihood: ModelLikelihood, stage: Callable[[], str]) -> Iterator[FirstLook]:
+def foretold(
+    likelihood: ModelLikelihood, most_rows: int, stage: Callable[[], str]
+) -> Iterator[FirstLook]:
     """Warn of a build that takes long before it begins, and log a line if it takes far longer.
+
+    A hierarchy whose effects are parameters is told of in any case.
 
     Args:
         likelihood: the model's likelihood and data.
+        most_rows: see `first_look`.
         stage: a function that names the stage of the build.
     """
-    look = first_look(likelihood)
+    look = first_look(likelihood, most_rows)
     if look.seconds is None:
         yield look
         return
-    warnings.warn(
-        f"the model has {look}. The build takes about {look.seconds:.0f} s. {look.advice}",
-        stacklevel=8,
-    )
+    if look.seconds > _LONG or look.groups is not None:
+        warnings.warn(
+            f"the model has {look}. The build takes about {look.seconds:.0f} s. {look.advice}",
+            stacklevel=8,
+        )
     start = time.perf_counter()
 
     def say() -> None:

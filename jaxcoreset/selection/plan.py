@@ -199,7 +199,7 @@ def plan_build(
         num_draws=num_draws,
         further_passes=further[0],
         further_seconds=further[1],
-        look=first_look(likelihood),
+        look=first_look(likelihood, construction.most_rows),
         num_groups=rows.num_local if isinstance(likelihood.model, GroupModel) else 0,
         temporary_bytes=rows.num_entries * (entry + 4) if "gathering" in passes else 0,
     )

@@ -40,7 +40,7 @@ def hierarchy():
 
 def test_groups_by_hand_are_found_and_named():
     planes, x, y = hierarchy()
-    found = first_look(jc.model_likelihood(by_hand, (planes, x, y)))
+    found = first_look(jc.model_likelihood(by_hand, (planes, x, y)), 500)
     assert found.num_params == NUM_GROUPS + 2
     assert found.num_coefficients == 122 * 125 // 2
     assert found.groups == ("planes", NUM_GROUPS, np.bincount(planes).min())
@@ -55,7 +55,7 @@ def test_groups_by_hand_are_found_and_named():
 def test_advice_is_given_for_many_parameters_only(num_columns, num_rows, words):
     rng = np.random.default_rng(0)
     data = rng.normal(size=(num_rows, num_columns)), rng.normal(size=num_rows)
-    found = first_look(jc.model_likelihood(wide, data))
+    found = first_look(jc.model_likelihood(wide, data), 500)
     assert (
         (found.advice is None and found.seconds is None)
         if words is None
@@ -66,16 +66,29 @@ def test_advice_is_given_for_many_parameters_only(num_columns, num_rows, words):
 def test_a_build_that_takes_three_times_what_was_foretold_says_so(monkeypatch, caplog):
     rng = np.random.default_rng(0)
     likelihood = jc.model_likelihood(wide, (rng.normal(size=(60, 120)), rng.normal(size=60)))
-    late = look.FirstLook(60, 120, None, 0.01)
-    monkeypatch.setattr(look, "first_look", lambda likelihood: late)
+    late = look.FirstLook(60, 120, ("planes", 40, 1), 0.01)
+    monkeypatch.setattr(look, "first_look", lambda likelihood, most_rows: late)
     with (
         caplog.at_level(logging.WARNING),
         pytest.warns(UserWarning, match="120 parameters"),
-        foretold(likelihood, lambda: "solve"),
+        foretold(likelihood, 20, lambda: "solve"),
     ):
         time.sleep(0.2)
     assert "three times what was foretold" in caplog.text
     assert "'solve'" in caplog.text
+
+
+def test_only_builds_that_take_long_are_announced(recwarn):
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(6000, 120)), rng.normal(size=6000)
+    likelihood = jc.model_likelihood(wide, data)
+    with foretold(likelihood, 50, lambda: ""):
+        assert not recwarn.list
+    with (
+        pytest.warns(UserWarning, match="rows alone needs about"),
+        foretold(likelihood, 4000, lambda: ""),
+    ):
+        pass
 
 
 def test_the_plan_shows_the_look():
