@@ -154,6 +154,14 @@ def test_rows_are_the_same_ones_after_a_search_for_further_candidates():
     assert 0.5 * kl < coreset.report.kl < 2 * kl
 
 
+def test_the_nearest_quadratic_is_nearer_than_the_expansion_at_the_mode():
+    X, y = data(300, seed=3, width=5)
+    auto, taylor = (build(logistic, X, y, size=2, proxy=one) for one in ("auto", jc.Taylor()))
+    kls = [true_kl(one, logistic, (X, y), num=5000)[0] for one in (auto, taylor)]
+    assert kls[0] < 0.7 * kls[1]
+    assert auto.report.kl < 0.7 * taylor.report.kl
+
+
 def test_a_proxy_is_never_much_worse_than_rows_or_a_gaussian():
     X, y = data(3000, seed=4, width=5)
     for size in (2, 10, 40):
