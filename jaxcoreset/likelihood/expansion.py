@@ -34,6 +34,8 @@ from jaxcoreset.solvers.numerics import HIGHEST
 
 # The remainders fade out at this radius beyond √D, over this width.
 _RADIUS_BEYOND, _FADE_WIDTH = 4.0, 0.5
+# Remainders are evaluated at this number of draws at a time, by one program.
+_DRAWS_AT_A_TIME = 500
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,6 +270,7 @@ def remainders(
     data: tuple,
     center: Float[np.ndarray, " d"],
     batch_size: int | None = None,
+    typical: int | None = None,
 ) -> Float[np.ndarray, "m s"]:
     """The remainders ℓ_i − T_i of rows at draws, in float64 if the model runs in it.
 
@@ -279,14 +282,23 @@ def remainders(
         data: m rows.
         center: the flat parameters of the expansion.
         batch_size: the number of rows that are evaluated at a time.
+        typical: a number of rows; calls with the same number share a program.
     """
     deltas = flat_draws(draws) - center
+    num = len(deltas)
+    if num > _DRAWS_AT_A_TIME:
+        deltas = np.pad(deltas, ((0, -num % _DRAWS_AT_A_TIME), (0, 0)), mode="edge")
 
     def evaluate(deltas: Array, center: Array, data: tuple) -> Array:
         features = _Remainders(deltas, center, likelihood.unravel)
-        return feature_matrix(likelihood.program.log_likelihood, features, data, batch_size)
+        log_likelihood = likelihood.program.log_likelihood
+        return feature_matrix(log_likelihood, features, data, batch_size, typical)
 
-    return _exactly(likelihood, evaluate, deltas, center, data)
+    found = [
+        _exactly(likelihood, evaluate, deltas[at : at + _DRAWS_AT_A_TIME], center, data)
+        for at in range(0, len(deltas), _DRAWS_AT_A_TIME)
+    ]
+    return np.concatenate(found, axis=1)[:, :num]
 
 
 def flat_draws(draws: Params) -> Float[np.ndarray, "s d"]:

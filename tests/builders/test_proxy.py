@@ -355,7 +355,8 @@ def test_a_center_that_is_no_maximum_is_refused():
             numpyro.sample("y", dist.Normal(a * b * x, 1.0), obs=y)
 
     X, _ = data(200)
-    draws = jc.Draws({name: np.random.default_rng(0).normal(size=500) for name in "ab"})
+    normal = np.random.default_rng(0).normal(size=(2, 500))
+    draws = jc.Draws(dict(zip("ab", normal, strict=True)))
     args = X[:, 1], X[:, 1] + 1.0
     proxy = jc.Taylor(center={"a": 0.0, "b": 0.0})
     with pytest.raises(ValueError, match="not concave"):
