@@ -48,6 +48,7 @@ class Expansion:
         gradient: shape (D,), its gradient.
         hessian: shape (D, D), its Hessian.
         precision: shape (D, D), minus the Hessian of the log-posterior, positive definite.
+        metric: shape (D, D), by which the radius of the fade is measured; the precision by default.
     """
 
     center: Float[np.ndarray, " d"]
@@ -55,6 +56,7 @@ class Expansion:
     gradient: Float[np.ndarray, " d"]
     hessian: Float[np.ndarray, "d d"]
     precision: Float[np.ndarray, "d d"]
+    metric: Float[np.ndarray, "d d"] | None = None
 
     def at(self, flat: Float[np.ndarray, "s d"]) -> Float[np.ndarray, " s"]:
         """The quadratic at flat parameters, less its value at the center."""
@@ -64,7 +66,8 @@ class Expansion:
     def fade(self, flat: Float[np.ndarray, "s d"]) -> Float[np.ndarray, " s"]:
         """The factor χ of the remainders at flat parameters, between 0 and 1."""
         delta = np.asarray(flat, np.float64) - self.center
-        radius = np.sqrt(np.sum((delta @ self.precision) * delta, axis=1))
+        metric = self.precision if self.metric is None else self.metric
+        radius = np.sqrt(np.sum((delta @ metric) * delta, axis=1))
         return 1 / (1 + np.exp(-(_radius(self.center.size) - radius) / _FADE_WIDTH))
 
     def plus(self, other: "Terms") -> "Expansion":
@@ -75,6 +78,7 @@ class Expansion:
             self.gradient + other.gradient,
             self.hessian + other.hessian,
             self.precision - other.hessian,
+            None if self.metric is None else self.metric - other.hessian,
         )
 
 
@@ -136,7 +140,7 @@ class Proxy(eqx.Module):
             expansion.value,
             expansion.gradient,
             expansion.hessian,
-            expansion.precision,
+            expansion.precision if expansion.metric is None else expansion.metric,
             rows.value,
             rows.gradient,
             rows.hessian,
