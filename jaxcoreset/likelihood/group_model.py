@@ -53,6 +53,8 @@ class GroupModel:
         positions: the roles of the arguments.
         structure: the model's sites.
         integration: how effects are integrated out.
+        names: shape (G,), the labels of the groups in the order of their numbers, where the build
+            numbered them; None otherwise.
     """
 
     model: Callable
@@ -60,6 +62,7 @@ class GroupModel:
     positions: GroupPositions
     structure: GroupStructure
     integration: Integration
+    names: np.ndarray | None = dataclasses.field(default=None, repr=False)
     _memory: dict = dataclasses.field(default_factory=dict, repr=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:

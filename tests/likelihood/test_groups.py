@@ -269,6 +269,23 @@ def _sizes_in_the_prior(group, num_groups, y=None):
         numpyro.sample("y", dist.Normal(effect[group], 1), obs=y)
 
 
+def _soft_sum_to_zero(group, num_groups, y=None):
+    scale: Any = numpyro.sample("s", dist.HalfNormal(1))
+    with numpyro.plate("groups", num_groups):
+        effect: Any = numpyro.sample("effect", dist.Normal(0, scale))
+    numpyro.factor("sum", dist.Normal(0, 0.01).log_prob(jnp.sum(effect)))
+    with numpyro.plate("rows", group.shape[0]):
+        numpyro.sample("y", dist.Normal(effect[group], 1), obs=y)
+
+
+def _number_in_a_shared_prior(group, num_groups, y=None):
+    scale: Any = numpyro.sample("s", dist.HalfNormal(1 / num_groups))
+    with numpyro.plate("groups", num_groups):
+        effect: Any = numpyro.sample("effect", dist.Normal(0, scale))
+    with numpyro.plate("rows", group.shape[0]):
+        numpyro.sample("y", dist.Normal(effect[group], 1), obs=y)
+
+
 def _counts(group, num_groups, y=None):
     rate: Any = numpyro.sample("rate", dist.Gamma(2, 2))
     with numpyro.plate("groups", num_groups):
@@ -330,6 +347,33 @@ def test_a_kind_of_each_row_is_summed_out_and_drawn():
     assert np.abs(kinds.mean(axis=0) - chance).max() < 5 * 0.5 / 20
 
 
+def test_programs_are_not_shared_by_models_with_other_deterministic_sites():
+    group, y = means(num_groups=6)
+    found = []
+    for power in (1, 2):
+
+        def model(group, num_groups, y=None, power=power):
+            with numpyro.plate("groups", num_groups):
+                effect: Any = numpyro.sample(f"effect{power}", dist.Normal(0, 1))
+                numpyro.deterministic("power", effect**power)
+            b: Any = numpyro.sample("b", dist.Normal(0, 1))
+            with numpyro.plate("rows", group.shape[0]):
+                numpyro.sample("y", dist.Normal(b + effect[group], 0.5), obs=y)
+
+        likelihood = group_likelihood(model, (group, 6, y), groups="group")
+        marginal: Any = likelihood.model
+        drawn = draw_effects(
+            marginal,
+            likelihood.rows,
+            likelihood.arguments.leaves,
+            {"b": jnp.zeros(3)},
+            jax.random.key(0),
+            program=likelihood.shared,
+        )
+        np.testing.assert_allclose(drawn["power"], drawn[f"effect{power}"] ** power, rtol=1e-5)
+        found.append(likelihood)
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -337,6 +381,8 @@ def test_a_kind_of_each_row_is_summed_out_and_drawn():
         (_running_sum, "depends on the effect of a group that it is not in"),
         (_random_walk, "'effect' grows with the groups and is not one independent effect"),
         (_sizes_in_the_prior, "depends on other groups or on the rows"),
+        (_soft_sum_to_zero, "site 'sum', which all groups share, depends on the effects"),
+        (_number_in_a_shared_prior, "site 's', which all groups share, depends on the effects"),
         (_counts, r"latent site 'kind' is discrete \(Poisson\)"),
     ],
 )
