@@ -347,31 +347,28 @@ def test_a_kind_of_each_row_is_summed_out_and_drawn():
     assert np.abs(kinds.mean(axis=0) - chance).max() < 5 * 0.5 / 20
 
 
-def test_programs_are_not_shared_by_models_with_other_deterministic_sites():
+def test_programs_are_not_shared_by_models_with_other_effects_of_groups():
     group, y = means(num_groups=6)
-    found = []
-    for power in (1, 2):
+    kept = []
+    for name, function in (("first", jnp.square), ("second", jnp.square), ("second", jnp.exp)):
 
-        def model(group, num_groups, y=None, power=power):
+        def model(group, num_groups, y=None, name=name, function=function):
             with numpyro.plate("groups", num_groups):
-                effect: Any = numpyro.sample(f"effect{power}", dist.Normal(0, 1))
-                numpyro.deterministic("power", effect**power)
+                effect: Any = numpyro.sample(name, dist.Normal(0, 1))
+                numpyro.deterministic(f"of the {name}", function(effect))
             b: Any = numpyro.sample("b", dist.Normal(0, 1))
             with numpyro.plate("rows", group.shape[0]):
                 numpyro.sample("y", dist.Normal(b + effect[group], 0.5), obs=y)
 
         likelihood = group_likelihood(model, (group, 6, y), groups="group")
+        kept.append(likelihood)
+        rows, leaves, at = likelihood.rows, likelihood.arguments.leaves, {"b": jnp.zeros(3)}
         marginal: Any = likelihood.model
         drawn = draw_effects(
-            marginal,
-            likelihood.rows,
-            likelihood.arguments.leaves,
-            {"b": jnp.zeros(3)},
-            jax.random.key(0),
-            program=likelihood.shared,
+            marginal, rows, leaves, at, jax.random.key(0), program=likelihood.shared
         )
-        np.testing.assert_allclose(drawn["power"], drawn[f"effect{power}"] ** power, rtol=1e-5)
-        found.append(likelihood)
+        assert sorted(drawn) == sorted([name, f"of the {name}"])
+        np.testing.assert_allclose(drawn[f"of the {name}"], function(drawn[name]), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
