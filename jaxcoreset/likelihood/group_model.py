@@ -169,7 +169,8 @@ class GroupModel:
             values = log_prob(sites[name])
             axes = tuple(a for a in range(values.ndim) if a != values.ndim + dim)
             by_row = jnp.sum(values, axis=axes)
-            total = total + jnp.sum(by_row if mask is None else by_row * mask.astype(values.dtype))
+            # Places that are no rows may be impossible, where a group without rows repeats others.
+            total = total + jnp.sum(by_row if mask is None else jnp.where(mask, by_row, 0))
         return total
 
     def run_group(

@@ -274,6 +274,19 @@ def test_groups_without_rows_have_log_likelihood_zero():
     assert likelihood.num_data == 9
     np.testing.assert_allclose(_values(likelihood, NORMAL)[6:], 0, atol=1e-5)
 
+    def bounded(group, low, y):
+        scale: Any = numpyro.sample("scale", dist.HalfNormal(1))
+        with numpyro.plate("groups", low.size):
+            effect: Any = numpyro.sample("effect", dist.Normal(0, scale))
+        left = low[group]
+        at: Any = dist.TruncatedNormal(left + effect[group], 1, low=left, high=left + 1)
+        numpyro.sample("y", at, obs=y)
+
+    low = np.arange(9, dtype=np.float32)
+    y = (low[group] + 0.5).astype(np.float32)
+    likelihood = group_likelihood(bounded, (group, low, y), groups="group")
+    np.testing.assert_allclose(_values(likelihood, {"scale": 0.5})[6:], 0, atol=1e-4)
+
 
 def _crossed(group, num_groups, y=None):
     with numpyro.plate("groups", num_groups):
