@@ -35,7 +35,7 @@ from jaxcoreset.likelihood.expansion import Proxy
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.group_arguments import flat_call
 from jaxcoreset.likelihood.group_model import GroupModel, MarginalModel
-from jaxcoreset.likelihood.grouping import Grouping, likelihood_of_layout
+from jaxcoreset.likelihood.grouping import Grouping, likelihood_of_new_groups
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import in_enough_precision
 from jaxcoreset.likelihood.weighted import weighted_model
@@ -203,7 +203,7 @@ class Coreset(AsTable):
         if grouping is not None:
             layout = grouping.lay_out(model, args, kwargs, self.arguments)
             marginal = grouping.model(model, self.arguments)
-            return lambda context: likelihood_of_layout(marginal, layout, context=context)
+            return lambda context: likelihood_of_new_groups(marginal, layout, context)
         arguments = self.arguments.like(args, kwargs)
         self.arguments.check_same_constants(arguments)
         call, axes = arguments.call, arguments.axes

@@ -65,8 +65,9 @@ def predict(
 
     With a coreset of groups, pass the rows to predict, with the labels of the build, and the number
     of groups, new ones included. Groups of the build have their own effects, drawn as by
-    `Coreset.group_effects`. Groups with other labels, which come after those of the build, are new: their effects are drawn from the prior given the
-    shared parameters. If each row is a group, each row's effect is.
+    `Coreset.group_effects`. Groups with other labels, which come after those of the build, are new:
+    their effects are drawn from the prior given the shared parameters. If each row is a group, each
+    row's effect is.
 
     Args:
         coreset: the coreset.
@@ -147,8 +148,8 @@ def _rows(
 ) -> tuple[Arguments, Rows]:
     """The rows to predict, and the model's arguments for them."""
     if args or kwargs:
-        of_groups = full is not None and isinstance(full.model, GroupModel)
-        names = full.model.names if of_groups else None
+        model = None if full is None else full.model
+        names = model.names if isinstance(model, GroupModel) else None
         arguments = rows_to_predict(coreset, args, kwargs, names)
         return arguments, Rows(arguments.data)
     if coreset.grouping is not None:

@@ -1,9 +1,9 @@
 """The rows to predict and what is drawn for them: new responses from the user's model, by blocks.
 
 The arguments to predict have the names of those of the build, but the response may be missing. What
-holds rows is told by these names. Responses are sampled even if they are given, so that those which a
-model cannot do without may be passed, and be compared with new ones. Other observed sites, such as a
-parameter that `numpyro.handlers.condition` fixes, keep their values.
+holds rows is told by these names. Responses are sampled even if they are given, so that those which
+a model cannot do without may be passed, and be compared with new ones. Other observed sites, such
+as a parameter that `numpyro.handlers.condition` fixes, keep their values.
 """
 
 import dataclasses
@@ -282,8 +282,8 @@ def effects_to_predict(
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= num:
         raise ModelError(
             f"argument {label} has labels from {labels.min()} to {labels.max()} for {num} groups; "
-            "expected the labels of the build, or the numbers of groups, from 0 on, in the order of "
-            "its sorted labels, and a number of groups that counts new ones."
+            "expected the labels of the build, or the numbers of groups, from 0 on, in the order "
+            "of its sorted labels, and a number of groups that counts new ones."
         )
     key, prior_key = jax.random.split(key)
     structure = coreset.grouping.model(coreset.full_model, coreset.arguments).structure

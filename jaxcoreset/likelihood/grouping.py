@@ -19,6 +19,7 @@ from jaxcoreset.likelihood.group_arguments import (
 from jaxcoreset.likelihood.group_layout import Layout, lay_out
 from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.group_structure import find_table, structure_of
+from jaxcoreset.likelihood.integral_error import with_checked_closed_form
 from jaxcoreset.likelihood.integration import (
     AdaptiveQuadrature,
     GaussianIntegral,
@@ -136,3 +137,10 @@ def likelihood_of_layout(
         context=rows.context,
         rows=rows,
     )
+
+
+def likelihood_of_new_groups(
+    marginal: GroupModel, layout: Layout, context: PassContext
+) -> ModelLikelihood:
+    """As `likelihood_of_layout`, for groups that the build did not see."""
+    return with_checked_closed_form(likelihood_of_layout(marginal, layout, context=context))

@@ -28,6 +28,7 @@ from jaxcoreset.likelihood.integration import (
     Integration,
     QuasiMonteCarlo,
     WideSum,
+    default_integration,
 )
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import runs_in_float64
@@ -73,6 +74,22 @@ def accurate_enough(
     if found is likelihood.model:
         return likelihood, error
     return with_program(dataclasses.replace(likelihood, model=found)), error
+
+
+def with_checked_closed_form(likelihood: ModelLikelihood) -> ModelLikelihood:
+    """The likelihood, with another integral if it has a closed form that not all groups allow.
+
+    The closed form was found for the groups of a build; later ones may be of another kind.
+    """
+    marginal = likelihood.model
+    assert isinstance(marginal, GroupModel)
+    if not isinstance(marginal.integration, GaussianIntegral):
+        return likelihood
+    at = {name: jnp.asarray(x)[None] for name, x in likelihood.init_params.items()}
+    if runs_in_float64(likelihood) and not _num_departures(likelihood, at):
+        return likelihood
+    other = marginal.with_integration(default_integration(marginal.structure.num_dims))
+    return with_program(dataclasses.replace(likelihood, model=other))
 
 
 def is_gaussian(likelihood: ModelLikelihood, draws: Params) -> bool:

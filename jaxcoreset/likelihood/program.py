@@ -153,7 +153,7 @@ def _key_of(likelihood: ModelLikelihood) -> Hashable | None:
 
 
 def _names_in_groups(model: Any) -> Hashable:
-    """The names of a group's sites in their order, which the code does not tell; draws have them."""
+    """The names of a group's sites in their order, which draws have and the code does not tell."""
     structure = getattr(model, "structure", None)
     if structure is None:
         return None

@@ -217,9 +217,7 @@ def test_labels_are_those_of_the_build_and_kinds_of_groups_are_kept():
             numpyro.sample("y", dist.Normal(mu + 8.0 * kind[label], 1.0), obs=y)
 
     names = np.array([1, 2, 3, 4, 5, 6])
-    coreset = jc.CoresetBuilder(model, size=6, groups="label", **QUIET).run(
-        KEY, names[label], 6, y
-    )
+    coreset = jc.CoresetBuilder(model, size=6, groups="label", **QUIET).run(KEY, names[label], 6, y)
     samples = {"mu": 0.1 * rng.normal(size=400)}
     options = {"key": KEY, "reweight": False, "quantiles": (), **QUIET}
     found = jc.predict(coreset, samples, np.array([1, 2, 4, 5]), 6, **options)
