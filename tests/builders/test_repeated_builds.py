@@ -45,6 +45,10 @@ def sparse_vi(x, y):
     return jc.SparseVI(model, size=2, num_iters=5, progress_bar=False).run(jax.random.key(0), x, y)
 
 
+def on_uniform_rows(solver):
+    return lambda x, y: solver(model, 4, num_iters=5, progress_bar=False).run(0, x, y)
+
+
 BUILDS = {
     "size": lambda x, y: build(0, x, y),
     "rounds": lambda x, y: build(0, x, y, rounds=2, candidates=jc.Candidates(200, extra_passes=1)),
@@ -52,6 +56,8 @@ BUILDS = {
         0, x, y, weighting=jc.SubsampleNUTS(num_samples=60, num_warmup=50)
     ),
     "SparseVI": sparse_vi,
+    "QuasiNewton": on_uniform_rows(jc.QuasiNewton),
+    "CoresetMCMC": on_uniform_rows(jc.CoresetMCMC),
 }
 OTHERS = {
     "Guide": lambda x, y: build(0, x, y, weighting=jc.Guide(num_steps=100)),
