@@ -138,6 +138,8 @@ def of_mixture():
         return builder.run(jax.random.key(0), y.astype(np.float32))
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_a_spike_is_found_and_chains_that_start_as_told_do_not_see_it(of_mixture):
     coreset = of_mixture
     assert coreset.report.spike > 100

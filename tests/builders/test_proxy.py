@@ -141,6 +141,8 @@ def test_the_reported_error_is_the_true_one(precision):
             assert coreset.report.gaussian_kl > coreset.report.kl
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_rows_are_the_same_ones_after_a_search_for_further_candidates():
     """Rows alone are solved second, and find further candidates; the first solution is taken."""
     random = np.random.default_rng(0)
@@ -162,6 +164,8 @@ def test_the_nearest_quadratic_is_nearer_than_the_expansion_at_the_mode():
     assert auto.report.kl < 0.7 * taylor.report.kl
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_a_proxy_is_never_much_worse_than_rows_or_a_gaussian():
     X, y = data(3000, seed=4, width=5)
     for size in (2, 10, 40):
@@ -190,6 +194,8 @@ def test_a_small_tolerance_is_met_in_float64_where_float32_is_too_coarse():
     assert reports[1e-5].is_within_tol
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_a_second_mode_between_the_draws_is_found_and_more_draws_leave_none():
     X, y = _load("ds1_500")
     y = (y > 0).astype(int)
@@ -214,6 +220,8 @@ def test_remainders_that_fade_out_everywhere_leave_the_expansion():
         assert coreset.report.proxy == "Taylor"
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 @pytest.mark.parametrize("size", [10, 20])
 def test_no_second_mode_far_from_the_posterior(size):
     """Without the fade, NUTS on this coreset leaves for ever."""
@@ -253,6 +261,8 @@ def densities(coreset, points):
 POINTS = np.random.default_rng(0).normal(size=(5, 3)) * 0.3
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_it_is_one_model_that_numpyro_uses_as_any_other(small):
     coreset, X, _y = small
     samples = {"b": jnp.asarray(POINTS, jnp.float32)}
@@ -274,6 +284,8 @@ def test_it_is_one_model_that_numpyro_uses_as_any_other(small):
     assert hash(coreset.model) == hash(coreset.model)
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_certificate_and_correction_see_the_proxy(small):
     coreset, X, y = small
     mcmc = MCMC(NUTS(coreset.model), num_warmup=500, num_samples=1000, num_chains=4,
@@ -305,6 +317,8 @@ def test_it_is_saved_and_read_with_its_proxy(tmp_path, settings):
         coreset.to_frame()
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 @pytest.mark.parametrize("settings", [{"size": 4}, {"tol": 0.5}])
 def test_new_rows_and_merges_add_to_the_proxy(settings):
     X, y = data(1200, seed=6)
@@ -320,6 +334,8 @@ def test_new_rows_and_merges_add_to_the_proxy(settings):
     assert kl < 2 * merged.report.kl + 2e-5
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_a_bad_start_is_expanded_again():
     X, y = data(500, seed=7)
     laplace = jc.laplace_approximation(model_likelihood(logistic, (X, y)))
@@ -346,6 +362,8 @@ def test_a_center_that_is_no_maximum_is_refused():
         build(saddle, *args, size=5, weighting=draws, proxy=proxy)
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_settings_are_checked_and_part_of_a_checkpoint():
     with pytest.raises(TypeError, match="proxy"):
         jc.CoresetBuilder(logistic, size=3, proxy=3)
