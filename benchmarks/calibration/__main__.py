@@ -34,23 +34,24 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; all")
     parser.add_argument("--settings", nargs="+", default=SETTINGS, choices=SETTINGS)
     parser.add_argument("--num", type=int, default=300, help="data sets of a cell")
-    parser.add_argument("--quick", action="store_true", help="two data sets")
+    parser.add_argument("--quick", action="store_true", help="two data sets; tables of few")
     parser.add_argument("--ranks", type=Path, default=Path("calibration-ranks"), help="the folder")
     parser.add_argument("--out", type=Path, default=RESULT, help="the file of results")
     parser.add_argument("--figure", type=Path, default=FIGURE, help="the file of the figure")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     unknown = sorted(set(options.models) - set(MODELS))
     if unknown:
         parser.error(f"{', '.join(unknown)}: expected models of {', '.join(MODELS)}")
     if options.part == "tables":
-        found = {"environment": common.environment(), "cells": tables.summary(options.ranks)}
+        cells = tables.summary(options.ranks, *([1] if options.quick else []))
+        found = {"environment": common.environment(), "cells": cells}
         common.write(options.out, found)
         figure.draw(found, options.figure)
         return
     num = 2 if options.quick else options.num
     for until in [*range(_TURN, num, _TURN), num]:
-        for name in options.models or MODELS:
-            for setting in options.settings:
+        for setting in options.settings:
+            for name in options.models or MODELS:
                 run(name, setting, options.ranks / f"{name}-{setting}.jsonl", until)
 
 

@@ -11,6 +11,7 @@ from benchmarks.calibration.run import NUM_RANKS, SETTINGS
 from benchmarks.calibration.tables import KINDS
 
 _COLORS = {"plain": "#d55e00", "corrected": "#0072b2"}
+_LABELS = {"plain": "draws of the coreset", "corrected": "corrected draws"}
 _TITLES = {"0.1": "tol = 0.1", "0.01": "tol = 0.01", "small": "too few rows"}
 
 
@@ -23,13 +24,14 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
     cells = {(cell["model"], cell["setting"]): cell for cell in result["cells"]}
     models = [name for name in MODELS if any(key[0] == name for key in cells)]
-    size = (2.6 * len(SETTINGS) + 0.4, 1.5 * len(models) + 0.6)
+    settings = [one for one in SETTINGS if any(key[1] == one for key in cells)]
+    size = (2.9 * len(settings) + 0.4, 1.6 * len(models) + 0.6)
     figure, axes = plt.subplots(
-        len(models), len(SETTINGS), figsize=size, sharex=True, squeeze=False, layout="constrained"
+        len(models), len(settings), figsize=size, sharex=True, squeeze=False, layout="constrained"
     )
     uniform = np.arange(1, NUM_RANKS + 1) / (NUM_RANKS + 1)
     for row, name in zip(axes, models, strict=True):
-        for ax, setting in zip(row, SETTINGS, strict=True):
+        for ax, setting in zip(row, settings, strict=True):
             cell = cells.get((name, setting))
             ax.tick_params(labelsize=7)
             if cell is None:
@@ -44,9 +46,11 @@ def draw(result: dict[str, Any], path: Path) -> None:
                     ax.plot(uniform, share - uniform, color=_COLORS[kind], lw=0.7)
             ax.set_title(f"{MODELS[name].title}, {_TITLES[setting]}", fontsize=7)
     for kind in KINDS:
-        axes[0, 0].plot([], [], color=_COLORS[kind], label=kind)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    figure.supylabel("ranks' distribution function less uniform", fontsize=8)
+        axes[0, 0].plot([], [], color=_COLORS[kind], label=_LABELS[kind])
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8
+    )
+    figure.supylabel("distribution function of the ranks less the uniform one", fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)

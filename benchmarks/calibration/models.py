@@ -14,8 +14,8 @@ import numpyro.distributions as dist
 from benchmarks.groups import calibration as groups
 
 NUM_ROWS, NUM_SLOPES = 2000, 4
-# The wide model: an intercept and factors with these numbers of levels, the first one left out.
-WIDE_ROWS, LEVELS = 3000, (25, 20, 18)
+WIDE_ROWS, WIDE_SLOPES = 3000, 60
+NUM_GROUPS, LARGEST_GROUP = 60, 30
 
 
 class Model(NamedTuple):
@@ -68,11 +68,11 @@ def spread_counts(X: Any, exposure: Any, y: Any = None) -> None:
         numpyro.sample("y", dist.NegativeBinomial2(mean, size), obs=y)
 
 
-def levels(X: Any, y: Any = None) -> None:
-    """Logistic regression on factors."""
-    beta: Any = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+def wide(X: Any, y: Any = None) -> None:
+    """Logistic regression on many predictors."""
+    beta: Any = numpyro.sample("beta", dist.Normal(0.0, 0.3).expand([X.shape[1]]).to_event(1))
     with numpyro.plate("rows", X.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=X @ beta - 2.0), obs=y)
+        numpyro.sample("y", dist.Bernoulli(logits=X @ beta - 1.0), obs=y)
 
 
 def _design() -> np.ndarray:
@@ -107,20 +107,22 @@ def _spread(rng: np.random.Generator) -> tuple[tuple, dict]:
     return (X, exposure, rng.poisson(rate).astype(np.int32)), truth
 
 
-def _wide(rng: np.random.Generator) -> tuple[tuple, dict]:
-    design = np.random.default_rng(3)
-    X = [np.ones((WIDE_ROWS, 1))]
-    for count in LEVELS:
-        X.append(np.eye(count)[design.integers(0, count, WIDE_ROWS)][:, 1:])
-    X = np.hstack(X).astype(np.float32)
-    beta = rng.normal(size=X.shape[1])
-    y = rng.random(WIDE_ROWS) < 1 / (1 + np.exp(2 - X @ beta))
+def _many(rng: np.random.Generator) -> tuple[tuple, dict]:
+    X = np.random.default_rng(3).normal(size=(WIDE_ROWS, WIDE_SLOPES)).astype(np.float32)
+    beta = rng.normal(0, 0.3, WIDE_SLOPES)
+    y = rng.random(WIDE_ROWS) < 1 / (1 + np.exp(1 - X @ beta))
     return (X, y.astype(np.float32)), {"beta": beta}
 
 
 def _visits(rng: np.random.Generator) -> tuple[tuple, dict]:
-    args, truth, _ = groups.simulate(rng)
-    return args, truth
+    design = np.random.default_rng(1)
+    sizes = np.round(np.geomspace(3, LARGEST_GROUP, NUM_GROUPS)).astype(int)
+    group = np.repeat(np.arange(NUM_GROUPS, dtype=np.int32), sizes)
+    X = np.column_stack([np.ones(group.size), design.normal(size=(group.size, 2))])
+    truth = {"beta": rng.normal(size=3), "tau": np.exp(np.array(rng.normal(-0.5, 0.4)))}
+    eta = X @ truth["beta"] + truth["tau"] * rng.normal(size=NUM_GROUPS)[group]
+    y = (rng.random(group.size) < 1 / (1 + np.exp(-eta))).astype(np.float32)
+    return (X.astype(np.float32), group, NUM_GROUPS, y), truth
 
 
 def _all_of(params: dict[str, Any]) -> dict[str, Any]:
@@ -134,11 +136,9 @@ def _all_of(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _some_of(params: dict[str, Any]) -> dict[str, Any]:
-    """The intercept, two levels of each factor, and the sum of squares."""
+    """Five of many, and their sum of squares."""
     beta = params["beta"]
-    starts = np.cumsum([1, *(count - 1 for count in LEVELS)])[:-1]
-    chosen = [0, *(int(at + i) for at in starts for i in (0, 1))]
-    found = {f"beta[{i}]": beta[:, i] for i in chosen}
+    found = {f"beta[{i}]": beta[:, i] for i in range(5)}
     return found | {"sum of squares": np.sum(beta**2, axis=1)}
 
 
@@ -146,6 +146,6 @@ MODELS = {
     "logistic": Model("logistic, rare events", rare_events, _events, 3, _all_of),
     "poisson": Model("Poisson, few counts", few_counts, _counts, 3, _all_of),
     "negative-binomial": Model("negative binomial, offset", spread_counts, _spread, 3, _all_of),
-    "hierarchical": Model("200 groups", groups.visits, _visits, 5, _all_of, "group"),
-    "wide": Model("61 levels of three factors", levels, _wide, 40, _some_of),
+    "hierarchical": Model(f"{NUM_GROUPS} groups", groups.visits, _visits, 5, _all_of, "group"),
+    "wide": Model(f"logistic, {WIDE_SLOPES} predictors", wide, _many, 20, _some_of),
 }

@@ -11,19 +11,21 @@ from benchmarks.calibration.models import MODELS
 from benchmarks.calibration.run import NUM_RANKS, SETTINGS
 from benchmarks.common import markdown
 
+# Bands of fewer data sets are too wide to say anything.
+_LEAST = 20
 KINDS = ("plain", "corrected")
 # A central interval of 90 % leaves out five values of a rank on either side.
 _LOWEST = (NUM_RANKS + 1) // 20
 
 
-def summary(folder: Path) -> list[dict[str, Any]]:
-    """What is kept of each cell: its facts, and how often each rank occurred."""
+def summary(folder: Path, least: int = _LEAST) -> list[dict[str, Any]]:
+    """What is kept of each cell with enough data sets: facts, and how often each rank occurred."""
     cells = []
     for name in MODELS:
         for setting in SETTINGS:
             path = folder / f"{name}-{setting}.jsonl"
             lines = [json.loads(x) for x in path.read_text().splitlines()] if path.is_file() else []
-            if lines:
+            if len(lines) >= least:
                 cells.append({"model": name, "setting": setting} | _cell(lines))
     return cells
 
@@ -37,8 +39,7 @@ def _cell(lines: list[dict[str, Any]]) -> dict[str, Any]:
         "KL": np.quantile(kl, [0, 0.5, 1]).tolist(),
         "Gaussian KL": float(np.median([line["Gaussian KL"] for line in lines])),
         "called good": sum(line["verdict"] == "good" for line in lines),
-        "refused": sum(line["corrected"] is None for line in lines),
-        "seconds": float(np.sum([line["seconds"] for line in lines])),
+        "not corrected": sum(line["corrected"] is None for line in lines),
         "CPU seconds": float(np.sum([line["CPU seconds"] for line in lines])),
         "median CPU seconds": float(np.median([line["CPU seconds"] for line in tail])),
         "programs compiled, second half": int(sum(len(x["programs compiled"]) for x in tail)),
@@ -90,9 +91,9 @@ def _table(result: dict[str, Any]) -> str:
                 "rows kept": _range(cell["rows"], "d"),
                 "KL": _range(cell["KL"], ".2g"),
                 "the report says good": f"{cell['called good']} of {cell['data sets']}",
-                "p": plain and _p(plain),
-                "coverage": plain and _coverage(plain),
-                "not corrected": f"{cell['refused']} of {cell['data sets']}",
+                "p, of the coreset": plain and _p(plain),
+                "coverage, of the coreset": plain and _coverage(plain),
+                "not corrected": f"{cell['not corrected']} of {cell['data sets']}",
                 "p, corrected": corrected and _p(corrected),
                 "coverage, corrected": corrected and _coverage(corrected),
             }

@@ -87,7 +87,9 @@ def test_quick_run_goes_on_where_it_ended_and_makes_a_table(tmp_path):
     program.main([*told, "--num", "1"])
     program.main([*told, "--quick"])
     figure = tmp_path / "calibration.png"
-    program.main(["tables", "--ranks", str(ranks), "--out", str(out), "--figure", str(figure)])
+    program.main(
+        ["tables", "--quick", "--ranks", str(ranks), "--out", str(out), "--figure", str(figure)]
+    )
     (cell,) = (result := json.loads(out.read_text()))["cells"]
     assert cell["data sets"] == 2
     assert sum(cell["plain"]["intercept"]) == 2
