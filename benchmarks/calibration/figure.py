@@ -41,6 +41,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
             low, high = limits(num, NUM_RANKS + 1, 0.95)
             ax.fill_between(uniform, low / num - uniform, high / num - uniform, color="#dddddd")
             for kind in KINDS:
+                if 2 * sum(next(iter(cell[kind].values()), [])) < num:
+                    continue  # the bands are those of all data sets
                 for counts in cell[kind].values():
                     share = np.cumsum(counts)[:-1] / sum(counts)
                     ax.plot(uniform, share - uniform, color=_COLORS[kind], lw=0.7)
@@ -51,7 +53,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8
     )
     figure.supylabel("distribution function of the ranks less the uniform one", fontsize=8)
+    figure.supxlabel("rank of the true value, as a fraction", fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
     print(f"wrote {path}")

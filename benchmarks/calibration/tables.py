@@ -107,9 +107,8 @@ def _range(three: list[float], form: str) -> str:
 
 
 def _p(found: dict[str, Any]) -> str:
-    if found["p"] > 0.05:
-        return f"{found['p']:.2g}"
-    return f"**{found['p']:.2g}** ({found['worst']})"
+    text = f"{found['p']:.2g}" if found["p"] > 0.001 else "< 0.001"
+    return text if found["p"] > 0.05 else f"**{text}** ({found['worst']})"
 
 
 def _coverage(found: dict[str, Any]) -> str:
