@@ -15,6 +15,7 @@ from pathlib import Path
 
 from benchmarks import common
 from benchmarks.builds import tables as builds
+from benchmarks.calibration import tables as calibration
 from benchmarks.groups import tables as groups
 from benchmarks.paper import runner
 from benchmarks.proxy import tables as proxy
@@ -33,6 +34,7 @@ _TABLES = {
     **robustness.TABLES,
     **proxy.TABLES,
     **groups.TABLES,
+    **calibration.TABLES,
 }
 
 # What a table of `benchmarks.scale` needs to have been measured.

@@ -59,6 +59,8 @@ if _TYPE_CHECKING:
     from jaxcoreset import plotting as plotting
     from jaxcoreset import solvers as solvers
     from jaxcoreset import weighting as weighting
+    from jaxcoreset.builders.coreset_mcmc import CoresetMCMC as CoresetMCMC
+    from jaxcoreset.builders.quasi_newton import QuasiNewton as QuasiNewton
     from jaxcoreset.builders.sparse_vi import SparseVI as SparseVI
     from jaxcoreset.coreset.merge import merge as merge
     from jaxcoreset.data import sources as sources
@@ -85,6 +87,8 @@ if _TYPE_CHECKING:
 _LATER = {
     name: f"jaxcoreset.{module}"
     for module, names in {
+        "builders.coreset_mcmc": ["CoresetMCMC"],
+        "builders.quasi_newton": ["QuasiNewton"],
         "builders.sparse_vi": ["SparseVI"],
         "coreset.merge": ["merge"],
         "diagnostics.certificate": ["Certificate"],

@@ -2,3 +2,4 @@
 
 from jaxcoreset.builders.builder import CoresetBuilder as CoresetBuilder
 from jaxcoreset.builders.posterior_sampler import LaplaceSampler as LaplaceSampler
+from jaxcoreset.builders.slice_sampler import SliceSampler as SliceSampler

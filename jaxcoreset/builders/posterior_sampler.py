@@ -36,6 +36,17 @@ class PosteriorSampler(eqx.Module):
     def start(self, likelihood: ModelLikelihood) -> PyTree:
         """The state before the first draw, a pytree of arrays."""
 
+    def place(
+        self,
+        likelihood: ModelLikelihood,
+        state: PyTree,
+        weights: Float[Array, " k"],
+        rows: PyTree,
+        key: PRNGKeyArray,
+    ) -> PyTree:
+        """The state for a first posterior of weighted rows; arguments as in `draw`."""
+        return state
+
     @abc.abstractmethod
     def draw(
         self,

@@ -22,6 +22,7 @@ import numpy as np
 import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
+from jaxcoreset.builders.held_out import held_out_curve, own_draws
 from jaxcoreset.builders.posterior_sampler import (
     LaplaceSampler,
     PosteriorSampler,
@@ -33,12 +34,9 @@ from jaxcoreset.coreset.coreset import Coreset, coreset_of_rows
 from jaxcoreset.coreset.exact import whole_coreset
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.data.utils import Clock, check_int, peak_memory, progress_bar
-from jaxcoreset.likelihood.embedding import centre, log_likelihood_matrix, log_likelihood_sum
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.trace import one_at_a_time
-from jaxcoreset.likelihood.verification import check_alone
-from jaxcoreset.selection.estimate import kl_of_residuals
 from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.weighting import Laplace, Weighting
 
@@ -251,39 +249,19 @@ class SparseVI:
     ) -> tuple[dict[str, np.ndarray], int]:
         """The errors along the path on draws that it did not see, and how many those were."""
         if self.weighting is None:
-            draw: Any = eqx.filter_jit(type(self.sampler).draw)
-            draws, _, _ = draw(
-                self.sampler,
-                likelihood.program,
-                path.state.sampler,
-                path.state.weights,
-                tuple(jnp.asarray(leaf) for leaf in likelihood.take(path.indices)),
-                key,
-                self.num_held_out,
-            )
+            rows = tuple(jnp.asarray(leaf) for leaf in likelihood.take(path.indices))
+            at = path.state.sampler, path.state.weights, rows, key
+            draws = own_draws(self.sampler, likelihood.program, *at, self.num_held_out)
         else:
             source = self.weighting.fit(likelihood, weighting_key, show_progress=self.progress_bar)
             _, draws = source.split(key, 2, self.num_held_out)
-        evaluate = likelihood.program.log_likelihood
-        chosen = likelihood.take(path.indices)
-        values = log_likelihood_matrix(evaluate, draws, chosen)
-        check_alone(likelihood, draws, chosen, values)
-        atoms = centre(values)
-        target = np.asarray(
-            centre(jnp.asarray(log_likelihood_sum(evaluate, draws, likelihood.data)))
-        )
-        residuals = target - path.weights @ np.asarray(atoms)
-        kl, standard_error = kl_of_residuals(residuals.astype(np.float64))
-        curve = {
+        curve, num_held_out = held_out_curve(likelihood, draws, path.indices, path.weights)
+        curve |= {
             "size": np.arange(1, self.size + 1),
-            "num_used": np.count_nonzero(path.weights, axis=1),
-            "held_out_error": np.sqrt(kl) / np.linalg.norm(target),
-            "kl": kl,
-            "kl_standard_error": standard_error,
             "relative_error": path.relative_error,
             "usable_draws": path.usable_draws,
         }
-        return curve, target.size
+        return curve, num_held_out
 
     def _coreset(
         self,

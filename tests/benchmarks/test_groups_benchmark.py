@@ -11,7 +11,7 @@ from scipy.integrate import quad
 from scipy.stats import beta, gamma
 
 from benchmarks.groups import __main__ as program
-from benchmarks.groups import calibration, lifetime, lme4, tables, truth
+from benchmarks.groups import lifetime, lme4, tables, truth
 from jaxcoreset.command.flights import late_by_plane
 
 
@@ -92,11 +92,3 @@ def test_simulated_customers_buy_within_their_time():
     _, duration, purchases = lifetime.simulate(1000)
     assert np.all(purchases[:, 1] <= duration)
     assert np.all((purchases[:, 1] > 0) == (purchases[:, 0] > 0))
-
-
-def test_bands_hold_uniform_ranks_and_leave_out_ranks_that_are_too_low():
-    rng = np.random.default_rng(0)
-    uniform = rng.integers(0, calibration.NUM_RANKS + 1, 200)
-    p = calibration.p_values({"uniform": uniform, "low": np.minimum(uniform, 70)})
-    assert p["uniform"] > 0.01
-    assert p["low"] < 0.01

@@ -45,6 +45,10 @@ def sparse_vi(x, y):
     return jc.SparseVI(model, size=2, num_iters=5, progress_bar=False).run(jax.random.key(0), x, y)
 
 
+def on_uniform_rows(solver):
+    return lambda x, y: solver(model, 4, num_iters=5, progress_bar=False).run(0, x, y)
+
+
 def hierarchy(x, group, num_groups, y=None):
     slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
     with numpyro.plate("groups", num_groups):
@@ -68,6 +72,8 @@ BUILDS = {
         0, x, y, weighting=jc.SubsampleNUTS(num_samples=60, num_warmup=50)
     ),
     "SparseVI": sparse_vi,
+    "QuasiNewton": on_uniform_rows(jc.QuasiNewton),
+    "CoresetMCMC": on_uniform_rows(jc.CoresetMCMC),
     "Guide": lambda x, y: build(0, x, y, weighting=jc.Guide(num_steps=100)),
     "groups": groups,
 }

@@ -73,3 +73,30 @@ def kl(mean0, covariance0, mean1, covariance1):
         + np.linalg.slogdet(covariance1)[1]
         - np.linalg.slogdet(covariance0)[1]
     )
+
+
+def quasi_newton(covariance, n, support, num_iters, tau):
+    """The weights after regularised Newton steps from n/k, of Naik et al. (2022), Algorithm 1.
+
+    The first step's length is the first of 1, 1/1.5, … (ten at most) at whose end the slope along
+    the step is less than 0.9 of that at its start, and not negative.
+    """
+    w = np.zeros(n)
+    w[support] = n / len(support)
+
+    def descent(w):
+        return covariance(w)[support] @ (1 - w)
+
+    for turn in range(num_iters):
+        gram = covariance(w)[np.ix_(support, support)] + tau * np.eye(len(support))
+        g = descent(w)
+        step, length, ends = np.linalg.solve(gram, g), 1.0, []
+        for _ in range(10 if turn == 0 else 1):
+            end = w.copy()
+            end[support] = np.maximum(w[support] + length * step, 0)
+            ends.append(end)
+            if 0 < descent(end) @ step < 0.9 * (g @ step):
+                break
+            length /= 1.5
+        w = ends[-1]
+    return w

@@ -1,0 +1,1 @@
+"""Simulation-based calibration of the whole chain: build, NUTS on the coreset, correction."""

@@ -1,0 +1,225 @@
+"""Coresets whose rows are drawn at random, and whose weights are then improved.
+
+The construction methods of after 2021 differ from `SparseVI` in that they do not choose rows: a
+uniform subsample is the support, and all work goes into its weights. `QuasiNewton` and
+`CoresetMCMC` share here what is around the weights: arguments, the report, the embedding.
+"""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+
+from jaxcoreset.builders.held_out import held_out_curve, own_draws
+from jaxcoreset.builders.posterior_sampler import PosteriorSampler, Sampler, Stateless
+from jaxcoreset.coreset.coreset import Coreset, coreset_of_rows
+from jaxcoreset.coreset.exact import whole_coreset
+from jaxcoreset.coreset.report import Report
+from jaxcoreset.data.dtypes import default_float
+from jaxcoreset.data.utils import Clock, check_int, peak_memory
+from jaxcoreset.likelihood.embedding import centre
+from jaxcoreset.likelihood.from_model import model_likelihood
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.likelihood.trace import one_at_a_time
+from jaxcoreset.solvers.numerics import HIGHEST, as_key
+from jaxcoreset.weighting import Weighting
+
+# How many log-likelihoods are computed at a time for the sum over the data.
+_BLOCK = 5_000_000
+
+Refined = tuple[Float[Array, " k"], Float[Array, ""], Bool[Array, ""]]
+
+
+class UniformSupport(abc.ABC):
+    """Rows drawn at random with weights n/k, which a subclass improves; used as `CoresetBuilder`.
+
+    Args:
+        model: a NumPyro model whose observations are independent given its parameters.
+        size: the number of rows, k.
+        sampler: how to draw from the coreset posterior, as in `SparseVI`.
+        num_draws: draws of the coreset posterior for each change of the weights.
+        num_iters: how many changes of the weights there are.
+        num_gradient_rows: how many rows stand for the data; None for all.
+        weighting: where the draws of the report's estimate come from, as in `SparseVI`.
+        num_held_out: how many of these to take.
+        data_axes: which arguments are data; see `model_likelihood`.
+        plate: the name of the data plate, if the model has several that could be it.
+        progress_bar: whether to show the stages on a terminal.
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        size: int,
+        *,
+        sampler: PosteriorSampler | Sampler,
+        num_draws: int,
+        num_iters: int,
+        num_gradient_rows: int | None,
+        weighting: Weighting | None,
+        num_held_out: int,
+        data_axes: Any,
+        plate: str | None,
+        progress_bar: bool,
+    ):
+        self.model = model
+        self.size = check_int("size", size, 1)
+        if not isinstance(sampler, PosteriorSampler):
+            if not callable(sampler) or isinstance(sampler, type):
+                raise TypeError(
+                    f"sampler is {sampler!r}; expected SliceSampler(), LaplaceSampler() or a "
+                    "function of (weights, rows, key, num)."
+                )
+            sampler = Stateless(sampler)
+        self.sampler = sampler
+        self.num_draws = check_int("num_draws", num_draws, 2)
+        self.num_iters = check_int("num_iters", num_iters, 1)
+        if num_gradient_rows is not None:
+            check_int("num_gradient_rows", num_gradient_rows, 1)
+        self.num_gradient_rows = num_gradient_rows
+        if weighting is not None and not isinstance(weighting, Weighting):
+            raise TypeError(f"weighting is {weighting!r}; expected a Weighting, or None.")
+        self.weighting = weighting
+        self.num_held_out = check_int("num_held_out", num_held_out, 2)
+        self.data_axes, self.plate, self.progress_bar = data_axes, plate, progress_bar
+
+    @abc.abstractmethod
+    def _refine(
+        self, likelihood: ModelLikelihood, num_rows: int, data: PyTree, kept: PyTree, key: Any
+    ) -> Refined:
+        """Weights for the rows `kept`, the relative error at the last draws, and reliability."""
+
+    @one_at_a_time
+    def run(self, key: PRNGKeyArray | int, *args: Any, **kwargs: Any) -> Coreset:
+        """Build a coreset of the data in the model's arguments.
+
+        Args:
+            key: a JAX random key or an integer seed; the same key gives the same coreset.
+            *args: the model's positional arguments.
+            **kwargs: the model's keyword arguments.
+
+        Returns:
+            The rows whose weight is positive. ``report.curve`` has the errors with weights n/k, and
+            then those of the coreset; ``report.converged`` is False if a chain or weight got lost.
+
+        Raises:
+            ValueError: if the model or the data cannot be used, or no row has a weight in the end.
+            ModelError: if a row's log-likelihood depends on other rows.
+        """
+        keys = jax.random.split(as_key(key), 4)
+        clock = Clock(show=self.progress_bar)
+        chosen = {"data_axes": self.data_axes, "plate": self.plate, "key": keys[0]}
+        with clock.stage("model"):
+            likelihood = model_likelihood(self.model, args, kwargs, **chosen)
+        n = likelihood.num_data
+        if self.size >= n:
+            return whole_coreset(self.model, likelihood, self.size, clock)
+        # NumPy's choice makes no permutation on the device, and compiles nothing for a new n.
+        seed = np.asarray(jax.random.bits(keys[1], (4,)))
+        support = np.sort(np.random.default_rng(seed).choice(n, self.size, replace=False))
+        kept = tuple(jnp.asarray(leaf) for leaf in likelihood.take(support))
+        with clock.stage("weights"):
+            data = jax.tree.map(jnp.asarray, likelihood.data)
+            num_rows = min(n, self.num_gradient_rows or n)
+            found, relative_error, reliable = self._refine(
+                likelihood, num_rows, data, kept, keys[2]
+            )
+            weights = np.stack([np.full(self.size, n / self.size), np.asarray(found)])
+        if not weights[1].any():
+            raise ValueError(
+                "no row has a weight after the last step; expected at least one. Give more draws, "
+                "more rows or shorter steps."
+            )
+        with clock.stage("held-out error"):
+            draws = self._held_out_draws(likelihood, weights[1], kept, keys[3])
+            curve, num_held_out = held_out_curve(likelihood, draws, support, weights)
+        curve["size"] = np.full(2, self.size)
+        curve["iteration"] = np.array([0, self.num_iters])
+        curve["relative_error"] = np.array([np.nan, float(relative_error)])
+        used = np.flatnonzero(weights[1])
+        report = Report(
+            num_data=n,
+            size=self.size,
+            num_used=used.size,
+            num_candidates=self.size,
+            num_draws=self.num_draws,
+            num_held_out=num_held_out,
+            relative_error=float(relative_error),
+            held_out_error=float(curve["held_out_error"][-1]),
+            kl=float(curve["kl"][-1]),
+            kl_standard_error=float(curve["kl_standard_error"][-1]),
+            solver=type(self).__name__,
+            converged=bool(reliable) and bool(np.isfinite(weights).all()),
+            weighting="its own" if self.weighting is None else type(self.weighting).__name__,
+            curve=curve,
+            seconds=clock.seconds,
+            peak_memory=peak_memory(),
+        )
+        data, rows = likelihood.take(support[used]), support[used]
+        return coreset_of_rows(self.model, likelihood, rows, weights[1, used], data, report)
+
+    def _held_out_draws(
+        self, likelihood: ModelLikelihood, weights: np.ndarray, kept: PyTree, key: PRNGKeyArray
+    ) -> Params:
+        keys = jax.random.split(key)
+        if self.weighting is None:
+            start = self.sampler.start(likelihood)
+            given = start, jnp.asarray(weights, default_float()), kept, keys[0]
+            return own_draws(self.sampler, likelihood.program, *given, self.num_held_out)
+        source = self.weighting.fit(likelihood, keys[0], show_progress=self.progress_bar)
+        return source.split(keys[1], 2, self.num_held_out)[1]
+
+
+class Atoms(eqx.Module):
+    """Log-likelihoods at draws, centred: of the coreset's rows, and of the data as a whole."""
+
+    kept: Float[Array, "k s"]
+    target: Float[Array, " s"]
+
+    def residual(self, weights: Float[Array, " k"]) -> Float[Array, " s"]:
+        """What the weighted rows leave of the data's log-likelihood."""
+        return self.target - jnp.matmul(weights, self.kept, precision=HIGHEST)
+
+    def descent(self, weights: Float[Array, " k"]) -> Float[Array, " k"]:
+        """Cov[f, L − Σ w f]: the negative gradient of KL(π_w‖π) if the draws are from π_w."""
+        return jnp.matmul(self.kept, self.residual(weights), precision=HIGHEST)
+
+    def relative_error(self, weights: Float[Array, " k"]) -> Float[Array, ""]:
+        """How large the residual is beside the target."""
+        return jnp.linalg.norm(self.residual(weights)) / jnp.linalg.norm(self.target)
+
+
+def atoms_at(
+    program: ModelLikelihood,
+    draws: Params,
+    kept: PyTree,
+    data: PyTree,
+    num_rows: int,
+    key: PRNGKeyArray,
+) -> Atoms:
+    """Atoms at draws, where `num_rows` random rows stand for the data unless they are all.
+
+    Draws at which a log-likelihood is not finite are left out. A row's value at the first draw is
+    subtracted before it is added to the others, so that float32 holds the sum.
+    """
+    n = jax.tree.leaves(data)[0].shape[0]
+    if num_rows < n:
+        rows = jax.random.randint(key, (num_rows,), 0, n)
+        data = jax.tree.map(lambda leaf: leaf[rows], data)
+    first = program.log_likelihood(jax.tree.map(lambda leaf: leaf[0], draws), data)
+
+    def total(params: Params) -> Array:
+        return jnp.sum(program.log_likelihood(params, data) - first)
+
+    def of_kept(params: Params) -> Array:
+        return program.log_likelihood(params, kept)
+
+    totals = jax.lax.map(total, draws, batch_size=max(1, _BLOCK // num_rows))
+    values = jax.vmap(of_kept, out_axes=-1)(draws)
+    usable = jnp.isfinite(totals) & jnp.isfinite(values).all(axis=0)
+    return Atoms(centre(values, usable), (n / num_rows) * centre(totals, usable))
