@@ -318,7 +318,7 @@ class Construction:
         key: PRNGKeyArray,
         approach: Approach,
         above: int,
-        longest: int,
+        longest: int = 0,
     ) -> tuple[Solution, np.ndarray]:
         """The solutions of all sizes up to one, under the solver's draws.
 
@@ -382,7 +382,7 @@ class Construction:
         key: PRNGKeyArray,
         approach: Approach,
         above: int,
-        longest: int,
+        longest: int = 0,
     ) -> tuple[Solution, np.ndarray]:
         solver = self.solver
         rows = pool.numbers_of(np.arange(pool.num_candidates))
