@@ -50,7 +50,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     for kind in KINDS:
         axes[0, 0].plot([], [], color=_COLORS[kind], label=_LABELS[kind])
     figure.legend(
-        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8
+        *axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8
     )
     figure.supylabel("distribution function of the ranks less the uniform one", fontsize=8)
     figure.supxlabel("rank of the true value, as a fraction", fontsize=8)
