@@ -1,0 +1,84 @@
+"""Logistic regressions whose posterior is skewed, wide or nearly unidentifiable."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from benchmarks.posteriors.case import Case
+
+
+def _logits(X: Any, prior_scale: float) -> Any:
+    prior = dist.Normal(0.0, prior_scale).expand([X.shape[1]]).to_event(1)
+    return X @ numpyro.sample("beta", prior)
+
+
+def rare_events(X: Any, y: Any = None) -> None:
+    """Logistic regression with weakly informative priors."""
+    logits = _logits(X, 3.0)
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=logits - 8.0), obs=y)
+
+
+def _rare_events() -> tuple[tuple, dict]:
+    """40 events in 10⁶ rows, a binary and two rounded predictors."""
+    rng = np.random.default_rng(101)
+    n, events = 10**6, 40
+    X = np.column_stack(
+        [
+            np.ones(n),
+            rng.random(n) < 0.03,
+            np.clip(np.round(rng.normal(size=n) * 2) / 2, -3, 3),
+            rng.integers(0, 5, n) - 2.0,
+        ]
+    ).astype(np.float32)
+    risk = np.exp(X @ np.array([0.0, 1.2, 0.8, -0.4]))
+    y = np.zeros(n, np.int32)
+    y[rng.choice(n, events, replace=False, p=risk / risk.sum())] = 1
+    return (X, y), {}
+
+
+def rare_level(X: Any, level: Any, num_levels: int, y: Any = None) -> None:
+    """Logistic regression with one coefficient for each level of a factor."""
+    logits = _logits(X, 2.0)
+    effect: Any = numpyro.sample("effect", dist.Normal(0.0, 3.0).expand([num_levels]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=logits + effect[level]), obs=y)
+
+
+def _rare_level() -> tuple[tuple, dict]:
+    """200,000 rows, of which 20 have the last level, all but one of them without the event."""
+    rng = np.random.default_rng(102)
+    n, rare = 200_000, 20
+    level = rng.choice(5, size=n, p=[0.4, 0.3, 0.2, 0.0998, 0.0002]).astype(np.int32)
+    level[level == 4] = 0
+    at = rng.choice(n, rare, replace=False)
+    level[at] = 4
+    X = np.column_stack([np.ones(n), rng.normal(size=(n, 3))]).astype(np.float32)
+    eta = X @ np.array([-1.0, 0.5, -0.3, 0.2]) + np.array([0.0, 0.4, -0.5, 0.8, 0.0])[level]
+    y = (rng.random(n) < 1 / (1 + np.exp(-eta))).astype(np.int32)
+    y[at] = 0
+    y[at[0]] = 1
+    return (X, level, 5, y), {}
+
+
+LOGISTIC = (
+    Case(
+        "rare-events",
+        "rare events, 40 of 10⁶",
+        rare_events,
+        _rare_events,
+        ("beta",),
+        why="the likelihood of 40 events is skewed",
+    ),
+    Case(
+        "rare-level",
+        "a level with 20 rows of 200,000",
+        rare_level,
+        _rare_level,
+        ("beta", "effect"),
+        why="one coefficient rests on 20 rows and one event",
+    ),
+)
