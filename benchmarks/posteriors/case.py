@@ -18,6 +18,11 @@ class Case(NamedTuple):
         parameters: the sample sites that are compared; the effects of groups are not.
         groups: the name of the argument with each row's group, or None.
         why: why the posterior is not a Gaussian.
+        truth: the model for NUTS on all rows and what makes its arguments, where these are not the
+            case's own: standardised effects, or a likelihood by sufficient statistics. Its sites
+            have the names and the meaning of the case's.
+        marginal: the log-likelihood of all rows given shared parameters, (sites, args, kwargs) ->
+            (), for a case with groups, whose effects it integrates out.
     """
 
     name: str
@@ -27,6 +32,10 @@ class Case(NamedTuple):
     parameters: tuple[str, ...]
     groups: str | None = None
     why: str = ""
+    truth: (
+        tuple[Callable[..., None], Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] | None
+    ) = None
+    marginal: Callable[..., Any] | None = None
 
     def flat(self, draws: Mapping[str, np.ndarray]) -> np.ndarray:
         """Draws of the compared sites side by side, shape (s, D)."""

@@ -2,12 +2,13 @@
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
+from benchmarks.common import logistic
 from benchmarks.posteriors.case import Case
+from benchmarks.proxy.data import table
 
 
 def _logits(X: Any, prior_scale: float) -> Any:
@@ -23,17 +24,11 @@ def rare_events(X: Any, y: Any = None) -> None:
 
 
 def _rare_events() -> tuple[tuple, dict]:
-    """40 events in 10⁶ rows, a binary and two rounded predictors."""
+    """40 events in 10⁶ rows, a binary predictor and two that are continuous."""
     rng = np.random.default_rng(101)
     n, events = 10**6, 40
-    X = np.column_stack(
-        [
-            np.ones(n),
-            rng.random(n) < 0.03,
-            np.clip(np.round(rng.normal(size=n) * 2) / 2, -3, 3),
-            rng.integers(0, 5, n) - 2.0,
-        ]
-    ).astype(np.float32)
+    X = np.column_stack([np.ones(n), rng.random(n) < 0.03, rng.normal(size=(n, 2))])
+    X = X.astype(np.float32)
     risk = np.exp(X @ np.array([0.0, 1.2, 0.8, -0.4]))
     y = np.zeros(n, np.int32)
     y[rng.choice(n, events, replace=False, p=risk / risk.sum())] = 1
@@ -41,7 +36,7 @@ def _rare_events() -> tuple[tuple, dict]:
 
 
 def rare_level(X: Any, level: Any, num_levels: int, y: Any = None) -> None:
-    """Logistic regression with one coefficient for each level of a factor."""
+    """Logistic regression with one coefficient for each level of a factor, and no intercept."""
     logits = _logits(X, 2.0)
     effect: Any = numpyro.sample("effect", dist.Normal(0.0, 3.0).expand([num_levels]).to_event(1))
     with numpyro.plate("rows", X.shape[0]):
@@ -52,16 +47,44 @@ def _rare_level() -> tuple[tuple, dict]:
     """200,000 rows, of which 20 have the last level, all but one of them without the event."""
     rng = np.random.default_rng(102)
     n, rare = 200_000, 20
-    level = rng.choice(5, size=n, p=[0.4, 0.3, 0.2, 0.0998, 0.0002]).astype(np.int32)
-    level[level == 4] = 0
+    level = rng.choice(5, size=n, p=[0.4, 0.3, 0.2, 0.1, 0.0]).astype(np.int32)
     at = rng.choice(n, rare, replace=False)
     level[at] = 4
-    X = np.column_stack([np.ones(n), rng.normal(size=(n, 3))]).astype(np.float32)
-    eta = X @ np.array([-1.0, 0.5, -0.3, 0.2]) + np.array([0.0, 0.4, -0.5, 0.8, 0.0])[level]
+    X = rng.normal(size=(n, 3)).astype(np.float32)
+    eta = X @ np.array([0.5, -0.3, 0.2]) + np.array([-1.0, -0.6, -1.5, -0.2, 0.0])[level]
     y = (rng.random(n) < 1 / (1 + np.exp(-eta))).astype(np.int32)
     y[at] = 0
     y[at[0]] = 1
     return (X, level, 5, y), {}
+
+
+def _wide() -> tuple[tuple, dict]:
+    """60,000 rows of one-hot columns with rare levels, and few events."""
+    z = table(60_000, 124, seed=103)
+    rng = np.random.default_rng(103)
+    theta = rng.normal(scale=0.5, size=z.shape[1])
+    y = rng.random(len(z)) < 1 / (1 + np.exp(-(z @ theta - 6)))
+    return (z, y.astype(np.int32)), {}
+
+
+# Three parameters of which the likelihood sees two sums.
+_SUMS = np.array([[1, 0], [1, 1], [0, 1]], np.float32)
+
+
+def unidentifiable(X: Any, y: Any = None) -> None:
+    """Logistic regression on two sums of three parameters with Cauchy priors."""
+    theta: Any = numpyro.sample("theta", dist.Cauchy(0.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ (theta @ _SUMS)), obs=y)
+
+
+def _unidentifiable() -> tuple[tuple, dict]:
+    """50,000 rows, an intercept and a predictor."""
+    rng = np.random.default_rng(104)
+    n = 50_000
+    X = np.column_stack([np.ones(n), rng.normal(size=n)]).astype(np.float32)
+    y = rng.random(n) < 1 / (1 + np.exp(-X @ np.array([-2.0, 1.5])))
+    return (X, y.astype(np.int32)), {}
 
 
 LOGISTIC = (
@@ -80,5 +103,21 @@ LOGISTIC = (
         _rare_level,
         ("beta", "effect"),
         why="one coefficient rests on 20 rows and one event",
+    ),
+    Case(
+        "wide-logistic",
+        "wide one-hot logistic, D = 124",
+        logistic,
+        _wide,
+        ("theta",),
+        why="many coefficients rest on few events",
+    ),
+    Case(
+        "unidentifiable",
+        "unidentifiable logistic, Cauchy priors",
+        unidentifiable,
+        _unidentifiable,
+        ("theta",),
+        why="the likelihood is flat along a line, and the priors have heavy tails",
     ),
 )

@@ -18,8 +18,11 @@ class Outcome:
     Attributes:
         draws: of the constrained sample sites, draws along the leading axis, float64.
         log_density: the logarithm of the unnormalised density of the method's posterior at one
-            draw of the unconstrained sites of the full model, where it is known.
-        unconstrained: draws of the unconstrained sites, where the method has them.
+            draw of the unconstrained sites of the full model, a dict, where it is known. For a case
+            with groups it takes the shared sites alone (`case.parameters`); it is None for a method
+            whose density is one of the effects too.
+        unconstrained: draws of the unconstrained sites, where the method has them; otherwise they
+            are found from `draws`.
         info: rows kept, Pareto k, evaluations, settings: numbers and short strings.
     """
 
