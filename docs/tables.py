@@ -17,6 +17,7 @@ from benchmarks import common
 from benchmarks.builds import tables as builds
 from benchmarks.groups import tables as groups
 from benchmarks.paper import runner
+from benchmarks.posteriors import tables as posteriors
 from benchmarks.proxy import tables as proxy
 from benchmarks.robustness import tables as robustness
 from benchmarks.scale import tables as scale
@@ -33,6 +34,7 @@ _TABLES = {
     **robustness.TABLES,
     **proxy.TABLES,
     **groups.TABLES,
+    **posteriors.TABLES,
 }
 
 # What a table of `benchmarks.scale` needs to have been measured.

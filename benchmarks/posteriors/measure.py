@@ -69,6 +69,11 @@ def compare(outcome: Outcome, posterior: Posterior, truth: Truth) -> dict[str, A
         ],
         "effective": float(min(effective_sample_size(x[None]) for x in own.T if np.ptp(x) > 0)),
     }
+    if outcome.log_weights is not None:
+        weights = np.exp(outcome.log_weights - outcome.log_weights.max())
+        weights /= weights.sum()
+        corrected = np.abs(weights @ own - truth.mean) / truth.sd
+        found["mean error corrected, sd"] = float(corrected.max())
     whole = np.isfinite(free).all(axis=1)
     try:
         found["KL of moments"] = moments_divergence(truth.unconstrained, free[whole])

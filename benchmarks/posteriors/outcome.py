@@ -23,10 +23,13 @@ class Outcome:
             whose density is one of the effects too.
         unconstrained: draws of the unconstrained sites, where the method has them; otherwise they
             are found from `draws`.
+        log_weights: importance weights of the draws towards the full posterior, where the method
+            gives them beside the draws, shape (s,).
         info: rows kept, Pareto k, evaluations, settings: numbers and short strings.
     """
 
     draws: dict[str, np.ndarray]
     log_density: Callable[[Mapping[str, Any]], Any] | None = None
     unconstrained: dict[str, np.ndarray] | None = None
+    log_weights: np.ndarray | None = None
     info: dict[str, Any] = field(default_factory=dict)

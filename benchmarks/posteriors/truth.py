@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import initialize_model
 from scipy.optimize import minimize
 
 from benchmarks.posteriors.case import Case
@@ -22,6 +23,25 @@ from benchmarks.posteriors.measure import divergence
 
 CHAINS, KEPT = 4, 2000
 QUANTILES = (0.05, 0.5, 0.95)
+_JUDGED = 500
+
+
+class Settings(NamedTuple):
+    """How NUTS runs on all rows: draws of each chain, warm-up, acceptance, a dense mass matrix."""
+
+    draws: int = 500
+    warmup: int = 200
+    accept: float = 0.8
+    dense: bool = True
+
+
+SETTINGS = {
+    "cauchy": Settings(2000, 500, 0.9),
+    "unidentifiable": Settings(1500, 500, 0.9),
+    "horseshoe": Settings(3000, 1000, 0.99, dense=False),
+    "rare-events": Settings(500, 150),
+    "wide-logistic": Settings(500, 150),
+}
 
 
 class Gaussian(NamedTuple):
@@ -81,22 +101,20 @@ def gaussian(posterior: Posterior) -> Gaussian | None:
     return Gaussian(start, (covariance + covariance.T) / 2)
 
 
-def sample(
-    case: Case, posterior: Posterior, start: Gaussian | None, draws: int, warmup: int
-) -> Any:
+def sample(case: Case, posterior: Posterior, start: Gaussian | None, settings: Settings) -> Any:
     """NUTS on all rows; the samples by chain, and facts."""
     model, make = case.truth or (case.model, case.make)
     args, kwargs = in_float64(make())
     sites = list(posterior.shapes)
-    mass: dict[str, Any] = {"dense_mass": [tuple(sites)]}
+    mass: dict[str, Any] = {"dense_mass": [tuple(sites)] if settings.dense else False}
     init: Any = None
-    if start is not None:
+    if start is not None and settings.dense:
         rng = np.random.default_rng(1)
         around = start.mean + np.sqrt(np.diag(start.covariance)) * rng.uniform(
             -1, 1, (CHAINS, posterior.dims)
         )
         init = {k: jnp.asarray(v) for k, v in posterior.split(around).items()}
-        if case.groups is None:
+        if case.groups is None and settings.dense:
             # NUTS lays sites side by side by their names.
             by_name = sorted(sites)
             position = posterior.split(np.arange(posterior.dims))
@@ -106,8 +124,6 @@ def sample(
             }
             mass["dense_mass"] = [tuple(by_name)]
     if init is not None and case.groups is not None:
-        from numpyro.infer.util import initialize_model
-
         found = initialize_model(
             jax.random.key(3), model, model_args=args, model_kwargs=kwargs
         ).param_info.z
@@ -115,37 +131,39 @@ def sample(
             name: init.get(name, jnp.zeros((CHAINS, *jnp.shape(value))))
             for name, value in found.items()
         }
-    kernel = NUTS(model, target_accept_prob=0.9, **mass)
+    kernel = NUTS(model, target_accept_prob=settings.accept, **mass)
     mcmc = MCMC(
         kernel,
-        num_warmup=warmup,
-        num_samples=draws,
+        num_warmup=settings.warmup,
+        num_samples=settings.draws,
         num_chains=CHAINS,
         chain_method="vectorized",
         progress_bar=False,
     )
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     fields = ("diverging", "num_steps")
     mcmc.run(jax.random.key(2), *args, **kwargs, init_params=init, extra_fields=fields)
-    samples = mcmc.get_samples(group_by_chain=True)
+    samples = jax.block_until_ready(mcmc.get_samples(group_by_chain=True))
     extra = mcmc.get_extra_fields()
     facts = {
-        "draws": CHAINS * draws,
-        "warmup": warmup,
+        "draws": CHAINS * settings.draws,
+        "warmup": settings.warmup,
         "seconds": time.perf_counter() - begin,
+        "CPU s": time.process_time() - cpu,
         "gradients per draw": float(np.mean(extra["num_steps"])),
         "divergent": int(np.sum(extra["diverging"])),
     }
     return {name: np.asarray(samples[name]) for name in case.parameters}, facts
 
 
-def measure(case: Case, draws: int, warmup: int) -> None:
+def measure(case: Case) -> None:
     """Sample the truth of a case and store it."""
     posterior = Posterior(case)
     begin = time.perf_counter()
     start = gaussian(posterior)
     print(f"{case.name}: the mode in {time.perf_counter() - begin:.0f} s", flush=True)
-    samples, facts = sample(case, posterior, start, draws, warmup)
+    settings = SETTINGS.get(case.name, Settings())
+    samples, facts = sample(case, posterior, start, settings)
     facts["R-hat"] = max(float(np.max(split_gelman_rubin(x))) for x in samples.values())
     facts["effective"] = min(float(np.min(effective_sample_size(x))) for x in samples.values())
     joined = {name: x.reshape(-1, *x.shape[2:]) for name, x in samples.items()}
@@ -158,7 +176,7 @@ def measure(case: Case, draws: int, warmup: int) -> None:
     if start is None:
         facts["Gaussian"] = None
     else:
-        theirs = start.draws(KEPT)
+        theirs = start.draws(_JUDGED)
         with np.errstate(over="ignore"):
             facts["Gaussian"] = divergence(
                 log_density - start.log_density(free.astype(float)),
