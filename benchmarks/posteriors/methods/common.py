@@ -78,8 +78,8 @@ def gaussian_outcome(
     flat = mean + (normal * scale if scale.ndim == 1 else normal @ scale.T)
     unconstrained = likelihood.unravel.all(jnp.asarray(flat, jnp.zeros(()).dtype))
     names = sorted(case.parameters if case.groups else likelihood.init_params)
-    numbered = likelihood.unravel(jnp.arange(mean.size))
-    kept = np.concatenate([np.ravel(numbered[name]) for name in names])
+    numbered = likelihood.unravel(np.arange(mean.size, dtype=np.float32))
+    kept = np.concatenate([np.ravel(numbered[name]) for name in names]).astype(int)
     root = scale[kept]
     covariance = np.diag(root**2) if scale.ndim == 1 else root @ root.T
     whiten = np.linalg.inv(np.linalg.cholesky(covariance))
@@ -93,7 +93,7 @@ def gaussian_outcome(
         constrained(likelihood, unconstrained),
         log_density,
         numpy_draws(unconstrained, unconstrained),
-        info,
+        info=info,
     )
 
 
@@ -125,7 +125,7 @@ def resampled(
     kept = {name: np.asarray(x)[chosen] for name, x in unconstrained.items()}
     info |= {"k-hat": khat, "distinct draws": int(np.unique(chosen).size)}
     info["effective draws"] = float(1 / np.sum(weights**2))
-    return Outcome(constrained(likelihood, kept), None, numpy_draws(kept, kept), info)
+    return Outcome(constrained(likelihood, kept), None, numpy_draws(kept, kept), info=info)
 
 
 def subsampled_model(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxcoreset as jc
+from benchmarks.posteriors import results
 from benchmarks.posteriors.case import Case
 from benchmarks.posteriors.methods import common
 from benchmarks.posteriors.outcome import Missing, Outcome
@@ -81,7 +82,12 @@ def importance_same(
 
 def rows_of_ours(case: Case) -> int:
     """The number of rows that the library's default kept, by the results so far."""
-    raise Missing("the library's default has no result yet that says how many rows it keeps")
+    if case.groups is not None:
+        raise Missing("the library's default keeps groups, not rows")
+    info = (results.cell(case.name, "ours") or {}).get("info", {})
+    if not info.get("rows"):
+        raise Missing("there is no result yet in which the library's default keeps rows")
+    return int(info["rows"])
 
 
 def _uniform(

@@ -19,8 +19,8 @@ def nutpie(case: Case, args: tuple, kwargs: Mapping[str, Any], key: Any, num_dra
     recommend. Models whose priors PyMC does not have are left out.
     """
     try:
-        import nutpie as sampler
-        import pymc as pm
+        import nutpie as sampler  # pyright: ignore[reportMissingImports]
+        import pymc as pm  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise Missing(f"{error.name} is not installed") from error
     with pm.Model() as model:
