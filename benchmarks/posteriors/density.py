@@ -134,7 +134,7 @@ class Truth(NamedTuple):
 
     Attributes:
         unconstrained: 2,000 thinned draws, shape (2000, D).
-        log_density: the log-density at them, without its largest value.
+        log_density: the unnormalised log-density at them.
         mean: of the sites' own values, from all draws, shape (D',).
         sd: the same way.
         quantiles: at 0.05, 0.5 and 0.95, shape (3, D').

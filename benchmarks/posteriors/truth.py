@@ -186,7 +186,7 @@ def measure(case: Case) -> None:
     np.savez(
         FOLDER / f"truth_{case.name}.npz",
         unconstrained=free,
-        log_density=log_density - log_density.max(),
+        log_density=log_density,
         mean=own.mean(axis=0),
         sd=own.std(axis=0),
         quantiles=np.quantile(own, QUANTILES, axis=0),
