@@ -45,5 +45,7 @@ def _of_builder(
     likelihood = likelihood_of(case, args, kwargs)
     build_key, key = jax.random.split(key)
     size = min(_ROWS, likelihood.num_data // 2)
-    coreset = builder(case.model, size, progress_bar=False).run(build_key, *args, **kwargs)
+    coreset = builder(case.model, size, weighting=None, progress_bar=False).run(
+        build_key, *args, **kwargs
+    )
     return weighted_nuts(case, likelihood, coreset.indices, coreset.weights, key, num_draws)
