@@ -18,9 +18,9 @@ class Case(NamedTuple):
         parameters: the sample sites that are compared; the effects of groups are not.
         groups: the name of the argument with each row's group, or None.
         why: why the posterior is not a Gaussian.
-        truth: the model for NUTS on all rows and what makes its arguments, where these are not the
-            case's own: standardised effects, or a likelihood by sufficient statistics. Its sites
-            have the names and the meaning of the case's.
+        truth: a faster spelling of the same density up to a constant, and what makes its arguments:
+            by sufficient statistics, or by counts of equal rows. Its sites are those of the case.
+        centred: for NUTS on all rows, by site how far it is centred (`LocScaleReparam`).
         marginal: the log-likelihood of all rows given shared parameters, (sites, args, kwargs) ->
             (), for a case with groups, whose effects it integrates out.
     """
@@ -35,6 +35,7 @@ class Case(NamedTuple):
     truth: (
         tuple[Callable[..., None], Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] | None
     ) = None
+    centred: dict[str, Any] | None = None
     marginal: Callable[..., Any] | None = None
 
     def flat(self, draws: Mapping[str, np.ndarray]) -> np.ndarray:

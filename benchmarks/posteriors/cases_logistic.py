@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -23,16 +25,44 @@ def rare_events(X: Any, y: Any = None) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=logits - 8.0), obs=y)
 
 
+def _tenths(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Normal numbers to one decimal place, as tables have them."""
+    return np.round(rng.normal(size=n), 1)
+
+
+def _counted(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Distinct rows, and how often each occurs without the event and with it."""
+    distinct, which = np.unique(X, axis=0, return_inverse=True)
+    counts = [np.bincount(which.ravel()[y == value], minlength=len(distinct)) for value in (0, 1)]
+    return distinct, *counts
+
+
+def _by_count(logits: Any, without: Any, events: Any) -> None:
+    """The log-likelihood of logistic regression by counts of equal rows."""
+    values = events * logits - (without + events) * jax.nn.softplus(logits)
+    numpyro.factor("rows", jnp.sum(values))
+
+
 def _rare_events() -> tuple[tuple, dict]:
-    """40 events in 10⁶ rows, a binary predictor and two that are continuous."""
+    """40 events in 10⁶ rows, a binary predictor and two to one decimal place."""
     rng = np.random.default_rng(101)
     n, events = 10**6, 40
-    X = np.column_stack([np.ones(n), rng.random(n) < 0.03, rng.normal(size=(n, 2))])
+    X = np.column_stack([np.ones(n), rng.random(n) < 0.03, _tenths(rng, n), _tenths(rng, n)])
     X = X.astype(np.float32)
     risk = np.exp(X @ np.array([0.0, 1.2, 0.8, -0.4]))
     y = np.zeros(n, np.int32)
     y[rng.choice(n, events, replace=False, p=risk / risk.sum())] = 1
     return (X, y), {}
+
+
+def rare_events_by_count(X: Any, without: Any, events: Any) -> None:
+    """The same density by counts of equal rows."""
+    _by_count(_logits(X, 3.0) - 8.0, without, events)
+
+
+def _rare_events_by_count() -> tuple[tuple, dict]:
+    (X, y), _ = _rare_events()
+    return _counted(X, y), {}
 
 
 def rare_level(X: Any, level: Any, num_levels: int, y: Any = None) -> None:
@@ -50,12 +80,25 @@ def _rare_level() -> tuple[tuple, dict]:
     level = rng.choice(5, size=n, p=[0.4, 0.3, 0.2, 0.1, 0.0]).astype(np.int32)
     at = rng.choice(n, rare, replace=False)
     level[at] = 4
-    X = rng.normal(size=(n, 3)).astype(np.float32)
-    eta = X @ np.array([0.5, -0.3, 0.2]) + np.array([-1.0, -0.6, -1.5, -0.2, 0.0])[level]
+    X = np.column_stack([_tenths(rng, n), _tenths(rng, n)]).astype(np.float32)
+    eta = X @ np.array([0.5, -0.3]) + np.array([-1.0, -0.6, -1.5, -0.2, 0.0])[level]
     y = (rng.random(n) < 1 / (1 + np.exp(-eta))).astype(np.int32)
     y[at] = 0
     y[at[0]] = 1
     return (X, level, 5, y), {}
+
+
+def rare_level_by_count(X: Any, level: Any, num_levels: int, without: Any, events: Any) -> None:
+    """The same density by counts of equal rows."""
+    logits = _logits(X, 2.0)
+    effect: Any = numpyro.sample("effect", dist.Normal(0.0, 3.0).expand([num_levels]).to_event(1))
+    _by_count(logits + effect[level], without, events)
+
+
+def _rare_level_by_count() -> tuple[tuple, dict]:
+    (X, level, num_levels, y), _ = _rare_level()
+    distinct, *counts = _counted(np.column_stack([X, level]), y)
+    return (distinct[:, :-1], distinct[:, -1].astype(np.int32), num_levels, *counts), {}
 
 
 def _wide() -> tuple[tuple, dict]:
@@ -95,6 +138,7 @@ LOGISTIC = (
         _rare_events,
         ("beta",),
         why="the likelihood of 40 events is skewed",
+        truth=(rare_events_by_count, _rare_events_by_count),
     ),
     Case(
         "rare-level",
@@ -103,6 +147,7 @@ LOGISTIC = (
         _rare_level,
         ("beta", "effect"),
         why="one coefficient rests on 20 rows and one event",
+        truth=(rare_level_by_count, _rare_level_by_count),
     ),
     Case(
         "wide-logistic",

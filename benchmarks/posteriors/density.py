@@ -33,7 +33,8 @@ class Posterior:
         case: the case. Use it with 64-bit types enabled.
 
     Attributes:
-        args: the model's arguments, in float64.
+        model: the case's model, or a faster spelling of it.
+        args: its arguments, in float64.
         kwargs: its keyword arguments.
         transforms: what maps the unconstrained values of a site to its own.
         shapes: the shapes of the unconstrained values.
@@ -41,8 +42,8 @@ class Posterior:
 
     def __init__(self, case: Case):
         self.case = case
-        args, kwargs = case.make()
-        self.num_rows = max(np.shape(x)[0] for x in args if np.ndim(x))
+        self.model, make = case.truth or (case.model, case.make)
+        args, kwargs = make()
         self.args, self.kwargs = in_float64(args), in_float64(kwargs)
         sites = self._trace({}, (self.args, self.kwargs))
         self.transforms: dict[str, Transform] = {
@@ -69,7 +70,7 @@ class Posterior:
         return jax.tree.unflatten(treedef, [next(rest) if np.ndim(x) else x for x in leaves])
 
     def _trace(self, sites: Mapping[str, Any], call: tuple[tuple, dict]) -> dict[str, Any]:
-        seeded = handlers.seed(self.case.model, jax.random.key(0))
+        seeded = handlers.seed(self.model, jax.random.key(0))
         model = handlers.substitute(seeded, data=dict(sites))
         return handlers.trace(model).get_trace(*call[0], **call[1])
 
@@ -116,7 +117,7 @@ class Posterior:
         self, flat: np.ndarray, function: Callable[[Mapping[str, Any]], Any] | None = None
     ) -> np.ndarray:
         """`log_density`, or another function of unconstrained sites, at each of flat draws."""
-        at_once = 1 if function else max(1, min(len(flat), _AT_ONCE // self.num_rows))
+        at_once = 1 if function else max(1, min(len(flat), _AT_ONCE // max(map(len, self.arrays))))
 
         @jax.jit
         def evaluate(flat: Any, arrays: Any) -> Any:

@@ -13,12 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+from numpyro.handlers import reparam
 from numpyro.infer import MCMC, NUTS
+from numpyro.infer.reparam import LocScaleReparam
 from numpyro.infer.util import initialize_model
 from scipy.optimize import minimize
 
 from benchmarks.posteriors.case import Case
-from benchmarks.posteriors.density import FOLDER, Posterior, in_float64
+from benchmarks.posteriors.density import FOLDER, Posterior
 from benchmarks.posteriors.measure import divergence
 
 CHAINS, KEPT = 4, 2000
@@ -103,8 +105,9 @@ def gaussian(posterior: Posterior) -> Gaussian | None:
 
 def sample(case: Case, posterior: Posterior, start: Gaussian | None, settings: Settings) -> Any:
     """NUTS on all rows; the samples by chain, and facts."""
-    model, make = case.truth or (case.model, case.make)
-    args, kwargs = in_float64(make())
+    args, kwargs = posterior.args, posterior.kwargs
+    config: Any = {name: LocScaleReparam(much) for name, much in (case.centred or {}).items()}
+    model = reparam(posterior.model, config=config)
     sites = list(posterior.shapes)
     mass: dict[str, Any] = {"dense_mass": [tuple(sites)] if settings.dense else False}
     init: Any = None
@@ -114,7 +117,7 @@ def sample(case: Case, posterior: Posterior, start: Gaussian | None, settings: S
             -1, 1, (CHAINS, posterior.dims)
         )
         init = {k: jnp.asarray(v) for k, v in posterior.split(around).items()}
-        if case.groups is None and settings.dense:
+        if case.centred is None and settings.dense:
             # NUTS lays sites side by side by their names.
             by_name = sorted(sites)
             position = posterior.split(np.arange(posterior.dims))
@@ -156,6 +159,10 @@ def sample(case: Case, posterior: Posterior, start: Gaussian | None, settings: S
     return {name: np.asarray(samples[name]) for name in case.parameters}, facts
 
 
+def _num_rows(case: Case) -> int:
+    return max(len(x) for x in case.make()[0] if np.ndim(x))
+
+
 def measure(case: Case) -> None:
     """Sample the truth of a case and store it."""
     posterior = Posterior(case)
@@ -172,7 +179,7 @@ def measure(case: Case) -> None:
     free = posterior.flat(posterior.unconstrain({k: v[thin] for k, v in joined.items()}))
     free = free.astype(np.float32)
     log_density = posterior.log_densities(free.astype(float))
-    facts |= {"name": case.name, "rows": posterior.num_rows, "parameters": posterior.dims}
+    facts |= {"name": case.name, "rows": _num_rows(case), "parameters": posterior.dims}
     if start is None:
         facts["Gaussian"] = None
     else:
