@@ -40,6 +40,7 @@ class Settings(NamedTuple):
 SETTINGS = {
     "cauchy": Settings(2000, 500, 0.9),
     "unidentifiable": Settings(1500, 500, 0.9),
+    "mixture": Settings(2000, 800, 0.9),
     "horseshoe": Settings(3000, 1000, 0.99, dense=False),
     "rare-events": Settings(500, 150),
     "wide-logistic": Settings(500, 150),
