@@ -33,8 +33,9 @@ def _tenths(rng: np.random.Generator, n: int) -> np.ndarray:
 def _counted(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Distinct rows, and how often each occurs without the event and with it."""
     distinct, which = np.unique(X, axis=0, return_inverse=True)
-    counts = [np.bincount(which.ravel()[y == value], minlength=len(distinct)) for value in (0, 1)]
-    return distinct, *counts
+    is_event, num = y == 1, len(distinct)
+    without = np.bincount(which.ravel()[~is_event], minlength=num)
+    return distinct, without, np.bincount(which.ravel()[is_event], minlength=num)
 
 
 def _by_count(logits: Any, without: Any, events: Any) -> None:

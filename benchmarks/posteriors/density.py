@@ -157,7 +157,5 @@ def load(case: Case) -> Truth:
         FileNotFoundError: if it is not.
     """
     with np.load(FOLDER / f"truth_{case.name}.npz", allow_pickle=False) as stored:
-        names = ("unconstrained", "log_density", "mean", "sd", "quantiles")
-        return Truth(
-            *(stored[name].astype(float) for name in names), json.loads(str(stored["facts"]))
-        )
+        arrays = {name: stored[name].astype(float) for name in Truth._fields[:-1]}
+        return Truth(**arrays, facts=json.loads(str(stored["facts"])))

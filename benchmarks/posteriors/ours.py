@@ -25,8 +25,7 @@ def default(
     """A coreset to `tol=0.01` without other settings, NUTS on it, and the correction."""
     build_key, nuts_key = jax.random.split(key)
     begin = time.perf_counter()
-    of_groups = {} if case.groups is None else {"groups": case.groups}
-    builder = jc.CoresetBuilder(case.model, tol=TOL, progress_bar=False, **of_groups)
+    builder = jc.CoresetBuilder(case.model, tol=TOL, progress_bar=False, groups=case.groups)
     coreset = builder.run(build_key, *args, **kwargs)
     built = time.perf_counter()
     mcmc = MCMC(
@@ -50,8 +49,8 @@ def default(
     report, extra = coreset.report, mcmc.get_extra_fields()
 
     def log_density(unconstrained: Mapping[str, Any]) -> Any:
-        own = in_float64((coreset.args, dict(coreset.kwargs)))
-        return -potential_energy(coreset.model, *own, dict(unconstrained))
+        own_args, own_kwargs = in_float64((coreset.args, dict(coreset.kwargs)))
+        return -potential_energy(coreset.model, own_args, own_kwargs, dict(unconstrained))
 
     return Outcome(
         {name: np.asarray(samples[name], float) for name in case.parameters},

@@ -88,6 +88,7 @@ def gaussian(posterior: Posterior) -> Gaussian | None:
     for _ in range(3):
         options = {"maxiter": 500, "maxfun": 1500, "ftol": 1e-15, "gtol": 1e-6}
         start = minimize(at, start, jac=True, method="L-BFGS-B", options=options).x
+    matrix = np.eye(posterior.dims)
     for _ in range(20):  # Newton's steps from there
         matrix = np.asarray(hessian(jnp.asarray(start), arrays))
         value, slope = at(start)

@@ -59,7 +59,7 @@ def test_a_faster_spelling_has_the_density_of_the_cases_model(name):
     case = CASES[name]
     with jax.enable_x64(True):
         posterior = Posterior(case)
-        call = in_float64(case.make())
+        args, kwargs = in_float64(case.make())
         flat = 0.2 * np.random.default_rng(0).normal(size=(3, posterior.dims))
         found = posterior.log_densities(flat)
         expected = []
@@ -70,7 +70,7 @@ def test_a_faster_spelling_has_the_density_of_the_cases_model(name):
                 jnp.sum(transform.log_abs_det_jacobian(free[site], own[site]))
                 for site, transform in posterior.transforms.items()
             ]
-            expected.append(float(log_density(case.model, *call, own)[0] + sum(jacobians)))
+            expected.append(float(log_density(case.model, args, kwargs, own)[0] + sum(jacobians)))
     np.testing.assert_allclose(np.diff(found), np.diff(expected), rtol=1e-9)
 
 
