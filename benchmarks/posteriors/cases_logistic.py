@@ -103,8 +103,8 @@ def _rare_level_by_count() -> tuple[tuple, dict]:
 
 
 def _wide() -> tuple[tuple, dict]:
-    """60,000 rows of one-hot columns with rare levels, and few events."""
-    z = table(60_000, 124, seed=103)
+    """30,000 rows of one-hot columns with rare levels, and few events."""
+    z = table(30_000, 124, seed=103)
     rng = np.random.default_rng(103)
     theta = rng.normal(scale=0.5, size=z.shape[1])
     y = rng.random(len(z)) < 1 / (1 + np.exp(-(z @ theta - 6)))

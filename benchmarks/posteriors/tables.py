@@ -11,15 +11,18 @@ from benchmarks.posteriors.run import TITLES
 def kl(found: dict[str, Any] | None) -> str:
     """The divergence of a cell in words.
 
-    It is the variance of the log-ratio, with "≈", where the divergence is less than two of its
-    Monte Carlo errors, and that of the moments, in parentheses, where a density is not known.
+    Where it is less than two of its Monte Carlo errors, these are told, or with "≈" the variance of
+    the log-ratio if that is smaller still. In parentheses it is the divergence of the moments, where
+    a density is not known.
     """
     if not found:
         return ""
     if found.get("KL") is not None:
         if found["KL"] > 2 * found["error"]:
             return f"{found['KL']:.2g}"
-        return f"≈ {found['variance']:.2g}"
+        if found["variance"] < found["error"]:
+            return f"≈ {found['variance']:.2g}"
+        return f"{found['KL']:.2g} ± {found['error']:.1g}"
     if found.get("KL of moments") is not None:
         return f"({found['KL of moments']:.2g})"
     return "–" if "CPU s" in found else _why_not(found)

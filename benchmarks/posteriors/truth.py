@@ -43,7 +43,7 @@ SETTINGS = {
     "mixture": Settings(2000, 800, 0.9),
     "horseshoe": Settings(3000, 1000, 0.99, dense=False),
     "rare-events": Settings(500, 150),
-    "wide-logistic": Settings(500, 150),
+    "wide-logistic": Settings(500, 100),
 }
 
 
