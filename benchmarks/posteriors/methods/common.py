@@ -15,6 +15,7 @@ from benchmarks.posteriors.case import Case
 from benchmarks.posteriors.outcome import Missing, Outcome
 from jaxcoreset.likelihood.arguments import ModelError
 from jaxcoreset.likelihood.totals import log_likelihood_totals
+from jaxcoreset.weighting.errors import UnusableWeightingError
 from jaxcoreset.weighting.psis import pareto_smooth
 
 # A dense matrix of so many parameters, or of their derivatives by rows, is too large.
@@ -37,6 +38,31 @@ def refuse_many_parameters(likelihood: jc.ModelLikelihood) -> None:
             f"it keeps a dense matrix of all {likelihood.num_params:,} parameters, "
             f"of which the benchmark allows {MOST_PARAMETERS:,}"
         )
+
+
+def with_laplace(
+    case: Case,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    key: Any,
+    finish: Callable[[jc.ModelLikelihood, jc.LaplaceApproximation], Outcome],
+) -> Outcome:
+    """What is made of the Laplace approximation, which is fitted in float64 if float32 fails."""
+
+    def fit() -> Outcome:
+        likelihood = likelihood_of(case, args, kwargs)
+        refuse_many_parameters(likelihood)
+        return finish(likelihood, jc.laplace_approximation(likelihood, key=key))
+
+    try:
+        return fit()
+    except UnusableWeightingError:
+        pass
+    try:
+        with jax.enable_x64(True):
+            return fit()
+    except UnusableWeightingError as error:
+        raise Missing(f"there is no Laplace approximation: {error}") from error
 
 
 def numpy_draws(draws: Mapping[str, Any], names: Any) -> dict[str, np.ndarray]:

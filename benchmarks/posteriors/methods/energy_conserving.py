@@ -14,12 +14,12 @@ import numpy as np
 import optax
 from numpyro.infer import HMCECS, MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoDelta
+from numpyro.infer.initialization import init_to_value
 
 import jaxcoreset as jc
 from benchmarks.posteriors.case import Case
 from benchmarks.posteriors.methods import common
-from benchmarks.posteriors.outcome import Missing, Outcome
-from jaxcoreset.weighting.errors import UnusableWeightingError
+from benchmarks.posteriors.outcome import Outcome
 
 # The defaults of NumPyro's examples/hmcecs.py.
 _ROWS, _BLOCKS, _SVI_STEPS, _STEP, _WARMUP = 1300, 100, 5000, 1e-3, 500
@@ -52,30 +52,22 @@ def _run(
     return Outcome(draws, info=info | {"accepted parts": accepted})
 
 
-def _likelihood(case: Case, args: tuple, kwargs: Mapping[str, Any]) -> jc.ModelLikelihood:
-    likelihood = common.likelihood_of(case, args, kwargs)
-    common.refuse_many_parameters(likelihood)
-    if likelihood.num_data <= _ROWS:
-        raise Missing(
-            f"HMCECS: there are {likelihood.num_data} rows, and a part has {_ROWS} in its example"
-        )
-    return likelihood
-
-
 def hmcecs(case: Case, args: tuple, kwargs: Mapping[str, Any], key: Any, num_draws: int) -> Outcome:
     """HMCECS with the settings of NumPyro's example, examples/hmcecs.py.
 
     The reference is found by 5,000 steps of Adam with step size 0.001 on an `AutoDelta` guide, with
     parts of 1,300 rows; NUTS then has 1,300 rows in 100 blocks and 500 steps of warmup.
     """
-    likelihood = _likelihood(case, args, kwargs)
+    likelihood = common.likelihood_of(case, args, kwargs)
+    common.refuse_many_parameters(likelihood)
+    size = min(_ROWS, likelihood.num_data - 1)
     search_key, key = jax.random.split(key)
-    model = common.subsampled_model(likelihood, _ROWS)
+    model = common.subsampled_model(likelihood, size)
     svi = SVI(model, AutoDelta(model), optax.adam(_STEP), Trace_ELBO())
     rows = common.device_rows(likelihood)
     found = svi.run(search_key, _SVI_STEPS, rows, progress_bar=False).params
     reference = {name: found[f"{name}_auto_loc"] for name in likelihood.init_params}
-    return _run(likelihood, reference, _ROWS, _BLOCKS, _WARMUP, key, num_draws)
+    return _run(likelihood, reference, size, _BLOCKS, _WARMUP, key, num_draws)
 
 
 def hmcecs_tuned(
@@ -88,27 +80,20 @@ def hmcecs_tuned(
     recommend), between 100 and a tenth of all; a block has ten rows, with 100 blocks at most.
     Warmup has 1,000 steps.
     """
-    likelihood = _likelihood(case, args, kwargs)
     fit_key, pilot_key, rows_key, key = jax.random.split(key, 4)
-    try:
-        laplace = jc.laplace_approximation(likelihood, key=fit_key)
-    except UnusableWeightingError as error:
-        raise Missing(f"HMCECS: there is no mode for its expansion: {error}") from error
-    mode = laplace.params()
-    variance = _variance(likelihood, mode, laplace.draws(pilot_key, _PILOT_DRAWS), rows_key)
-    n = likelihood.num_data
-    needed = n**2 * variance / _VARIANCE
-    size = int(np.clip(needed, _FEWEST_ROWS, max(_FEWEST_ROWS, n // 10)))
-    blocks = min(_BLOCKS, size // 10)
-    reference = likelihood.constrain(mode)
-    of_run = {"dense_mass": True, "init_strategy": _at(reference)}
-    return _run(likelihood, reference, size, blocks, common.NUM_WARMUP, key, num_draws, **of_run)
 
+    def finish(likelihood: jc.ModelLikelihood, laplace: jc.LaplaceApproximation) -> Outcome:
+        n, mode = likelihood.num_data, laplace.params()
+        draws = laplace.draws(pilot_key, _PILOT_DRAWS)
+        needed = n**2 * _variance(likelihood, mode, draws, rows_key) / _VARIANCE
+        size = int(np.clip(needed, _FEWEST_ROWS, max(_FEWEST_ROWS, n // 10)))
+        blocks = min(_BLOCKS, size // 10)
+        reference = likelihood.constrain(mode)
+        of_nuts = {"dense_mass": True, "init_strategy": init_to_value(values=reference)}
+        warmup = common.NUM_WARMUP
+        return _run(likelihood, reference, size, blocks, warmup, key, num_draws, **of_nuts)
 
-def _at(reference: Mapping[str, Any]) -> Any:
-    from numpyro.infer.initialization import init_to_value
-
-    return init_to_value(values=dict(reference))
+    return common.with_laplace(case, args, kwargs, fit_key, finish)
 
 
 def _variance(likelihood: jc.ModelLikelihood, mode: Any, draws: Any, key: Any) -> float:

@@ -12,7 +12,6 @@ from benchmarks.posteriors import results
 from benchmarks.posteriors.case import Case
 from benchmarks.posteriors.methods import common
 from benchmarks.posteriors.outcome import Missing, Outcome
-from jaxcoreset.weighting.errors import UnusableWeightingError
 
 _ROWS = 1000
 # Draws of the Laplace approximation at which a row's importance is measured.
@@ -105,17 +104,15 @@ def _uniform(
 def _importance(
     case: Case, args: tuple, kwargs: Mapping[str, Any], key: Any, num_draws: int, size: int
 ) -> Outcome:
-    likelihood = common.likelihood_of(case, args, kwargs)
-    common.refuse_many_parameters(likelihood)
     fit_key, draws_key, rows_key, key = jax.random.split(key, 4)
-    try:
-        laplace = jc.laplace_approximation(likelihood, key=fit_key)
-    except UnusableWeightingError as error:
-        raise Missing(f"there is no Laplace approximation to measure rows by: {error}") from error
-    draws = laplace.draws(draws_key, _NUM_DRAWS)
-    problem = jc.embed(likelihood.log_likelihood, draws, likelihood.data)
-    size = min(size, likelihood.num_data)
-    found = jc.solve(problem, size, jc.ImportanceSampling(), rows_key)
-    weights = np.asarray(found.weights)
-    indices, weights = np.asarray(found.indices)[weights > 0], weights[weights > 0]
-    return weighted_nuts(case, likelihood, indices, weights, key, num_draws)
+
+    def finish(likelihood: jc.ModelLikelihood, laplace: jc.LaplaceApproximation) -> Outcome:
+        draws = laplace.draws(draws_key, _NUM_DRAWS)
+        problem = jc.embed(likelihood.log_likelihood, draws, likelihood.data)
+        count = min(size, likelihood.num_data)
+        found = jc.solve(problem, count, jc.ImportanceSampling(), rows_key)
+        weights = np.asarray(found.weights)
+        indices, weights = np.asarray(found.indices)[weights > 0], weights[weights > 0]
+        return weighted_nuts(case, likelihood, indices, weights, key, num_draws)
+
+    return common.with_laplace(case, args, kwargs, fit_key, finish)
