@@ -12,8 +12,8 @@ def kl(found: dict[str, Any] | None) -> str:
     """The divergence of a cell in words.
 
     Where it is less than two of its Monte Carlo errors, these are told, or with "≈" the variance of
-    the log-ratio if that is smaller still. In parentheses it is the divergence of the moments, where
-    a density is not known.
+    the log-ratio if that is smaller still. Where a density is not known, it is the divergence of the
+    moments, in parentheses.
     """
     if not found:
         return ""
