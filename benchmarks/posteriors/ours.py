@@ -24,10 +24,10 @@ def default(
 ) -> Outcome:
     """A coreset to `tol=0.01` without other settings, NUTS on it, and the correction."""
     build_key, nuts_key = jax.random.split(key)
-    begin = time.perf_counter()
+    begin = _now()
     builder = jc.CoresetBuilder(case.model, tol=TOL, progress_bar=False, groups=case.groups)
     coreset = builder.run(build_key, *args, **kwargs)
-    built = time.perf_counter()
+    built = _now()
     mcmc = MCMC(
         NUTS(coreset.model),
         num_warmup=_WARMUP,
@@ -44,7 +44,7 @@ def default(
         extra_fields=("diverging", "num_steps"),
     )
     samples = jax.block_until_ready(mcmc.get_samples())
-    sampled = time.perf_counter()
+    sampled = _now()
     log_weights, correction = _corrected(coreset, mcmc)
     report, extra = coreset.report, mcmc.get_extra_fields()
 
@@ -69,12 +69,20 @@ def default(
             "estimated Gaussian KL": report.gaussian_kl,
             "divergences": int(np.sum(extra["diverging"])),
             "gradients per draw": float(np.mean(extra["num_steps"])),
-            "build s": built - begin,
-            "NUTS s": sampled - built,
-            "correction s": time.perf_counter() - sampled,
             **correction,
+            **_spent("build", begin, built),
+            **_spent("NUTS", built, sampled),
+            **_spent("correction", sampled, _now()),
         },
     )
+
+
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _spent(stage: str, begin: tuple[float, float], end: tuple[float, float]) -> dict[str, float]:
+    return {f"{stage} s": end[0] - begin[0], f"{stage} CPU s": end[1] - begin[1]}
 
 
 def _corrected(coreset: jc.Coreset, mcmc: MCMC) -> tuple[np.ndarray | None, dict[str, Any]]:

@@ -12,8 +12,8 @@ def kl(found: dict[str, Any] | None) -> str:
     """The divergence of a cell in words.
 
     Where it is less than two of its Monte Carlo errors, these are told, or with "≈" the variance of
-    the log-ratio if that is smaller still. Where a density is not known, it is the divergence of the
-    moments, in parentheses.
+    the log-ratio if that is smaller still. Where a density is not known, it is that of the moments,
+    in parentheses.
     """
     if not found:
         return ""
@@ -134,10 +134,17 @@ def _ours(result: dict[str, Any]) -> str:
             "build, s": f"{info['build s']:.0f}",
             "NUTS, s": f"{info['NUTS s']:.0f}",
             "correction, s": f"{info['correction s']:.0f}",
+            "to draws, CPU s": _to_draws(info),
             "warm, CPU s": f"{found['warm CPU s']:.0f}" if "warm CPU s" in found else None,
         }
     columns = list(max(rows, key=len))
     return markdown(rows, columns)
+
+
+def _to_draws(info: dict[str, Any]) -> str | None:
+    if "build CPU s" not in info:
+        return None
+    return f"{info['build CPU s'] + info['NUTS CPU s']:.0f}"
 
 
 def _reasons(result: dict[str, Any]) -> str:
