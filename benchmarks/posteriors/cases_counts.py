@@ -16,14 +16,26 @@ def _coefficients(name: str, num: int, scale: float = 2.0) -> Any:
     return numpyro.sample(name, dist.Normal(0.0, scale).expand([num]).to_event(1))
 
 
+def _cutpoints(num: int) -> Any:
+    prior = dist.Normal(0.0, 6.0).expand([num]).to_event(1)
+    ordered = dist.TransformedDistribution(prior, dist.transforms.OrderedTransform())
+    return numpyro.sample("cutpoints", ordered)
+
+
 def ordinal(X: Any, num_categories: int, y: Any = None) -> None:
     """Ordered logistic regression."""
-    beta = _coefficients("beta", X.shape[1])
-    prior = dist.Normal(0.0, 6.0).expand([num_categories - 1]).to_event(1)
-    ordered = dist.TransformedDistribution(prior, dist.transforms.OrderedTransform())
-    cutpoints = numpyro.sample("cutpoints", ordered)
+    beta, cutpoints = _coefficients("beta", X.shape[1]), _cutpoints(num_categories - 1)
     with numpyro.plate("rows", X.shape[0]):
         numpyro.sample("y", dist.OrderedLogistic(X @ beta, cutpoints), obs=y)
+
+
+def ordinal_by_bounds(X: Any, num_categories: int, y: Any) -> None:
+    """The same density from the two cutpoints around each row's category."""
+    beta, cutpoints = _coefficients("beta", X.shape[1]), _cutpoints(num_categories - 1)
+    far = jnp.array([1e3])
+    bounds, latent = jnp.concatenate([-far, cutpoints, far]), X @ beta
+    within = -jax.nn.softplus(latent - bounds[y + 1]) - jax.nn.softplus(bounds[y] - latent)
+    numpyro.factor("rows", jnp.sum(within + jnp.log1p(-jnp.exp(-jnp.diff(bounds)))[y]))
 
 
 def _ordinal() -> tuple[tuple, dict]:
@@ -80,6 +92,15 @@ def zero_inflated(X: Any, y: Any = None) -> None:
         numpyro.sample("y", dist.ZeroInflatedPoisson(gate=gate, rate=rate), obs=y)
 
 
+def zero_inflated_by_logits(X: Any, y: Any) -> None:
+    """The same density but for the factorials."""
+    beta, gamma = _coefficients("beta", X.shape[1]), _coefficients("gamma", 2)
+    log_rate, logits = X @ beta, X[:, :2] @ gamma
+    rate = jnp.exp(log_rate)
+    values = jnp.where(y == 0, jnp.logaddexp(logits, -rate), y * log_rate - rate)
+    numpyro.factor("rows", jnp.sum(values - jax.nn.softplus(logits)))
+
+
 def _zero_inflated() -> tuple[tuple, dict]:
     """50,000 rows with rates so low that a zero in excess is hardly told from another."""
     rng = np.random.default_rng(203)
@@ -98,6 +119,7 @@ COUNTS = (
         _ordinal,
         ("beta", "cutpoints"),
         why="two cutpoints rest on a handful of rows",
+        truth=(ordinal_by_bounds, _ordinal),
     ),
     Case(
         "negative-binomial",
@@ -115,5 +137,6 @@ COUNTS = (
         _zero_inflated,
         ("beta", "gamma"),
         why="rate and share of zeros are confounded",
+        truth=(zero_inflated_by_logits, _zero_inflated),
     ),
 )

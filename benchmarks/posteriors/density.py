@@ -117,7 +117,9 @@ class Posterior:
         self, flat: np.ndarray, function: Callable[[Mapping[str, Any]], Any] | None = None
     ) -> np.ndarray:
         """`log_density`, or another function of unconstrained sites, at each of flat draws."""
-        at_once = 1 if function else max(1, min(len(flat), _AT_ONCE // max(map(len, self.arrays))))
+        at_once = (
+            None if function else max(1, min(len(flat), _AT_ONCE // max(map(len, self.arrays))))
+        )
 
         @jax.jit
         def evaluate(flat: Any, arrays: Any) -> Any:
@@ -127,7 +129,7 @@ class Posterior:
 
             return jax.lax.map(of_one, flat, batch_size=at_once)
 
-        return np.asarray(evaluate(jnp.asarray(flat), self.arrays), float)
+        return np.asarray(evaluate(jnp.asarray(flat), [] if function else self.arrays), float)
 
 
 class Truth(NamedTuple):

@@ -33,7 +33,9 @@ def divergence(of_truth: np.ndarray, of_method: np.ndarray) -> dict[str, Any]:
     if not (np.isfinite(of_truth).all() and np.isfinite(of_method).all()):
         return {"KL": None, "error": None, "variance": None}
     (mine, error), (theirs, of_theirs) = _mean(of_truth), _mean(of_method)
+    around = of_truth - np.median(of_truth)
     return {
+        "range": [float(around.min()), float(around.max())],
         "KL": mine - theirs,
         "error": float(np.hypot(error, of_theirs)),
         "variance": float(np.var(of_truth)),
@@ -82,11 +84,11 @@ def compare(outcome: Outcome, posterior: Posterior, truth: Truth) -> dict[str, A
     if outcome.log_density is not None:
         thin = np.linspace(0, len(free) - 1, min(_JUDGED, len(free))).round().astype(int)
         theirs = free[thin]
-        of_truth = truth.log_density - posterior.log_densities(
-            truth.unconstrained, outcome.log_density
-        )
-        of_method = posterior.log_densities(theirs) - posterior.log_densities(
-            theirs, outcome.log_density
-        )
-        found |= divergence(of_truth, jax.device_get(of_method))
+        # Integrals over effects are those of the coreset's own precision.
+        with jax.enable_x64(posterior.case.groups is None):
+            at_truth = posterior.log_densities(truth.unconstrained, outcome.log_density)
+            at_theirs = posterior.log_densities(theirs, outcome.log_density)
+        of_truth = truth.log_density - at_truth
+        of_method = posterior.log_densities(theirs) - at_theirs
+        found |= divergence(of_truth, of_method)
     return found
