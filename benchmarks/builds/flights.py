@@ -5,9 +5,12 @@ Parts, of which `--parts` picks some; the others' results are kept in the file t
 - ``truth``: long NUTS on all rows in float64, several chains; only moments, their Monte Carlo
   errors and R-hat are stored. The other parts are compared with it.
 - ``full``: NUTS on all rows in float32, as a user would run it, timed.
-- ``coreset``: ``CoresetBuilder(late_arrival, tol=0.01)`` and NUTS on the coreset, timed, with the
+- ``coreset``: ``CoresetBuilder(late_arrival, size=20)`` and NUTS on the coreset, timed, with the
   same numbers of draws.
+- ``alone``: the same with ``tol=0.01, proxy=None``, for a coreset of rows alone.
 - ``hmcecs``: NumPyro's HMCECS with a Taylor proxy, at the settings of NumPyro's own example.
+
+Parts compile programs that later parts use, so run one part in a process to time it.
 
 Run as ``python -m benchmarks.builds.flights``; ``--quick`` takes 20,000 rows and few draws.
 """
@@ -31,7 +34,7 @@ import jaxcoreset as jc
 from benchmarks import common
 from jaxcoreset.command.flights import late_arrival, load_flights
 
-PARTS = ("truth", "full", "coreset", "hmcecs")
+PARTS = ("truth", "full", "coreset", "alone", "hmcecs")
 # The settings of NumPyro's example of HMCECS.
 _SUBSAMPLE, _BLOCKS, _SVI_STEPS, _HMCECS_DRAWS = 1300, 100, 5000, 500
 
@@ -91,10 +94,12 @@ def _sampled(
     }
 
 
-def _nuts(model: Callable, args: tuple, draws: int, seed: int) -> tuple[np.ndarray, float]:
+def _nuts(
+    model: Callable, args: tuple, draws: int, seed: int, init: Any = None
+) -> tuple[np.ndarray, float]:
     start = time.perf_counter()
     mcmc = MCMC(NUTS(model), num_warmup=draws, num_samples=draws, progress_bar=False)
-    mcmc.run(jax.random.key(seed), *args)
+    mcmc.run(jax.random.key(seed), *args, init_params=init)
     found = np.asarray(mcmc.get_samples()["beta"], np.float64)
     return found, time.perf_counter() - start
 
@@ -106,26 +111,27 @@ def full(features: np.ndarray, late: np.ndarray, draws: int, known: dict) -> dic
 
 
 def coreset(
-    features: np.ndarray, late: np.ndarray, draws: int, known: dict, tol: float
+    features: np.ndarray, late: np.ndarray, draws: int, known: dict, name: str, **settings: Any
 ) -> dict[str, Any]:
-    """A coreset built to a tolerance, NUTS on it, and its certificate."""
+    """A coreset, NUTS on it, and its certificate."""
     start = time.perf_counter()
-    built = jc.CoresetBuilder(late_arrival, tol=tol, progress_bar=False, proxy=None).run(
+    built = jc.CoresetBuilder(late_arrival, progress_bar=False, **settings).run(
         jax.random.key(0), features, late
     )
     build = time.perf_counter() - start
-    found, spent = _nuts(built.model, built.args, draws, seed=2)
+    found, spent = _nuts(built.model, built.args, draws, seed=2, init=built.init_params())
     start = time.perf_counter()
     certificate = jc.certify(built, {"beta": found}, progress_bar=False)
     report = built.report
     return _sampled(
-        "build, and NUTS on the coreset",
+        name,
         found,
         build + spent,
         known,
         **{
-            "tol": tol,
-            "rows": len(built),
+            "settings": {name: value or repr(value) for name, value in settings.items()},
+            "rows": len(built.indices),
+            "Gaussian": report.gaussian_kl,
             "estimated KL": report.kl,
             "its standard error": report.kl_standard_error,
             "certificate": certificate.scalars(),
@@ -166,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="20,000 rows and few draws")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--tol", type=float, default=0.01)
+    parser.add_argument("--tol", type=float, default=0.01, help="for rows alone")
     parser.add_argument("--output", type=Path, help="a JSON file to write or to add to")
     options = parser.parse_args()
 
@@ -189,7 +195,11 @@ def main() -> None:
         elif part == "full":
             result[part] = full(features, late, draws, result["truth"])
         elif part == "coreset":
-            result[part] = coreset(features, late, draws, result["truth"], options.tol)
+            name = "build, and NUTS on the coreset"
+            result[part] = coreset(features, late, draws, result["truth"], name, size=20)
+        elif part == "alone":
+            name, settings = "the same, of rows alone", {"tol": options.tol, "proxy": None}
+            result[part] = coreset(features, late, draws, result["truth"], name, **settings)
         else:
             result[part] = hmcecs(features, late, result["truth"], options.quick)
         common.write(options.output, result)
@@ -202,7 +212,7 @@ def main() -> None:
         "largest error of a mean, in sd",
         "its Monte Carlo error, in sd",
     ]
-    rows_found = [result[part] for part in ("full", "coreset", "hmcecs") if part in result]
+    rows_found = [result[part] for part in PARTS[1:] if part in result]
     print("\n" + common.table(rows_found, columns))
 
 

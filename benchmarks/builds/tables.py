@@ -46,18 +46,20 @@ def _limits_wide(result: dict[str, Any]) -> str:
 def _flights(result: dict[str, Any]) -> str:
     columns = ["method", "seconds", "draws", "effective draws", "effective draws per second"]
     columns += ["largest error of a mean, in sd", "its Monte Carlo error, in sd"]
-    rows = [result[part] for part in ("full", "coreset", "hmcecs") if part in result]
-    text = markdown(rows, columns)
-    if "coreset" in result:
-        found = result["coreset"]
+    parts = ("full", "coreset", "alone", "hmcecs")
+    text = markdown([result[part] for part in parts if part in result], columns)
+    sentences = []
+    for found in (result[part] for part in ("coreset", "alone") if part in result):
+        settings = ", ".join(f"{name} = {value}" for name, value in found["settings"].items())
         certificate = found["certificate"]
-        text += (
-            f"\n\nWith tol = {found['tol']} the builder chose {found['rows']} of "
-            f"{result['rows']:,} rows and estimated {text_of(found['estimated KL'])} ± "
+        sentences.append(
+            f"With {settings} the coreset has {found['rows']} of {result['rows']:,} rows. The "
+            f"estimate is {text_of(found['estimated KL'])} ± "
             f"{text_of(found['its standard error'])} nats; the certificate says "
             f"{text_of(certificate['kl'])} ± {text_of(certificate['kl_standard_error'])} nats, "
             f"k-hat {text_of(certificate['khat'])}."
         )
+    text += "\n\n" + " ".join(sentences)
     if "truth" in result:
         known = result["truth"]
         text += (

@@ -27,7 +27,7 @@ from jaxcoreset.likelihood.precision import Float32Error
 from jaxcoreset.likelihood.structure import LatentOfRowError
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
-from jaxcoreset.selection.expanding import expansion_of, flat_center
+from jaxcoreset.selection.expanding import expansion_of, flat_center, reaching_out
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
 from jaxcoreset.weighting import DrawSource, Weighting
@@ -163,7 +163,9 @@ def expand(
         else:
             construction.embed(pool)
         pool.expansion = expansion_of(likelihood, pool, position)
-    if pool.expansion is None and isinstance(proxy, Taylor):
+    if pool.expansion is not None:
+        pool.expansion = reaching_out(construction.likelihood, pool.expansion)
+    elif isinstance(proxy, Taylor):
         raise ValueError(
             "the second-order expansion of the log-posterior is not concave at the proxy's "
             'center, so that it is no density; expected a point near the mode. proxy="auto" '
@@ -181,7 +183,8 @@ def expand_again(
     is_given = isinstance(proxy, Taylor) and proxy.center is not None
     if pool.expansion is not None and not is_given:
         found = expansion_of(likelihood, pool)
-        pool.expansion = pool.expansion if found is None else found
+        if found is not None:
+            pool.expansion = reaching_out(likelihood, found)
 
 
 def bound_solver(solver: Solver | None, likelihood: ModelLikelihood) -> Solver | None:

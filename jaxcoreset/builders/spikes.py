@@ -29,6 +29,8 @@ from jaxcoreset.solvers.numerics import HIGHEST
 # The number of starting points, and how far they are from zero, as NumPyro's `init_to_uniform`.
 _NUM_STARTS, _RADIUS = 8, 2.0
 _MAX_STEPS = 100
+# The weighted rows are padded to a power of two that is larger than this.
+_FEWEST_ROWS = 31
 # A Newton step takes a Hessian of the weighted rows, so models with more parameters are searched by
 # L-BFGS, which takes more steps, from the first few of the starting points.
 _MAX_PARAMS, _FEWER_STARTS, _MORE_STEPS = 100, 4, 300
@@ -63,6 +65,7 @@ def find_spike(
     reference, num_params = likelihood.reference, likelihood.num_params
     if reference is None or not len(weights):
         return None
+    data, weights = _padded(data, weights)
     centre = np.asarray(ravel_pytree(draw)[0])
     is_large = num_params > _MAX_PARAMS
     starts = _starts(_FEWER_STARTS if is_large else _NUM_STARTS, centre, proxy)
@@ -110,6 +113,18 @@ def find_spike(
     worst = max(map(excess, found)) - excess(centre)
     least = _MIN_EXCESS if proxy is None else _MIN_EXCESS_WITH_PROXY
     return worst if worst > least else None
+
+
+def _padded(data: tuple, weights: np.ndarray) -> tuple[tuple, np.ndarray]:
+    """The rows and copies of the first one with a weight of zero, up to the next power of two.
+
+    Coresets of many sizes then share a program.
+    """
+    num = 1 << max(_FEWEST_ROWS, len(weights) - 1).bit_length()
+    at = np.where(np.arange(num) < len(weights), np.arange(num), 0)
+    padded = np.zeros(num, weights.dtype)
+    padded[: len(weights)] = weights
+    return tuple(np.asarray(leaf)[at] for leaf in data), padded
 
 
 def _starts(num: int, centre: np.ndarray, proxy: Proxy | None) -> np.ndarray:

@@ -68,4 +68,6 @@ def effects_at(
         moments: see `Coreset.group_effects`.
     """
     marginal = coreset.grouping.model(coreset.full_model, coreset.arguments)
-    return draw_effects(marginal, rows, coreset.arguments.leaves, draws, key, moments=moments)
+    program = coreset.likelihood and coreset.likelihood.shared
+    leaves = coreset.arguments.leaves
+    return draw_effects(marginal, rows, leaves, draws, key, moments=moments, program=program)

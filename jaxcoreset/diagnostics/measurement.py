@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Float
 from numpyro.infer import MCMC
@@ -14,7 +15,13 @@ from jaxcoreset.diagnostics.certificate import FINITE_VARIANCE_KHAT, Certificate
 from jaxcoreset.diagnostics.log_ratio import full_likelihood, log_ratios, starting_point
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
-from jaxcoreset.weighting.chains import MIN_DRAWS, ChainSamples, chain_samples, effective_size
+from jaxcoreset.weighting.chains import (
+    MIN_DRAWS,
+    ChainSamples,
+    chain_samples,
+    effective_size,
+    too_few_directions,
+)
 from jaxcoreset.weighting.psis import (
     khat_limit,
     log_sum_exp,
@@ -101,6 +108,10 @@ def measure(
             "the sampler never moved. Start it at init_params=coreset.init_params(num_chains), or "
             "warm it up for longer; see 'Know when not to' in the documentation."
         )
+    free = jax.vmap(likelihood.unconstrain)(used.flat())
+    flat = np.concatenate([np.asarray(x).reshape(chains * draws, -1) for x in free.values()], 1)
+    if (trouble := too_few_directions(flat)) is not None:
+        raise ValueError(f"mcmc: {trouble}; expected draws of the coreset's posterior.")
     n, unit = likelihood.num_data, coreset.report.unit
     cost = f"{chains * draws:,} draws × {n:,} {unit}"
     with (

@@ -56,7 +56,8 @@ def predict(
     The rows are those of the arguments, or all rows of the build if there are none. NumPyro's
     `Predictive` draws one response per row and posterior draw, block by block; a block is reduced
     to its means, standard deviations and quantiles before the next one is drawn, so that nothing of
-    the size draws × rows is stored.
+    the size draws × rows is stored. The devices of the build share the rows; each of several
+    processes predicts the rows that it passes.
 
     The draws are resampled by the weights of `correct`, so that they are of the full posterior; it
     costs one pass over all rows, which a result of `correct` saves.
@@ -133,7 +134,8 @@ def predict(
                         "from jaxcoreset.likelihood.group_likelihood."
                     )
                 at |= effects_to_predict(coreset, arguments, at, full.rows, effect_key)
-        rows.context = dataclasses.replace(rows.context, batch_size=batch_size)
+        mesh = None if full is None else full.rows.context.mesh
+        rows.context = dataclasses.replace(rows.context, batch_size=batch_size, mesh=mesh)
         simulation = Simulation.of(coreset.full_model, arguments, responses, sites)
         stream = _Stream(simulation, rows, at, key, context, progress_bar)
         return stream.summary(levels, draws)

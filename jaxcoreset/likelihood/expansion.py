@@ -34,6 +34,8 @@ from jaxcoreset.solvers.numerics import HIGHEST
 
 # The remainders fade out at this radius beyond √D, over this width.
 _RADIUS_BEYOND, _FADE_WIDTH = 4.0, 0.5
+# Remainders are evaluated at this number of draws at a time, by one program.
+_DRAWS_AT_A_TIME = 500
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +48,7 @@ class Expansion:
         gradient: shape (D,), its gradient.
         hessian: shape (D, D), its Hessian.
         precision: shape (D, D), minus the Hessian of the log-posterior, positive definite.
+        metric: shape (D, D), by which the radius of the fade is measured; the precision by default.
     """
 
     center: Float[np.ndarray, " d"]
@@ -53,6 +56,7 @@ class Expansion:
     gradient: Float[np.ndarray, " d"]
     hessian: Float[np.ndarray, "d d"]
     precision: Float[np.ndarray, "d d"]
+    metric: Float[np.ndarray, "d d"] | None = None
 
     def at(self, flat: Float[np.ndarray, "s d"]) -> Float[np.ndarray, " s"]:
         """The quadratic at flat parameters, less its value at the center."""
@@ -62,7 +66,8 @@ class Expansion:
     def fade(self, flat: Float[np.ndarray, "s d"]) -> Float[np.ndarray, " s"]:
         """The factor χ of the remainders at flat parameters, between 0 and 1."""
         delta = np.asarray(flat, np.float64) - self.center
-        radius = np.sqrt(np.sum((delta @ self.precision) * delta, axis=1))
+        metric = self.precision if self.metric is None else self.metric
+        radius = np.sqrt(np.sum((delta @ metric) * delta, axis=1))
         return 1 / (1 + np.exp(-(_radius(self.center.size) - radius) / _FADE_WIDTH))
 
     def plus(self, other: "Terms") -> "Expansion":
@@ -73,6 +78,7 @@ class Expansion:
             self.gradient + other.gradient,
             self.hessian + other.hessian,
             self.precision - other.hessian,
+            None if self.metric is None else self.metric - other.hessian,
         )
 
 
@@ -134,7 +140,7 @@ class Proxy(eqx.Module):
             expansion.value,
             expansion.gradient,
             expansion.hessian,
-            expansion.precision,
+            expansion.precision if expansion.metric is None else expansion.metric,
             rows.value,
             rows.gradient,
             rows.hessian,
@@ -268,6 +274,7 @@ def remainders(
     data: tuple,
     center: Float[np.ndarray, " d"],
     batch_size: int | None = None,
+    typical: int | None = None,
 ) -> Float[np.ndarray, "m s"]:
     """The remainders ℓ_i − T_i of rows at draws, in float64 if the model runs in it.
 
@@ -279,14 +286,23 @@ def remainders(
         data: m rows.
         center: the flat parameters of the expansion.
         batch_size: the number of rows that are evaluated at a time.
+        typical: a number of rows; calls with the same number share a program.
     """
     deltas = flat_draws(draws) - center
+    num = len(deltas)
+    if num > _DRAWS_AT_A_TIME:
+        deltas = np.pad(deltas, ((0, -num % _DRAWS_AT_A_TIME), (0, 0)), mode="edge")
 
     def evaluate(deltas: Array, center: Array, data: tuple) -> Array:
         features = _Remainders(deltas, center, likelihood.unravel)
-        return feature_matrix(likelihood.program.log_likelihood, features, data, batch_size)
+        log_likelihood = likelihood.program.log_likelihood
+        return feature_matrix(log_likelihood, features, data, batch_size, typical)
 
-    return _exactly(likelihood, evaluate, deltas, center, data)
+    found = [
+        _exactly(likelihood, evaluate, deltas[at : at + _DRAWS_AT_A_TIME], center, data)
+        for at in range(0, len(deltas), _DRAWS_AT_A_TIME)
+    ]
+    return np.concatenate(found, axis=1)[:, :num]
 
 
 def flat_draws(draws: Params) -> Float[np.ndarray, "s d"]:

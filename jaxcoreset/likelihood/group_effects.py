@@ -20,7 +20,9 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.integration import STUDENT_DEGREES, find_mode, solve_upper
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.partial_evaluation import prepare
+from jaxcoreset.likelihood.program import current_model
 from jaxcoreset.likelihood.trace import full_precision
 
 # Steps of the sampler for each draw.
@@ -35,6 +37,7 @@ def draw_effects(
     key: PRNGKeyArray,
     *,
     moments: bool = False,
+    program: ModelLikelihood | None = None,
 ) -> dict[str, np.ndarray]:
     """Draws of the local sites of all groups, and of deterministic sites with an entry per group.
 
@@ -45,13 +48,14 @@ def draw_effects(
         draws: constrained draws of the shared parameters, with a leading axis of s.
         key: a JAX random key.
         moments: whether only the mean and the standard deviation over the draws are returned.
+        program: the program of the groups' likelihood, with which compiled code is shared.
 
     Returns:
         By site an array of shape (s, G, …), the groups in the order of their numbers; with
         `moments` one of shape (2, G, …).
     """
-    constants = [None if i in marginal.positions.data_at else x for i, x in enumerate(leaves)]
-    sampler = _Sampler(_Constants(constants, marginal), moments)
+    constants = _Constants(marginal, leaves) if program is None else _OfProgram(program)
+    sampler = _Sampler(constants, moments)
     num = next(iter(draws.values())).shape[0]
     own = rows.offset + np.arange(rows.num_local)
     numbers = rows.numbers(own).astype(np.uint32)
@@ -71,18 +75,34 @@ def _block(args: tuple, rows: tuple, counted: Array) -> PyTree:
     return jax.lax.map(lambda own: sampler(draws, key, *own), (data, numbers))
 
 
-@dataclass(frozen=True, eq=False)
 class _Constants:
     """What programs are made from: the model, and its arguments that are no data."""
 
-    leaves: list
-    marginal: GroupModel
+    def __init__(self, marginal: GroupModel, leaves: Sequence):
+        self.marginal = marginal
+        data_at = marginal.positions.data_at
+        self.leaves = [None if i in data_at else leaf for i, leaf in enumerate(leaves)]
+
+
+@dataclass(frozen=True)
+class _OfProgram:
+    """The same of a likelihood's program, equal for all likelihoods that share it."""
+
+    program: ModelLikelihood
+
+    @property
+    def marginal(self) -> GroupModel:
+        return current_model(self.program)
+
+    @property
+    def leaves(self) -> Sequence:
+        return self.program.arguments.leaves
 
 
 class _Sampler(eqx.Module):
     """Draws of one group's effect, one for each draw of the shared parameters."""
 
-    constants: _Constants = eqx.field(static=True)
+    constants: _Constants | _OfProgram = eqx.field(static=True)
     moments: bool = eqx.field(static=True)
 
     def __call__(

@@ -7,6 +7,7 @@ part that all groups share, and what is left is independent noise.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from jaxcoreset.likelihood.integration import (
 )
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import runs_in_float64
-from jaxcoreset.likelihood.program import with_program
+from jaxcoreset.likelihood.program import with_integration, with_program
 
 # The number of groups that are compared, from the smallest to the largest, with at most so many
 # rows together, and of draws.
@@ -52,7 +53,7 @@ def accurate_enough(
     at = {name: jnp.asarray(x)[:_NUM_DRAWS] for name, x in draws.items()}
     if not marginal.structure.num_dims:
         return likelihood, 0.0
-    if is_gaussian(marginal, likelihood, at):
+    if is_gaussian(likelihood, at):
         closed = marginal.with_integration(GaussianIntegral())
         return with_program(dataclasses.replace(likelihood, model=closed)), 0.0
     while True:
@@ -66,14 +67,14 @@ def accurate_enough(
     return with_program(dataclasses.replace(likelihood, model=found)), error
 
 
-def is_gaussian(marginal: GroupModel, likelihood: ModelLikelihood, draws: Params) -> bool:
+def is_gaussian(likelihood: ModelLikelihood, draws: Params) -> bool:
     """True if the log-densities of groups are quadratic in the effects, up to float64's rounding.
 
     That is not known of a model that fixes its own types.
     """
     if not runs_in_float64(likelihood):
         return False
-    departure = marginal.with_integration(DepartureFromGaussian())
+    departure = DepartureFromGaussian()
     found = _evaluate(likelihood, departure, draws, _some_groups(likelihood))
     return bool(np.all(found < _ROUNDING))
 
@@ -88,8 +89,8 @@ def _some_groups(likelihood: ModelLikelihood) -> tuple:
 def integral_error(marginal: GroupModel, likelihood: ModelLikelihood, draws: Params) -> float:
     """What the integrals' error adds to the symmetrised KL divergence, in nats."""
     num, data = likelihood.num_data, _some_groups(likelihood)
-    reference = marginal.with_integration(_reference(marginal))
-    own, other = (_evaluate(likelihood, one, draws, data) for one in (marginal, reference))
+    integrations = marginal.integration, _reference(marginal)
+    own, other = (_evaluate(likelihood, one, draws, data) for one in integrations)
     differences = own - other
     size = differences.shape[1]
     shared = np.var(differences.mean(axis=1), ddof=1)
@@ -120,15 +121,18 @@ def _reference(marginal: GroupModel) -> Integration:
 
 
 def _evaluate(
-    likelihood: ModelLikelihood, marginal: GroupModel, draws: Params, data: tuple
+    likelihood: ModelLikelihood, integration: Integration, draws: Params, data: tuple
 ) -> Float[np.ndarray, "s m"]:
     """The log-likelihoods of groups at draws, in float64 if the model runs in it."""
-    own = dataclasses.replace(likelihood, model=marginal, shared=None)
-
-    def values(draws: Params, data: tuple) -> Float[Array, "s m"]:
-        return jax.lax.map(lambda draw: own.by_site(draw, data)[0][GROUP_SITE], draws)
-
-    compiled = jax.jit(values)
-    exact = runs_in_float64(likelihood)
-    found = in_float64(compiled, draws, data) if exact else compiled(draws, data)
+    shared = likelihood if likelihood.shared else with_program(likelihood)
+    program = with_integration(shared.program, integration)
+    if runs_in_float64(likelihood):
+        found = in_float64(functools.partial(_values, program), draws, data)
+    else:
+        found = _values(program, draws, data)
     return np.asarray(found, np.float64)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _values(program: ModelLikelihood, draws: Params, data: tuple) -> Float[Array, "s m"]:
+    return jax.lax.map(lambda draw: program.by_site(draw, data)[0][GROUP_SITE], draws)

@@ -53,11 +53,16 @@ class Features(eqx.Module):
 
 
 def feature_matrix(
-    log_likelihood: LogLikelihood, features: Features, data: PyTree, batch_size: int | None = None
+    log_likelihood: LogLikelihood,
+    features: Features,
+    data: PyTree,
+    batch_size: int | None = None,
+    typical: int | None = None,
 ) -> Array:
     """The features of all rows, evaluated in blocks; a ValueError names rows that are not finite.
 
     `log_likelihood` and `data` as in `embed`; `batch_size` rows are moved to the device at a time.
+    `typical` as in `evaluate_blocks`.
     """
     num_rows = _num_rows(data)
     rows = Rows.of(data, batch_size)
@@ -67,7 +72,7 @@ def feature_matrix(
         groups = rows.evaluate(_block, args, width)
     else:
         data, block = (rows.data, ()), rows.block(width)
-        groups = evaluate_blocks(_block, args, data, block, batch_size=batch_size)
+        groups = evaluate_blocks(_block, args, data, block, batch_size=batch_size, typical=typical)
     for first, num, (values, bad) in groups:
         state = BadRows.add(state, np.asarray(bad), first, num)
         parts.append(_rows(values, num))

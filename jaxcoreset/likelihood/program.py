@@ -12,6 +12,7 @@ other numbers of rows need no look.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import weakref
@@ -58,23 +59,46 @@ def with_program(likelihood: ModelLikelihood) -> ModelLikelihood:
 
 
 class _CurrentModel:
-    """The model of the likelihood that was given a program last, for as long as it is in use."""
+    """A model of the likelihoods that share a program: of those in use, the one that came last."""
 
     def __init__(self) -> None:
-        self._find: Callable[[], Callable | None] = lambda: None
+        self._models: list[Callable[[], Callable | None]] = []
 
     def follow(self, model: Callable) -> None:
-        """Call this model from now on, which computes what the one before did."""
+        """Call this model from now on, which computes what the ones before did."""
         try:
-            self._find = weakref.ref(model)
+            found: Callable[[], Callable | None] = weakref.ref(model)
         except TypeError:  # it has no room for a weak reference
-            self._find = lambda: model
+            found = lambda: model  # noqa: E731
+        self._models = [one for one in self._models if one() not in (None, model)] + [found]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        model = self._find()
+    @property
+    def model(self) -> Any:
+        """The model."""
+        models = [one() for one in reversed(self._models)]
+        model = next((one for one in models if one is not None), None)
         if model is None:
             raise RuntimeError("the likelihood of this program is no longer in use.")
-        return model(*args, **kwargs)
+        return model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+
+def current_model(program: ModelLikelihood) -> Any:
+    """The model of a program; of likelihoods that share it, a model that is in use."""
+    model: Any = program.model
+    return model.model if isinstance(model, _CurrentModel) else model
+
+
+@functools.lru_cache(maxsize=_MOST_PROGRAMS)
+def with_integration(program: ModelLikelihood, integration: Any) -> ModelLikelihood:
+    """The program of the same groups with another integral; one object for all calls."""
+
+    def model(*args: Any, **kwargs: Any) -> Any:
+        return current_model(program).with_integration(integration)(*args, **kwargs)
+
+    return dataclasses.replace(program, model=model)
 
 
 def _new_program(likelihood: ModelLikelihood) -> ModelLikelihood:

@@ -166,10 +166,16 @@ class Construction:
         return approaches_of(pool, self.allows_rows_alone)
 
     def _select(
-        self, pool: DrawPool, size: int, key: PRNGKeyArray, approach: Approach, above: int = 0
+        self,
+        pool: DrawPool,
+        size: int,
+        key: PRNGKeyArray,
+        approach: Approach,
+        above: int = 0,
+        longest: int = 0,
     ) -> Selection:
         """The selection of one size, or with a tolerance the smallest of at most that size."""
-        path, sizes = self._solve(pool, size, key, approach, above)
+        path, sizes = self._solve(pool, size, key, approach, above, longest)
         return select_size(
             pool,
             path,
@@ -239,14 +245,15 @@ class Construction:
         self, pool: DrawPool, size: int, key: PRNGKeyArray, above: dict[Approach, int]
     ) -> list[Selection]:
         """Selections of at most so many rows, the one that is likely to have fewest first."""
-        tried = []
+        tried, longest = [], size
         for approach in self._approaches(pool):
             if approach == "rows" and pool.expansion is not None:
                 # Rows alone only matter if they are fewer; fewer than parameters never do.
                 size = min([size, *(one.num_rows - 1 for one in tried if one.is_within)])
                 if size < self._num_params:
                     continue
-            tried.append(self._select(pool, size, key, approach, above.get(approach, 0)))
+            known = above.get(approach, 0)
+            tried.append(self._select(pool, size, key, approach, known, longest))
         return tried
 
     @property
@@ -305,14 +312,20 @@ class Construction:
         return sum(np.size(value) for value in self.likelihood.init_params.values())
 
     def _solve(
-        self, pool: DrawPool, size: int, key: PRNGKeyArray, approach: Approach, above: int
+        self,
+        pool: DrawPool,
+        size: int,
+        key: PRNGKeyArray,
+        approach: Approach,
+        above: int,
+        longest: int,
     ) -> tuple[Solution, np.ndarray]:
         """The solutions of all sizes up to one, under the solver's draws.
 
         With `extra_passes`, rows that would still lower the last solution's objective join the
         candidates, until none would lower it by more than a hundredth of it.
         """
-        path, sizes = self._solve_once(pool, size, key, approach, above)
+        path, sizes = self._solve_once(pool, size, key, approach, above, longest)
         is_auto = self.extra_passes == "auto"
         for _ in range(MOST_SEARCHES if is_auto else int(self.extra_passes)):
             before, objective = pool.indices, float(path.objective[-1])
@@ -334,7 +347,7 @@ class Construction:
             self.joined.append(useful)
             with self.clock.stage("embedding"):
                 pool.add_candidates(useful)
-            after, _ = self._solve_once(pool, size, key, approach, above)
+            after, _ = self._solve_once(pool, size, key, approach, above, longest)
             if float(after.objective[-1]) < objective:
                 path = after
             else:  # The search of a solver may end in a worse solution; the one before still holds.
@@ -363,7 +376,13 @@ class Construction:
         return bool(objectives[-1] > max(least, _BARELY_REDUCED * objectives[half]))
 
     def _solve_once(
-        self, pool: DrawPool, size: int, key: PRNGKeyArray, approach: Approach, above: int
+        self,
+        pool: DrawPool,
+        size: int,
+        key: PRNGKeyArray,
+        approach: Approach,
+        above: int,
+        longest: int,
     ) -> tuple[Solution, np.ndarray]:
         solver = self.solver
         rows = pool.numbers_of(np.arange(pool.num_candidates))
@@ -378,6 +397,7 @@ class Construction:
             has_tol=self.tol is not None,
             approach=approach,
             above=above,
+            longest=longest,
         )
 
     def candidates(self, size: int | None = None) -> Int[np.ndarray, " m"] | None:

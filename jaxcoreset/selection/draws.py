@@ -27,16 +27,17 @@ from jaxcoreset.likelihood.expansion import (
     terms_of_rows,
 )
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
-from jaxcoreset.likelihood.passes import centred
 from jaxcoreset.likelihood.precision import MAX_NOISE, Noise, check_float32, matrix_of_weighted
 from jaxcoreset.likelihood.quadratic import Regression, least_draws
 from jaxcoreset.likelihood.verification import check_alone, check_program
 from jaxcoreset.selection.candidate_search import FoundRows, search_rows
-from jaxcoreset.selection.parts import Approach, Part, Use, split
+from jaxcoreset.selection.parts import Approach, Part, Use, less_mean, scaled, split
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.weighting import DrawSource
 from jaxcoreset.weighting.base import FEWEST, shares
 
+# There is room for this number of candidates to join, where there are at least so many.
+_SPARE, _FEWEST_PADDED = 256, 512
 # The fewest columns of standardised draws.
 _FEWEST_COLUMNS = 8
 # An expansion that leaves less, in nats, is exact but for rounding. A regression has to reduce what
@@ -69,7 +70,7 @@ class DrawPool:
         self.source = source
         self.indices: Int[np.ndarray, " m"] | None = None
         self._key, self._batch_size, self._show_progress = key, batch_size, show_progress
-        self._taken, self._max_noise = 0, max_noise
+        self._taken, self._max_noise, self._capacity = 0, max_noise, 0
         self._candidates: tuple | None = None
         self._are_inside = True
         self._noise: Noise | None = None
@@ -81,10 +82,9 @@ class DrawPool:
     def on(self, source: DrawSource, key: PRNGKeyArray) -> "DrawPool":
         """An empty pool of the same candidates, for the draws of another source."""
         other = DrawPool(self.likelihood, source, key, self._batch_size, self._show_progress)
-        other.indices, other._candidates = self.indices, self._candidates
-        other._noise, other._expansion = self._noise, self._expansion
-        other._regression, other._coefficients = self._regression, self._coefficients
-        other._max_noise = self._max_noise
+        names = "indices", "_candidates", "_noise", "_expansion", "_regression", "_coefficients"
+        for name in (*names, "_max_noise", "_capacity"):
+            setattr(other, name, getattr(self, name))
         return other
 
     @property
@@ -103,6 +103,16 @@ class DrawPool:
     def num_candidates(self) -> int:
         """The number of candidates."""
         return self.likelihood.num_data if self.indices is None else self.indices.size
+
+    @property
+    def capacity(self) -> int:
+        """The number of candidates for which programs are compiled; a few more may join them."""
+        num = self.num_candidates
+        if self.indices is None or num < _FEWEST_PADDED:
+            return num
+        if not num <= self._capacity <= 2 * num:
+            self._capacity = _SPARE * (num // _SPARE + 2)
+        return self._capacity
 
     @property
     def candidate_data(self) -> tuple:
@@ -287,18 +297,22 @@ class DrawPool:
         self._parts[to] += self._parts[use]
         self._parts[use] = []
 
-    def problem(self, use: Use, approach: Approach = "rows") -> CoresetProblem:
+    def problem(
+        self, use: Use, approach: Approach = "rows", is_padded: bool = False
+    ) -> CoresetProblem:
         """The candidates' atoms, and the target, under the draws of one use.
 
         Args:
             use: the use.
+            is_padded: whether atoms of zeros follow those of the candidates, up to `capacity`.
             approach: with a proxy the target is what the pool's expansion leaves, and with "proxy
                 and rows" the atoms are of the rows' remainders.
         """
         parts = [part for part in self._parts[use] if part.size > 1]
-        scale = 1 / np.sqrt(sum(part.size for part in parts))
+        scale = sum(part.size for part in parts) ** -0.5
         values, totals = zip(*(self.values(part, approach) for part in parts), strict=True)
-        return CoresetProblem(*_scaled(scale, values, totals))
+        num_rows = self.capacity if is_padded else values[0].shape[0]
+        return CoresetProblem(*scaled(num_rows, scale, values, totals))
 
     @property
     def has_remainders(self) -> bool:
@@ -329,7 +343,7 @@ class DrawPool:
     def values(self, part: Part, approach: Approach) -> tuple[Array, Array]:
         """What is added for each candidate at a part's draws, (m, s), and what to reach, (s,)."""
         if approach == "rows":
-            return part.values, _less_mean(part.total)
+            return part.values, less_mean(part.total)
         assert self._expansion is not None
         if approach == "proxy and rows":
             self._evaluate_remainders(part)
@@ -339,7 +353,7 @@ class DrawPool:
         assert part.total_remainder is not None
         rest, found, fit = part.total_remainder, part.remainders, self._regression
         flat = flat_draws(part.draws)
-        rest = _less_mean(rest if fit is None else rest - fit.at(flat))
+        rest = less_mean(rest if fit is None else rest - fit.at(flat))
         if approach == "proxy":
             return part.values, rest
         assert found is not None
@@ -393,7 +407,8 @@ class DrawPool:
     def _remainders(self, draws: Params, data: tuple) -> tuple[np.ndarray, np.ndarray]:
         """Remainders of rows at draws, faded out, and their sum before that."""
         assert self._expansion is not None
-        found = remainders(self.likelihood, draws, data, self._expansion.center, self._batch_size)
+        given = self.likelihood, draws, data, self._expansion.center
+        found = remainders(*given, self._batch_size, typical=self.capacity)
         return found * self._expansion.fade(flat_draws(draws)), found.sum(axis=0)
 
     def proxy_of(
@@ -424,26 +439,10 @@ class DrawPool:
 
     def _matrix(self, draws: Params, data: tuple) -> Float[Array, "m s"]:
         """Log-likelihoods of rows at draws, each row less its mean."""
-        likelihood = self.likelihood
-        n = likelihood.num_data
-        return matrix_of_weighted(likelihood, draws, data, n, self._batch_size, self._noise)
+        n, settings = self.likelihood.num_data, (self._batch_size, self._noise)
+        return matrix_of_weighted(self.likelihood, draws, data, n, *settings)
 
     def _sum(self, draws: Params) -> Float[np.ndarray, " s"]:
-        likelihood = self.likelihood
-        num_rows = likelihood.rows.num_local
-        with progress_bar(num_rows, "Target", show=self._show_progress) as bar:
-            return log_likelihood_sum(
-                likelihood.program.log_likelihood, draws, likelihood.rows, on_rows=bar.update
-            )
-
-
-@jax.jit
-def _scaled(scale: Array, *trees: tuple) -> list[Array]:
-    """Values at draws, less their means over each part, times a number."""
-    return [jnp.concatenate([scale * centred(one) for one in parts], axis=-1) for parts in trees]
-
-
-def _less_mean(total: Array | np.ndarray) -> Array:
-    """A total less its mean, which float32 then holds, in JAX's precision."""
-    total = np.asarray(total, np.float64)
-    return jnp.asarray(total - total.mean(), default_float())
+        rows, log_likelihood = self.likelihood.rows, self.likelihood.program.log_likelihood
+        with progress_bar(rows.num_local, "Target", show=self._show_progress) as bar:
+            return log_likelihood_sum(log_likelihood, draws, rows, on_rows=bar.update)

@@ -90,7 +90,7 @@ def errors_on(
     pool: DrawPool, path: Solution, use: Use, approach: Approach = "rows"
 ) -> dict[str, np.ndarray]:
     """The `errors` along a path on the draws of one use, relative to all rows' log-likelihood."""
-    problem = pool.problem(use, approach)
+    problem = pool.problem(use, approach, is_padded=True)
     draws = pool.standardised(use)
     return errors(path, problem, pool.source.inefficiency, norm=pool.norm(use), draws=draws)
 

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.likelihood.likelihood import Params
+from jaxcoreset.likelihood.passes import centred
 
 Use = Literal["solver", "selection", "confirmation"]
 # What stands for all rows: weighted rows, an expansion, or both.
@@ -66,3 +69,24 @@ def _split(draws: Params, values: Array, ends: tuple[int, ...]) -> list[tuple[Pa
         (jax.tree.map(lambda x, at=slice(*at): x[at], draws), values[:, slice(*at)])
         for at in itertools.pairwise(ends)
     ]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def scaled(
+    num_rows: int, scale: Array, values: tuple, totals: tuple
+) -> tuple[Float[Array, "m s"], Float[Array, " s"]]:
+    """Atoms, with rows of zeros up to `num_rows`, and a target.
+
+    They are values at draws, less their means over each part, times a number.
+    """
+    joined = [
+        jnp.concatenate([scale * centred(one) for one in parts], axis=-1)
+        for parts in (values, totals)
+    ]
+    return jnp.pad(joined[0], ((0, num_rows - joined[0].shape[0]), (0, 0))), joined[1]
+
+
+def less_mean(total: Array | np.ndarray) -> Array:
+    """A total less its mean, which float32 then holds, in JAX's precision."""
+    total = np.asarray(total, np.float64)
+    return jnp.asarray(total - total.mean(), default_float())

@@ -136,10 +136,10 @@ class Checker:
         """Return whether the coreset posterior has to be sampled, and the relative ESS under π̂.
 
         It has to be sampled if that effective sample size of the draws of π̂ is too small to trust
-        the estimate under π̂.
+        the estimate under π̂, or if held-out draws are mostly those that the solver sees.
         """
         relative_ess = relative_ess_of(pool)
-        self.is_settled = relative_ess >= MIN_RELATIVE_ESS
+        self.is_settled = relative_ess >= MIN_RELATIVE_ESS and not pool.source.has_repeats
         return not self.is_settled, relative_ess
 
     def look(

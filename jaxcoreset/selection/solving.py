@@ -16,6 +16,7 @@ from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.parts import Approach
 from jaxcoreset.selection.tolerance import Selection, largest_size, smallest_within
 from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.exhaustive_search import ExhaustiveSearch
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.solvers.solve import default_solver, sweep
 
@@ -23,6 +24,8 @@ _CURVE_POINTS = 24
 # With a tolerance every size up to the first of these is of interest, and above it one in this
 # many per cent, as the default solver visits them.
 _EVERY_SIZE, _STEP = 300, 0.02
+# A path of at most this length takes less time than compiling the program of a shorter one.
+_SHORT = 64
 
 
 def solve_path(
@@ -35,6 +38,7 @@ def solve_path(
     has_tol: bool = False,
     approach: Approach = "rows",
     above: int = 0,
+    longest: int = 0,
 ) -> tuple[Solution, Int[np.ndarray, " m"]]:
     """The solutions of sizes up to one, on the solver's draws.
 
@@ -48,19 +52,26 @@ def solve_path(
         approach: what stands for all rows.
         above: the largest size that is known not to keep to the tolerance. Where many rows are
             needed, smaller sizes are left out.
+        longest: a larger size, up to which a path is computed and then cut, if it is short: another
+            path of this length shares its program.
 
     Returns:
         The solutions, with a leading axis, and their sizes in increasing order.
     """
+    is_default = solver is None
     solver = default_solver(pool.num_candidates, size) if solver is None else solver
-    if has_tol and solver.has_path:
+    # Rows of zeros are never chosen by a pursuit.
+    is_padded = is_default and not isinstance(solver, ExhaustiveSearch)
+    if is_padded and has_tol and size < longest <= _SHORT:
+        sizes = _sizes_for_tolerance(longest, above)
+    elif has_tol and solver.has_path:
         sizes = _sizes_for_tolerance(size, above)
     elif has_tol or solver.has_path:
         sizes = np.unique(np.geomspace(1, size, _CURVE_POINTS).round().astype(int))
     else:
         sizes = np.array([size])
     with clock.stage("solve"):
-        problem = pool.problem("solver", approach)
+        problem = pool.problem("solver", approach, is_padded)
         path = sweep(problem, sizes, solver, key if solver.needs_key else None)
         if approach != "rows":  # relative to all rows' log-likelihood, not to what the proxy leaves
             ratio = _ratio(float(jnp.linalg.norm(problem.target)), pool.norm("solver"))
@@ -71,7 +82,9 @@ def solve_path(
     named = {str(i): np.asarray(leaf) for i, leaf in enumerate(leaves)}
     first = pool.likelihood.rows.context.processes.first(named)
     # On the host, where parts of it are taken without a program for each.
-    return jax.tree.unflatten(tree, [first[str(i)] for i in range(len(leaves))]), sizes
+    num = int(np.searchsorted(sizes, size, "right"))
+    leaves = [first[str(i)][:num] for i in range(len(leaves))]
+    return jax.tree.unflatten(tree, leaves), sizes[:num]
 
 
 def _sizes_for_tolerance(size: int, above: int) -> Int[np.ndarray, " m"]:

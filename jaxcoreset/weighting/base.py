@@ -22,12 +22,15 @@ class DrawSource(abc.ABC):
         inefficiency: the number of draws that are worth one independent draw, at least 1.
         weighting: the name of the weighting that found it, where that was not the one that was
             configured; None otherwise.
+        has_repeats: whether more than half of the draws are equal to others, so that held-out draws
+            are not new.
     """
 
     approximation: LaplaceApproximation | None = None
     limit: int | None = None
     inefficiency: float = 1.0
     weighting: str | None = None
+    has_repeats: bool = False
 
     @abc.abstractmethod
     def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:

@@ -18,6 +18,9 @@ MAX_RHAT = 1.1
 _MAX_DIVERGENT, _MIN_ENERGY_CHANGE = 0.25, 0.1
 # The fraction of draws that differ from the one before, below which a chain hardly moves.
 _MIN_MOVES = 0.05
+# Different draws that a posterior has at least; the smallest eigenvalue of their correlations, and
+# the rounding of one.
+_MIN_DISTINCT, _MIN_EIGENVALUE, _EIGENVALUE_ERROR = 20, 1e-9, 1e-14
 # Minimum number of draws: of fewer, neither a tail nor an autocorrelation can be estimated.
 MIN_DRAWS = 50
 
@@ -109,6 +112,36 @@ def mixing_trouble(
     if not change >= _MIN_ENERGY_CHANGE:
         return f"their energies hardly change (E-BFMI {change:.2f}, below {_MIN_ENERGY_CHANGE})"
     return None
+
+
+def too_few_directions(flat: Float[np.ndarray, "s d"]) -> str | None:
+    """What shows that draws do not tell of a density in all directions; None if nothing does.
+
+    Along a direction in which the draws do not vary any error of a coreset is invisible.
+
+    Args:
+        flat: unconstrained parameters, of the type in which they were drawn.
+    """
+    num, num_params = flat.shape
+    distinct = np.unique(flat, axis=0).astype(np.float64)
+    if len(distinct) < min(num, _MIN_DISTINCT):
+        return f"only {len(distinct)} of the {num:,} draws are different"
+    if len(distinct) <= num_params:
+        return None
+    centred = distinct - distinct.mean(axis=0)
+    scale = centred.std(axis=0)
+    num_varied = num_params
+    if scale.all():
+        # Draws along a line are so up to the rounding of their type.
+        rounding = 4 * np.finfo(flat.dtype).eps * np.abs(distinct).max() / scale.min()
+        values = np.linalg.eigvalsh(np.corrcoef(centred, rowvar=False).reshape(num_params, -1))
+        least = max(min(_MIN_EIGENVALUE, num_params * rounding**2), num_params * _EIGENVALUE_ERROR)
+        num_varied = int((values > least).sum())
+    else:
+        num_varied = int((scale > 0).sum())
+    if num_varied == num_params:
+        return None
+    return f"the draws vary in {num_varied} of {num_params} directions only"
 
 
 def effective_size(values: Float[np.ndarray, "chains draws *shape"]) -> np.ndarray:

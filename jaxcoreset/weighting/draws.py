@@ -5,11 +5,13 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
-from jaxcoreset.weighting.base import DrawSource, Weighting
+from jaxcoreset.weighting.base import FEWEST, DrawSource, Weighting
+from jaxcoreset.weighting.chains import too_few_directions
 
 
 class Draws(Weighting):
@@ -30,8 +32,8 @@ class Draws(Weighting):
         """See `Weighting.fit`.
 
         Raises:
-            ValueError: if a latent site is missing, shapes do not fit, or a draw is outside the
-                support of the prior.
+            ValueError: if a latent site is missing, shapes do not fit, a draw is outside the
+                support of the prior, or the draws do not vary in all directions.
         """
         missing = [name for name in likelihood.init_params if name not in self.samples]
         if missing:
@@ -59,15 +61,22 @@ class Draws(Weighting):
                     f"samples[{name!r}] has draws outside the support of its prior or not finite; "
                     "expected constrained draws, as mcmc.get_samples() returns them."
                 )
-        return _DrawStock(stock)
+        flat = np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(stock))
+        if len(flat) >= FEWEST and (trouble := too_few_directions(flat)) is not None:
+            raise ValueError(
+                f"samples: {trouble}; expected draws of a posterior in all of its parameters, such "
+                "as those of chains that have mixed."
+            )
+        return _DrawStock(stock, num_distinct=len(np.unique(flat, axis=0)))
 
 
 class _DrawStock(DrawSource):
     """A fixed stock of draws, shuffled."""
 
-    def __init__(self, stock: Params):
+    def __init__(self, stock: Params, num_distinct: int):
         self.stock = stock
         self.limit = self._num_draws = next(iter(stock.values())).shape[0]
+        self.has_repeats = 2 * num_distinct < self._num_draws
 
     def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
         order = np.asarray(jax.random.permutation(key, self._num_draws))

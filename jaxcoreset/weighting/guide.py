@@ -1,5 +1,7 @@
 """π̂ as a variational guide, fitted on minibatches of rows."""
 
+import functools
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,11 @@ from jaxcoreset.weighting.base import DrawSource, Weighting
 
 # Steps in one compiled call; their rows are gathered on the host.
 _STEPS_PER_CALL = 50
+
+
+# The compiled steps of recent fits, by all that they depend on.
+_COMPILED: "OrderedDict[Any, Callable]" = OrderedDict()
+_MOST_COMPILED = 8
 
 
 class Guide(Weighting):
@@ -66,11 +73,7 @@ class Guide(Weighting):
         generator = host_generator(rows_key)
         n = likelihood.num_data
         size = min(self.batch_size, n)
-        model = weighted_model(likelihood, np.full(size, n / size, np.float32))
-        guide = self._make(model, likelihood)
-        schedule = optax.cosine_decay_schedule(self.learning_rate, self.num_steps)
-        optimizer = self.optimizer or optax.adam(schedule)
-        svi = SVI(model, guide, optimizer, Trace_ELBO(self.num_particles))
+        svi = self._inference(likelihood, size)
 
         def batches(num: int) -> tuple:
             """The rows of `num` steps, with that leading axis."""
@@ -82,26 +85,28 @@ class Guide(Weighting):
 
         everything = tuple(jnp.asarray(leaf) for leaf in likelihood.data) if size == n else ()
 
-        @jax.jit
-        def advance(state: Any, everything: tuple, rows: tuple, mask: Any) -> tuple:
-            def step(state: Any, inputs: tuple) -> tuple:
-                batch, counted = inputs
-                args, kwargs = likelihood.program.assemble(batch or everything)
-                new, loss = svi.update(state, *args, **kwargs)
-                return jax.tree.map(lambda a, b: jnp.where(counted, a, b), new, state), loss
-
-            return jax.lax.scan(step, state, (rows, mask))
-
         args, kwargs = likelihood.assemble(likelihood.take(np.arange(size)))
         state = svi.init(start_key, *args, **kwargs)
+        settings = self.num_steps, float(self.learning_rate), self.num_particles
+        advance = _compiled(likelihood.program, self.autoguide, self.optimizer, settings, size, svi)
         with progress_bar(self.num_steps, "SVI", show=show_progress, unit="steps") as bar:
             for done in range(0, self.num_steps, _STEPS_PER_CALL):
                 mask = np.arange(done, done + _STEPS_PER_CALL) < self.num_steps
                 state, _ = advance(state, everything, batches(_STEPS_PER_CALL), mask)
                 bar.update(int(mask.sum()))
-        source = _GuideDraws(likelihood, guide, svi.get_params(state), args, kwargs)
-        self._check(source.take(check_key, 0, 16), guide)
+        source = _GuideDraws(likelihood, svi.guide, svi.get_params(state), args, kwargs)
+        self._check(source.take(check_key, 0, 16), svi.guide)
         return source
+
+    def _inference(self, likelihood: ModelLikelihood, size: int) -> SVI:
+        """Stochastic variational inference on batches of rows of that size."""
+        weights = np.full(size, likelihood.num_data / size, np.float32)
+        # The program holds no rows, so that compiled steps may be kept.
+        model = weighted_model(likelihood.program, weights)
+        guide = self._make(model, likelihood)
+        schedule = optax.cosine_decay_schedule(self.learning_rate, self.num_steps)
+        optimizer = self.optimizer or optax.adam(schedule)
+        return SVI(model, guide, optimizer, Trace_ELBO(self.num_particles))
 
     def _make(self, model: Callable, likelihood: ModelLikelihood) -> AutoGuide:
         if not callable(self.autoguide) or isinstance(self.autoguide, AutoGuide):
@@ -132,6 +137,38 @@ class Guide(Weighting):
                 f"autoguide is {type(guide).__name__}, whose draws are all the same; expected one "
                 "with spread, for instance AutoMultivariateNormal."
             )
+
+
+def _compiled(
+    program: ModelLikelihood,
+    autoguide: Any,
+    optimizer: Any,
+    settings: tuple,
+    size: int,
+    svi: SVI,
+) -> Callable:
+    """Several steps as one compiled function; that of an earlier fit where it does the same."""
+    key = program, autoguide, optimizer, settings, size
+    try:
+        advance = _COMPILED.pop(key, None) or jax.jit(functools.partial(_advance, program, svi))
+    except TypeError:  # an optimiser or a guide that cannot be compared
+        return jax.jit(functools.partial(_advance, program, svi))
+    _COMPILED[key] = advance
+    while len(_COMPILED) > _MOST_COMPILED:
+        _COMPILED.popitem(last=False)
+    return advance
+
+
+def _advance(
+    program: ModelLikelihood, svi: SVI, state: Any, everything: tuple, rows: tuple, mask: Any
+) -> tuple:
+    def step(state: Any, inputs: tuple) -> tuple:
+        batch, counted = inputs
+        args, kwargs = program.assemble(batch or everything)
+        new, loss = svi.update(state, *args, **kwargs)
+        return jax.tree.map(lambda a, b: jnp.where(counted, a, b), new, state), loss
+
+    return jax.lax.scan(step, state, (rows, mask))
 
 
 class _GuideDraws(DrawSource):

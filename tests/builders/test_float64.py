@@ -48,6 +48,8 @@ def test_a_build_whose_sums_float32_cannot_hold_runs_in_float64():
     assert not jax.config.jax_enable_x64
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_nuts_in_float64_finds_the_posterior_that_float32_loses():
     x, y = with_long_tails(20_000)
     y = y + 1000  # every row's log-likelihood is then at least 5e5
@@ -101,6 +103,8 @@ def test_counts_of_any_type_give_one_coreset_under_x64(dtype):
     np.testing.assert_array_equal(coreset.indices, expected.indices)
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_a_coreset_of_int64_groups_can_be_sampled_without_x64_and_then_with():
     coreset = jc.CoresetBuilder(groups, size=12, **SETTINGS, proxy=None).run(
         jax.random.key(0), *counts(np.int64)

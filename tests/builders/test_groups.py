@@ -132,6 +132,8 @@ def test_groups_cannot_be_a_table_of_rows(built):
         built[2].to_frame()
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_rows_with_latents_of_their_own_are_groups_without_being_named():
     rng = np.random.default_rng(0)
     x = rng.normal(size=400).astype(np.float32)

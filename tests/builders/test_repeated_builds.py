@@ -45,6 +45,22 @@ def sparse_vi(x, y):
     return jc.SparseVI(model, size=2, num_iters=5, progress_bar=False).run(jax.random.key(0), x, y)
 
 
+def hierarchy(x, group, num_groups, y=None):
+    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("groups", num_groups):
+        effect = numpyro.sample("effect", dist.Normal(0, 1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ slopes + effect[group]), obs=y)
+
+
+def groups(x, y):
+    settings = {"size": 5, "num_draws": 60, "num_held_out": 60, "proxy": None}
+    builder = jc.CoresetBuilder(hierarchy, groups="group", progress_bar=False, **settings)
+    group = np.arange(NUM_ROWS, dtype=np.int32) // 10
+    coreset = builder.run(jax.random.key(0), x, group, NUM_ROWS // 10, (y > 0).astype(np.float32))
+    coreset.group_effects(jax.random.key(1), {"slopes": np.ones((8, 2), np.float32)})
+
+
 BUILDS = {
     "size": lambda x, y: build(0, x, y),
     "rounds": lambda x, y: build(0, x, y, rounds=2, candidates=jc.Candidates(200, extra_passes=1)),
@@ -52,9 +68,10 @@ BUILDS = {
         0, x, y, weighting=jc.SubsampleNUTS(num_samples=60, num_warmup=50)
     ),
     "SparseVI": sparse_vi,
+    "Guide": lambda x, y: build(0, x, y, weighting=jc.Guide(num_steps=100)),
+    "groups": groups,
 }
 OTHERS = {
-    "Guide": lambda x, y: build(0, x, y, weighting=jc.Guide(num_steps=100)),
     "certify": lambda x, y: use(build(0, x, y), x, y),
 }
 
@@ -69,9 +86,9 @@ def test_data_of_a_build_leave_memory_with_it(make):
     assert [one() is None for one in kept] == [True, True]
 
 
-@pytest.mark.parametrize("make", BUILDS.values(), ids=BUILDS)
-def test_a_second_build_of_other_data_compiles_nothing(make):
-    compiled = []
+@pytest.mark.parametrize("name", BUILDS)
+def test_a_second_build_of_other_data_compiles_nothing(name):
+    make, compiled = BUILDS[name], []
 
     def listen(event, duration_secs, **about):
         if event == "/jax/core/compile/backend_compile_duration":
@@ -83,7 +100,8 @@ def test_a_second_build_of_other_data_compiles_nothing(make):
         make(*table(1))
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert compiled == []
+    # NumPyro compiles two loops each time that it looks for values that a guide can start from.
+    assert [one for one in compiled if (name, one) != ("Guide", "jit(scan)")] == []
 
 
 def test_builds_in_eight_threads_are_those_of_one():

@@ -198,6 +198,8 @@ def coreset(regression):
     return SparseVI(logistic, 20, **settings(num_held_out=1000)).run(jax.random.key(0), x, y=y)
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_coreset_posterior_is_nearer_than_that_of_uniform_subsamples(
     regression, coreset, symmetrised_kl
 ):

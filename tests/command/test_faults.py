@@ -109,6 +109,8 @@ def run(arguments, **options):
     return subprocess.Popen(command, stderr=subprocess.PIPE, **options)
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_a_pipe_that_is_closed_is_no_traceback(file):
     read, write = os.pipe()
     os.close(read)
@@ -119,6 +121,8 @@ def test_a_pipe_that_is_closed_is_no_traceback(file):
     assert error == "jaxcoreset: cannot read or write the standard output: Broken pipe\n"
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_a_full_disk_is_told_with_the_file(file, tmp_path):
     """A limit on the size of files, so that writing fails in the middle, as on a full disk."""
     program = (
@@ -133,6 +137,8 @@ def test_a_full_disk_is_told_with_the_file(file, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["rows.csv"]
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_an_interruption_is_told_in_a_word(file):
     os.mkfifo(file.with_name("slow.csv"))
     process = run(["build", *build(file.with_name("slow.csv"))[1:], "--out", "out.csv"])

@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from process_program import grouped, hierarchy, model, table
+from process_program import after_sampling, grouped, hierarchy, model, table
 
 import jaxcoreset as jc
 from jaxcoreset import sources
@@ -58,6 +58,8 @@ def main():
             "searches": coreset.report.candidate_searches,
             "total": coreset.summary.parts[0].total.tolist(),
         }
+        if name in ("1", "8"):
+            found[name] |= after_sampling(coreset, *data)
     print(json.dumps(found))
 
 

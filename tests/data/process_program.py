@@ -62,6 +62,22 @@ def grouped_part(what, index, count, num_groups=90):
     return group[mine] - first, last - first, y[mine]
 
 
+def after_sampling(coreset, x, y):
+    """Leave-one-out over the rows of all processes, and predictions of those of this one."""
+    draws = coreset.approximation.draws(jax.random.key(5), 200)
+    settings = {"num_draws": None, "progress_bar": False}
+    whole = jc.loo(coreset, draws, **settings)
+    part = jc.loo(coreset, draws, subsample=2000, key=jax.random.key(6), **settings)
+    given = {"key": jax.random.key(7), "quantiles": (), **settings}
+    predicted = jc.predict(coreset, draws, x, y, **given)
+    return {
+        "loo": [float(one.elpd_loo if "elpd_loo" in one else one.elpd) for one in (whole, part)],
+        "num_predicted": len(predicted.mean["y"]),
+        "num_loo": int(whole.pareto_k.size),
+        "predicted": np.asarray(predicted.mean["y"])[::16].tolist(),  # pipes are short
+    }
+
+
 def main(what, *where):
     index, count = 0, 1
     if where == ("mpirun",):
@@ -130,6 +146,8 @@ def main(what, *where):
     if what == "build and certify":  # each with draws of its own
         own = coreset.approximation.draws(jax.random.key(index), 200)
         found["certified"] = jc.certify(coreset, own, progress_bar=False).kl
+    if what in ("build", "build and certify") and count < 4:
+        found |= after_sampling(coreset, *part)
     if has_groups:
         at = {"mu": np.ones(8, np.float32), "tau": np.full(8, 0.7, np.float32)}
         effects = coreset.group_effects(jax.random.key(1), at, num_draws=8)

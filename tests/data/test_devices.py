@@ -57,6 +57,13 @@ def test_sharded_arrays_of_the_user_give_the_same(found):
     assert found["sharded by its user"]["indices"] == found["8"]["indices"]
 
 
+def test_devices_share_the_passes_after_sampling(found):
+    one, eight = found["1"], found["8"]
+    assert eight["num_loo"] == one["num_loo"]
+    assert eight["loo"] == pytest.approx(one["loo"], rel=1e-4)
+    assert eight["predicted"] == pytest.approx(one["predicted"], abs=0.03)
+
+
 @pytest.mark.parametrize("name", ["groups on 8", "groups of a source on 8"])
 def test_devices_share_groups(found, name):
     one = found["groups on 1"]

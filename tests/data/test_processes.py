@@ -198,6 +198,20 @@ def test_certificates_of_processes_are_at_the_draws_of_the_first(together):
     assert found[0]["certified"] < 10 * found[0]["kl"] + 1e-6
 
 
+def test_processes_leave_all_rows_out_and_predict_their_own(alone, together):
+    status, found, text, _ = together
+    assert status == 0, text
+    for one in found:
+        assert one["num_loo"] == alone["num_data"]
+        assert one["loo"] == pytest.approx(alone["loo"], rel=1e-4)
+        assert one["num_predicted"] == one["num_local"]
+    predicted = np.concatenate([one["predicted"] for one in found])
+    errors = predicted - np.asarray(alone["predicted"])
+    # The means of 200 responses, whose random numbers depend on the place of a row.
+    assert np.sqrt(np.mean(errors**2)) < 2 * np.sqrt(2 * 0.25 / 200)
+    assert abs(errors.mean()) < 0.01
+
+
 @pytest.mark.slow
 @pytest.mark.unoptimised
 def test_processes_take_the_same_weighting_where_one_finds_no_mode():

@@ -398,6 +398,9 @@ def test_chain_that_never_moved_is_refused(poor):
         values[1] = values[1, :1]
     with pytest.raises(ValueError, match=r"every draw of chain 1 of \d+ is the same"):
         jc.certify(coreset, stuck, progress_bar=False)
+    line = {"b": poor.samples["b"][..., :1] * np.ones(3, np.float32)}
+    with pytest.raises(ValueError, match="vary in 1 of 3 directions only"):
+        jc.certify(coreset, line, progress_bar=False)
 
 
 def test_draw_that_the_data_rule_out_has_weight_zero_and_nan_is_named():

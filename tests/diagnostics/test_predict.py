@@ -202,6 +202,8 @@ def groups():
     return coreset, {"mu": mu}, label, y
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_groups_of_the_build_keep_their_effects_and_new_ones_are_drawn_from_the_prior(groups):
     coreset, samples, label, y = groups
     rows = np.array([*range(60), 60, 61, 60])

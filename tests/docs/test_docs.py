@@ -115,6 +115,8 @@ def test_what_the_page_on_large_data_prints_is_what_it_says(capsys):
     namespace["file"].close()
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_models_that_the_page_calls_refused_are_refused(capsys):
     run_page("docs/how-to/when-not-to.md", {})
     first, second = capsys.readouterr().out.splitlines()

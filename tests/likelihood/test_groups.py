@@ -117,6 +117,8 @@ def _normal_marginals(shared, group, y, num_groups):
     return jnp.stack(found)
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 @pytest.mark.parametrize(
     "integration", [AdaptiveQuadrature(), LaplaceIntegral(), GaussianIntegral()]
 )
@@ -144,6 +146,8 @@ def test_normal_marginals_and_their_derivatives_are_exact(integration, is_float6
                 np.testing.assert_allclose(one, other, rtol=close, atol=10 * close)
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 @pytest.mark.parametrize("is_normal", [True, False])
 def test_normal_effects_of_normal_rows_are_integrated_in_closed_form(planes, is_normal):
     group, y = means(num_groups=20)
@@ -169,6 +173,8 @@ def _normal_log_density(residual, covariance):
     return -0.5 * (log_det + residual @ np.linalg.solve(covariance, residual))
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 @pytest.mark.parametrize("num_dims", [2, 3])
 def test_effects_of_several_dimensions_are_integrated_exactly(num_dims):
     rng = np.random.default_rng(1)

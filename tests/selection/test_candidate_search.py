@@ -148,6 +148,8 @@ def test_no_pass_is_made_where_the_candidates_will_do(setting):
     assert not built(5000, **setting).report.candidate_searches
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_rows_that_joined_stay_candidates_in_the_next_round(monkeypatch):
     """Draws that are off by three standard deviations have the builder go on to a second one."""
     monkeypatch.setattr(jaxcoreset.selection.rounds, "_NEGLIGIBLE", 0.0)

@@ -28,6 +28,8 @@ def planned_and_built(num_rows, **variables):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_memory_and_passes_are_those_of_the_plan():
     # With one arena: in others glibc keeps what threads once had there, more by chance or less.
     found = planned_and_built(100_000, MALLOC_ARENA_MAX="1")

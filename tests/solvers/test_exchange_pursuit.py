@@ -264,6 +264,8 @@ def test_slots_in_parts_change_nothing(monkeypatch, working_set):
     np.testing.assert_array_equal(alone.indices[0], at_once.indices[1])
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_too_many_atoms_are_candidates_some_at_a_time():
     vectors = np.random.default_rng(0).normal(size=(300_000, 8)).astype(np.float32)
     problem, ks = _problem(vectors), np.array([3, 6])
@@ -292,6 +294,8 @@ def _two_with_many_atoms(num_data: int) -> np.ndarray:
     return (low_rank + 0.5 * rng.normal(size=low_rank.shape)).astype(np.float32)
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 @pytest.mark.parametrize(("largest", "num_slots"), [(24, 34), (50, 65)])
 def test_a_long_sweep_is_at_small_k_as_good_as_a_short_one(monkeypatch, largest, num_slots):
     vectors = _two_with_many_atoms(num_data=16 * largest)

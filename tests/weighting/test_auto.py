@@ -59,6 +59,8 @@ def stock(likelihood):
     return jc.Draws({"beta": beta})
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_a_model_without_a_mode_is_built_with_nuts_and_one_line_says_so():
     data = grouped()
     with pytest.raises(ValueError, match=r"not positive definite|mode was not reached"):

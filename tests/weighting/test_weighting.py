@@ -163,7 +163,7 @@ def likelihood():
 
 
 def test_draws_of_the_user_are_divided_without_overlap(likelihood):
-    samples = {"beta": np.arange(300.0).reshape(100, 3), "other": np.zeros(100)}
+    samples = {"beta": np.arange(300.0).reshape(100, 3) ** [1, 0.5, 2], "other": np.zeros(100)}
     source = jc.Draws(samples).fit(likelihood, jax.random.key(0))
     seen, held_out = source.split(jax.random.key(1), 60, 30)
     assert seen["beta"].shape == (60, 3)
@@ -201,6 +201,27 @@ def test_draws_are_unconstrained():
 def test_bad_draws_are_refused(likelihood, samples, message):
     with pytest.raises(ValueError, match=message):
         jc.Draws(samples).fit(likelihood, jax.random.key(0))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_draws_that_do_not_vary_in_all_directions_are_refused(likelihood, dtype):
+    """Whatever a coreset leaves in the other directions, its error at such draws is zero."""
+    rng = np.random.default_rng(0)
+    normal = 1 + 0.01 * rng.normal(size=(500, 3))
+    flawed = {
+        "only 2 of the 500 draws": np.repeat(normal[:2], 250, axis=0),
+        "in 1 of 3 directions": 1 + (normal[:, :1] - 1) * np.array([1, -2, 0.5]),
+        "in 2 of 3 directions": normal * [1, 1, 0],
+    }
+    with jax.enable_x64(dtype is np.float64):
+        for message, samples in flawed.items():
+            with pytest.raises(ValueError, match=message):
+                jc.Draws({"beta": samples.astype(dtype)}).fit(likelihood, jax.random.key(0))
+        # Strongly correlated draws, and draws of a chain that often stays, are no such draws.
+        close = normal @ np.array([[1, 1, 0], [0, 1e-3, 0], [0, 0, 1]])
+        jc.Draws({"beta": close.astype(dtype)}).fit(likelihood, jax.random.key(0))
+        often = np.repeat(normal[:50], 10, axis=0).astype(dtype)
+        assert jc.Draws({"beta": often}).fit(likelihood, jax.random.key(0)).has_repeats
 
 
 def test_too_few_draws_are_refused(likelihood):

@@ -86,9 +86,11 @@ def test_decimals_are_numbers_and_missing_values_are_told_by_place(tmp_path):
     [
         ({}, r"not told which columns .* The columns are 'a', 'day', 'text', 'who'"),
         ({"y": "A"}, r"no column 'A'; did you mean 'a'\?"),
-        ({"y": "text"}, r"'text' is of type .*string.* Encode"),
+        ({"y": "text"}, r"'text' is of type .*string.* categories=\['text'\]"),
         ({"y": "day"}, r"'day' is of type timestamp.* number of days"),
         ({"y": "who"}, r"'who' is of type text in the folder's name, 'me'; expected real numbers"),
+        ({"y": "a", "categories": ["b"]}, r"categories names 'b', .* expected some of 'a'"),
+        ({"y": "day", "categories": "day"}, r"'day' is of type timestamp.* text or numbers"),
         ({"X": []}, r"X is \[\]; expected a column's name"),
     ],
 )
@@ -98,6 +100,27 @@ def test_columns_that_cannot_be_used_are_refused_at_the_door(tmp_path, columns, 
     pq.write_table(pa.table(data), tmp_path / "who=me" / "t.parquet")
     with pytest.raises(SourceError, match=message):
         parquet(tmp_path, **columns)
+
+
+def test_categories_become_the_places_of_their_sorted_values(tmp_path):
+    rng = np.random.default_rng(0)
+    tail, engines = rng.choice(["N9", "N10", "Ü"], 300), rng.choice([4, 1, 2], 300)
+    for i, carrier in enumerate(["UA", "AA"]):  # the second one with a dictionary of its own
+        (tmp_path / f"carrier={carrier}").mkdir()
+        rows = slice(150 * (1 - i), 150 * (2 - i))  # AA comes first
+        kept = pa.array(tail[rows])
+        data = {"tail": kept.dictionary_encode() if i else kept, "engines": engines[rows]}
+        pq.write_table(pa.table(data), tmp_path / f"carrier={carrier}" / "t.parquet")
+    coded = ["tail", "carrier", "engines"]
+    source = parquet(tmp_path, categories=coded, **{name: name for name in coded})
+    arrays = {name: array[:] for name, array in source.arrays.items()}
+    assert {array.dtype for array in arrays.values()} == {np.dtype(np.int32)}
+    carrier = np.repeat(["AA", "UA"], 150)
+    for name, values in {"tail": tail, "carrier": carrier, "engines": engines}.items():
+        names, numbers = np.unique(values, return_inverse=True)
+        np.testing.assert_array_equal(source.categories[name], names)
+        np.testing.assert_array_equal(arrays[name], numbers)
+    assert source.fingerprint() != parquet(tmp_path, y="engines").fingerprint()
 
 
 def test_names_of_folders_are_columns(tmp_path, table):

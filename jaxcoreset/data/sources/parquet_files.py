@@ -1,0 +1,237 @@
+"""Parquet files: where they are, which columns and row groups they have, and their batches."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxcoreset.data.messages import did_you_mean, no_column, not_parquet
+from jaxcoreset.data.sources.base import SourceError, changed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow.fs import FileInfo, FileSystem
+
+# The rows of a column of categories that are looked at together.
+_CODED_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class File:
+    """A file, its size and time of change, its columns, and where its row groups begin.
+
+    Attributes:
+        label: its path below the folder; empty if the source is this one file.
+        columns: NumPy types and descriptions by name; the type of a column without numbers is None.
+        keys: values of the columns that stand in the names of its folders.
+        starts: first rows of the row groups, and the number of rows; the file's first row is row 0.
+    """
+
+    filesystem: "FileSystem"
+    path: str
+    label: str
+    state: tuple[int | None, int | None]
+    columns: dict[str, tuple[np.dtype | None, str]]
+    keys: dict[str, int | float | str]
+    starts: np.ndarray
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return int(self.starts[-1])
+
+    def check_unchanged(self) -> None:
+        """Raise a SourceError if the file is another one than when it was opened."""
+        if _state(self.filesystem.get_file_info(self.path)) != self.state:
+            raise changed(self.path)
+
+
+def _located(path: str | os.PathLike, filesystem: Any) -> "tuple[FileSystem, str]":
+    """A file system of pyarrow, and the path in it."""
+    import pyarrow as pa
+    from pyarrow import fs
+
+    text = os.fspath(path)
+    if filesystem is None and "://" not in text:
+        return fs.LocalFileSystem(), Path(text).as_posix()
+    if filesystem is None:
+        try:
+            return fs.FileSystem.from_uri(text)
+        except pa.ArrowInvalid as unknown:
+            try:
+                from fsspec.core import url_to_fs
+
+                filesystem, text = url_to_fs(text)
+            except (ImportError, ValueError) as error:
+                raise SourceError(
+                    f"{text} cannot be read: {unknown}; {error}. Install fsspec and its package "
+                    "for this kind of file system, or pass filesystem=."
+                ) from error
+    if not isinstance(filesystem, fs.FileSystem):
+        filesystem = fs.PyFileSystem(fs.FSSpecHandler(filesystem))
+    return filesystem, text.rstrip("/")
+
+
+def find_files(path: str | os.PathLike, filesystem: Any) -> list[File]:
+    """The files with their row groups, in order; files without rows are left out."""
+    from pyarrow import fs
+
+    filesystem, root = _located(path, filesystem)
+    info = filesystem.get_file_info(root)
+    infos = [info]
+    if info.type == fs.FileType.NotFound:
+        folder = fs.FileSelector(os.path.dirname(root) or ".", allow_not_found=True)
+        known = [other.base_name for other in filesystem.get_file_info(folder)]
+        raise SourceError(f"there is no file or folder {path}{did_you_mean(info.base_name, known)}")
+    if info.type == fs.FileType.Directory:
+        infos = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
+    files, has_parquet = [], False
+    for one in sorted(infos, key=lambda one: one.path.split("/")):
+        label = one.path.removeprefix(root).strip("/")
+        # Programs that write folders put their notes in names with a dot or an underscore.
+        is_note = any(part.startswith((".", "_")) for part in label.split("/"))
+        if one.is_file and not is_note and (one is info or label.endswith(".parquet")):
+            has_parquet = True
+            files.append(_open(filesystem, one, label))
+    if not has_parquet:
+        raise SourceError(f"there is no file below {path} whose name ends in .parquet.")
+    if not any(file.num_rows for file in files):
+        raise SourceError(f"{path} has no rows; expected at least one.")
+    return [file for file in files if file.num_rows]
+
+
+def _open(filesystem: "FileSystem", info: "FileInfo", label: str) -> File:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(filesystem.open_input_file(info.path)) as table:
+            metadata, schema = table.metadata, table.schema_arrow
+            sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise SourceError(not_parquet(info.path, error)) from error
+    repeated = [name for name in set(schema.names) if schema.names.count(name) > 1]
+    if repeated:
+        raise SourceError(
+            f"{info.path} has more than one column {repeated[0]!r}; expected different names."
+        )
+    columns = {field.name: (_numpy_type(field.type), str(field.type)) for field in schema}
+    keys: dict[str, int | float | str] = {}
+    for name, equals, text in (part.partition("=") for part in label.split("/")[:-1]):
+        if equals and name not in columns:
+            value = _number(text)
+            kind = None if value is None else np.dtype(type(value))
+            columns[name] = kind, f"text in the folder's name, {text!r}"
+            keys[name] = text if value is None else value
+    return File(filesystem, info.path, label, _state(info), columns, keys, np.cumsum([0, *sizes]))
+
+
+def _number(text: str) -> int | float | None:
+    try:
+        number = int(text)
+        return number if abs(number) < 2**63 else float(number)
+    except (ValueError, OverflowError):
+        try:
+            return float(text)
+        except ValueError:
+            return None
+
+
+def _state(info: "FileInfo") -> tuple[int | None, int | None]:
+    """Size in bytes and time of the last change of a file; not every file system knows the time."""
+    return info.size, info.mtime_ns
+
+
+def _numpy_type(kind: "pa.DataType") -> np.dtype | None:
+    import pyarrow as pa
+
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return np.dtype(kind.to_pandas_dtype())
+    return np.dtype(np.float64) if pa.types.is_decimal(kind) else None
+
+
+def column_types(files: Sequence[File], names: Sequence[str]) -> dict[str, np.dtype]:
+    """The types of columns: those in the first file, which can hold those in the other files."""
+    types: dict[str, np.dtype] = {}
+    for file in files:
+        for name in names:
+            if name not in file.columns:
+                raise SourceError(no_column(file.path, name, list(file.columns)))
+            dtype, described = file.columns[name]
+            if dtype is None:
+                raise SourceError(
+                    f"{file.path}: column {name!r} is of type {described}; expected real numbers, "
+                    f"integers or booleans. Pass categories=[{name!r}] for the numbers of its "
+                    "different values; write dates as a number of days or seconds."
+                )
+            first = types.setdefault(name, dtype)
+            if name in file.keys:
+                types[name] = np.result_type(first, dtype)
+            elif not np.can_cast(dtype, first, "safe"):
+                raise SourceError(
+                    f"{file.path}: column {name!r} is of type {dtype}; expected {first}, as in "
+                    f"{files[0].path}, or a type that fits in it. Write the files with one schema."
+                )
+    return types
+
+
+def categories_of(files: Sequence[File], name: str) -> np.ndarray:
+    """The different values of a column in increasing order."""
+    import pyarrow as pa
+
+    found: set[Any] = set()
+    for file in files:
+        if name not in file.columns:
+            raise SourceError(no_column(file.path, name, list(file.columns)))
+        if name in file.keys:
+            found.add(file.keys[name])
+            continue
+        for _, batch in record_batches(file, range(file.starts.size - 1), [name], _CODED_ROWS):
+            values = plain(batch.column(name)).unique()
+            kind = values.type
+            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or _is_number(kind)):
+                raise SourceError(
+                    f"{file.path}: column {name!r} is of type {kind}; expected text or numbers in "
+                    "a column of categories."
+                )
+            found.update(values.drop_null().to_pylist())
+    if any(isinstance(value, str) for value in found) != all(isinstance(x, str) for x in found):
+        raise SourceError(f"{name!r} is text in some of the files and a number in others.")
+    return np.array(sorted(found))
+
+
+def record_batches(
+    file: File, groups: Sequence[int], columns: list[str], batch_rows: int
+) -> "Iterator[tuple[int, pa.RecordBatch]]":
+    """Some columns of some row groups, in parts: the row group and the part."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # Through a small buffer: pyarrow.dataset would hold a whole row group, which may be as
+        # large as the file.
+        with pq.ParquetFile(
+            file.filesystem.open_input_file(file.path), buffer_size=1 << 20, pre_buffer=False
+        ) as table:
+            for group in groups:
+                for batch in table.iter_batches(batch_rows, row_groups=[group], columns=columns):
+                    yield group, batch
+    except (pa.ArrowException, OSError) as error:
+        file.check_unchanged()
+        raise SourceError(
+            f"{file.path} cannot be read: {error} It is damaged; write it again."
+        ) from error
+
+
+def plain(column: "pa.Array") -> "pa.Array":
+    """The values of a column, which Parquet may keep as places in a dictionary."""
+    import pyarrow as pa
+
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _is_number(kind: "pa.DataType") -> bool:
+    return _numpy_type(kind) is not None
