@@ -44,6 +44,8 @@ _MIN_EXCESS = 10.0
 # on. A smaller excess counts, unless the density is lower than the first mode by more than this.
 _RADII_WITH_PROXY = 3.0, 6.0
 _MIN_EXCESS_WITH_PROXY, _NEGLIGIBLE_MODE = 2.0, 6.0
+# Modes at most this many standard deviations apart are one.
+_SAME_MODE = 0.1
 
 
 def find_spike(
@@ -90,6 +92,8 @@ def find_spike(
     if proxy is not None:
         is_mode &= energies < energies[-1] + _NEGLIGIBLE_MODE
     found = modes[is_mode & np.isfinite(energies) & np.isfinite(modes).all(axis=1)]
+    if proxy is not None and _is_one_mode(np.vstack([found, modes[-1:]]), proxy):
+        return None
     rows = other_rows(likelihood, reference)
     factor = likelihood.num_data / rows[0].shape[0]
     terms = None
@@ -113,6 +117,14 @@ def find_spike(
     worst = max(map(excess, found)) - excess(centre)
     least = _MIN_EXCESS if proxy is None else _MIN_EXCESS_WITH_PROXY
     return worst if worst > least else None
+
+
+def _is_one_mode(modes: Float[np.ndarray, "m d"], proxy: Proxy) -> bool:
+    """True if modes are all where the last one is, and that is near the proxy's center."""
+    factor = np.linalg.cholesky(np.asarray(proxy.precision, np.float64))
+    apart = np.linalg.norm((modes - modes[-1]) @ factor, axis=1)
+    away = np.linalg.norm((modes[-1] - np.asarray(proxy.center)) @ factor)
+    return bool(apart.max() < _SAME_MODE and away < np.sqrt(modes.shape[1]))
 
 
 def _padded(data: tuple, weights: np.ndarray) -> tuple[tuple, np.ndarray]:

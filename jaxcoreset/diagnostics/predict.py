@@ -25,6 +25,7 @@ from jaxcoreset.diagnostics.predictive_check import PredictiveCheck, check_stati
 from jaxcoreset.diagnostics.reweighted import known_draws, plain_draws, reweighted_draws
 from jaxcoreset.diagnostics.simulation import Simulation, effects_to_predict, rows_to_predict
 from jaxcoreset.likelihood.arguments import Arguments
+from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import precision_of
 from jaxcoreset.likelihood.trace import one_at_a_time
@@ -62,9 +63,9 @@ def predict(
     The draws are resampled by the weights of `correct`, so that they are of the full posterior; it
     costs one pass over all rows, which a result of `correct` saves.
 
-    With a coreset of groups, pass the rows to predict and the number of groups as in the build.
-    Groups of the build have their own effects, drawn as by `Coreset.group_effects`. Groups with
-    numbers above those of the build are new: their effects are drawn from the prior given the
+    With a coreset of groups, pass the rows to predict, with the labels of the build, and the number
+    of groups, new ones included. Groups of the build have their own effects, drawn as by
+    `Coreset.group_effects`. Groups with other labels, which come after those of the build, are new: their effects are drawn from the prior given the
     shared parameters. If each row is a group, each row's effect is.
 
     Args:
@@ -146,7 +147,9 @@ def _rows(
 ) -> tuple[Arguments, Rows]:
     """The rows to predict, and the model's arguments for them."""
     if args or kwargs:
-        arguments = rows_to_predict(coreset, args, kwargs)
+        of_groups = full is not None and isinstance(full.model, GroupModel)
+        names = full.model.names if of_groups else None
+        arguments = rows_to_predict(coreset, args, kwargs, names)
         return arguments, Rows(arguments.data)
     if coreset.grouping is not None:
         raise ValueError(

@@ -1,12 +1,13 @@
 """The rows to predict and what is drawn for them: new responses from the user's model, by blocks.
 
 The arguments to predict have the names of those of the build, but the response may be missing. What
-holds rows is told by these names. Observed sites are sampled even if their observations are given,
-so that responses which a model cannot do without may be passed, and be compared with new ones.
+holds rows is told by these names. Responses are sampled even if they are given, so that those which a
+model cannot do without may be passed, and be compared with new ones. Other observed sites, such as a
+parameter that `numpyro.handlers.condition` fixes, keep their values.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +30,20 @@ from jaxcoreset.likelihood.trace import fill_origin, full_precision, is_latent, 
 _ABSTRACT_ROWS = (31, 37)
 
 
-def rows_to_predict(coreset: Coreset, args: tuple, kwargs: Mapping[str, Any]) -> Arguments:
+def rows_to_predict(
+    coreset: Coreset,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    group_names: np.ndarray | None = None,
+) -> Arguments:
     """The arguments with the rows to predict, marked as those of the build are by their names.
+
+    Args:
+        coreset: the coreset.
+        args: positional arguments of the model.
+        kwargs: its keyword arguments.
+        group_names: the labels of the groups of the build in their order, if it numbered them;
+            labels to predict are numbered in the same way, and new ones after them.
 
     Raises:
         ModelError: if none of them holds rows, they differ in their number, or an argument that the
@@ -47,6 +60,8 @@ def rows_to_predict(coreset: Coreset, args: tuple, kwargs: Mapping[str, Any]) ->
         if labels is None:
             counts = (*counts, *grouping.positions.group_counts)
     names = {known[i] for i in data}
+    if grouping is not None and grouping.positions.labels is not None and group_names is not None:
+        arguments = _numbered(arguments, known[grouping.positions.labels], group_names)
     found = tuple(
         i
         for i, leaf in enumerate(arguments.leaves)
@@ -67,6 +82,22 @@ def rows_to_predict(coreset: Coreset, args: tuple, kwargs: Mapping[str, Any]) ->
     return dataclasses.replace(arguments, data_at=found, counts_at=counts_at)
 
 
+def _numbered(arguments: Arguments, label: str, group_names: np.ndarray) -> Arguments:
+    """The arguments with the numbers of groups in place of the labels that the build numbered."""
+    if label not in arguments.names:
+        return arguments
+    at, leaves = arguments.names.index(label), list(arguments.leaves)
+    labels = np.asarray(leaves[at])
+    if labels.ndim != 1 or (labels.dtype.kind in "iuf") != (group_names.dtype.kind in "iuf"):
+        return arguments  # they are numbers already, or are refused later
+    names, numbers = np.unique(labels, return_inverse=True)
+    position = np.minimum(np.searchsorted(group_names, names), group_names.size - 1)
+    is_new = group_names[position] != names
+    position[is_new] = group_names.size + np.arange(is_new.sum())
+    leaves[at] = position[numbers.reshape(-1)].astype(np.int32)
+    return dataclasses.replace(arguments, leaves=tuple(leaves))
+
+
 def names_of(coreset: Coreset) -> tuple[str, ...]:
     """The names of the arguments of the user's model, in their order in the build."""
     return flatten(coreset.full_model, coreset.args, coreset.kwargs).names
@@ -80,6 +111,7 @@ class Simulation:
         model: the user's model.
         arguments: its arguments, without the rows.
         axes: the sites to draw, with the axis of rows in each.
+        responses: the observed sites with one value per row, all of which are drawn.
         observed: those of them whose observations are among the arguments.
         width: the number of values that a row has at one draw.
     """
@@ -87,6 +119,7 @@ class Simulation:
     model: Callable
     arguments: Arguments
     axes: dict[str, int]
+    responses: frozenset[str]
     observed: tuple[str, ...]
     width: int
 
@@ -130,13 +163,14 @@ class Simulation:
         arguments = dataclasses.replace(arguments, leaves=tuple(without))
         width = sum(few[name].size for name in names) // _ABSTRACT_ROWS[0]
         observed = tuple(name for name in names if few[name].is_given)
-        return cls(model, arguments, {name: axes[name] for name in names}, observed, width)
+        kept = {name: axes[name] for name in names}
+        return cls(model, arguments, kept, frozenset(responses), observed, width)
 
     def draw(self, draws: Mapping[str, Array], key: PRNGKeyArray, data: tuple) -> dict[str, Array]:
         """Values of m rows at s draws, of shape (m, s, …)."""
         args, kwargs = self.arguments.fill([widened(leaf) for leaf in data])
         predictive = Predictive(
-            uncondition(self.model),
+            _Redraw(self.model, self.responses),
             posterior_samples=dict(draws),
             return_sites=list(self.axes),
             parallel=True,
@@ -160,6 +194,18 @@ class Simulation:
         }
 
 
+class _Redraw(uncondition):
+    """Sample the sites with these names even if they are observed."""
+
+    def __init__(self, model: Callable, names: Collection[str]):
+        super().__init__(model)
+        self.names = names
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "sample" and msg["name"] in self.names:
+            super().process_message(msg)
+
+
 @dataclass(frozen=True)
 class _Site:
     shape: tuple[int, ...]
@@ -181,7 +227,7 @@ def _sites(
 
     def trace_model(*data: Any) -> None:
         with full_precision():
-            sites = run(uncondition(model), arguments.fill(data), fill)
+            sites = run(_Redraw(model, responses), arguments.fill(data), fill)
         for name, site in sites.items():
             if site["type"] in ("sample", "deterministic"):
                 found[name] = _Site(tuple(jnp.shape(site["value"])), _is_given(site))
@@ -236,26 +282,26 @@ def effects_to_predict(
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= num:
         raise ModelError(
             f"argument {label} has labels from {labels.min()} to {labels.max()} for {num} groups; "
-            "expected the numbers of groups, from 0 on, in the order of the sorted labels of the "
-            "build."
+            "expected the labels of the build, or the numbers of groups, from 0 on, in the order of "
+            "its sorted labels, and a number of groups that counts new ones."
         )
     key, prior_key = jax.random.split(key)
-    local = coreset.grouping.model(coreset.full_model, coreset.arguments).structure.local
+    structure = coreset.grouping.model(coreset.full_model, coreset.arguments).structure
+    axes = {name: site.value_dim for name, site in structure.local.items()}
+    axes |= {name: axis for name, (_, axis) in structure.discrete.items()}
     effects = effects_at(coreset, groups, shared, key)
     values = {
-        name: jnp.moveaxis(jnp.asarray(effects[name]), 1, site.value_dim)
-        for name, site in local.items()
+        name: jnp.moveaxis(jnp.asarray(effects[name]), 1, axis) for name, axis in axes.items()
     }
     if num == known:
         return values
     few = [leaf[:1] for leaf in arguments.data]
     args, kwargs = arguments.fill(few)
-    prior = Predictive(coreset.full_model, posterior_samples=shared, return_sites=list(local))
+    prior = Predictive(coreset.full_model, posterior_samples=shared, return_sites=list(axes))
     drawn = prior(prior_key, *args, **kwargs)
     return {
         name: jnp.concatenate(
-            [values[name], jnp.take(drawn[name], np.arange(known, num), axis=site.value_dim)],
-            axis=site.value_dim,
+            [values[name], jnp.take(drawn[name], np.arange(known, num), axis=axis)], axis=axis
         )
-        for name, site in local.items()
+        for name, axis in axes.items()
     }

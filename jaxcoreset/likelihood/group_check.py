@@ -1,5 +1,7 @@
 """Check that a group's rows and effects depend on no other group's effects, nor on its size.
 
+Nor may what groups share depend on effects, or on how many groups there are.
+
 The shapes of a model's sites do not tell that: a row may use the effects of two groups, a running
 sum of effects makes a random walk of them, and a prior may use how many rows a group has. So some
 groups are evaluated together, as the model's user does, and each alone, with copies of its rows.
@@ -74,7 +76,9 @@ def check_groups(marginal: GroupModel, layout: Layout, sizes: Int[np.ndarray, " 
     choices = ways[generator.integers(len(ways), size=places.size)]
     together = positions.call_with(leaves, labels.size, places.size, labels.astype(np.int32))
     shared: dict[str, Any] = {}
-    of_rows, of_priors = _together(marginal, together, effects, choices, generator, shared)
+    of_rows, of_priors, of_shared = _together(
+        marginal, together, effects, choices, generator, shared
+    )
     for group in range(places.size):
         data = tuple(leaf[group] for leaf in alone)
         sites, _, _ = marginal.run_group(shared, effects[group], leaves, data, choices[group])
@@ -99,6 +103,14 @@ def check_groups(marginal: GroupModel, layout: Layout, sizes: Int[np.ndarray, " 
                     "a prior that does not use how many rows a group has: pass what it needs as an "
                     "argument with one row per group."
                 )
+        for name, value in of_shared.items():
+            if not _are_same(value, np.sum(np.asarray(log_prob(sites[name])))):
+                raise ModelError(
+                    f"the density of site {name!r}, which all groups share, depends on the effects "
+                    "of groups, on their number or on their rows; expected one that depends on "
+                    "shared parameters only. A soft sum to zero cannot be integrated out group by "
+                    "group: leave it out, or use groups=None with the effects as parameters."
+                )
 
 
 def _some_groups(sizes: Int[np.ndarray, " g"]) -> Int[np.ndarray, " m"]:
@@ -115,8 +127,8 @@ def _together(
     choices: Int[np.ndarray, "g k"],
     generator: np.random.Generator,
     shared: dict[str, Any],
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Log-probabilities of rows and of groups' sites, as the user's model computes them.
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Log-probabilities of rows, groups' sites and other sites, as the user's model has them.
 
     `shared` gets the values of the shared sites.
     """
@@ -147,7 +159,12 @@ def _together(
     for name in (*structure.integrated, *structure.groups):
         values = log_prob(sites[name])
         of_priors[name] = _of_axis(values, structure.log_prob_dims[name])
-    return of_rows, of_priors
+    of_shared = {
+        name: np.asarray(jnp.sum(log_prob(site)))
+        for name, site in sites.items()
+        if site["type"] == "sample" and name not in {*of_rows, *of_priors}
+    }
+    return of_rows, of_priors, of_shared
 
 
 def _unconstrained_shape(shape: tuple[int, ...], dim: int, effects: Any) -> tuple[int, ...]:

@@ -69,7 +69,9 @@ def group_likelihood(
     structure = structure_of(model, table.arguments, table.positions)
     integration = integration or default_integration(structure.num_dims)
     integration.check(structure.num_dims)
-    marginal = GroupModel(model, table.arguments.tree, table.positions, structure, integration)
+    marginal = GroupModel(
+        model, table.arguments.tree, table.positions, structure, integration, table.names
+    )
     layout = lay_out(table, context)
     check_groups(marginal, layout, table.sizes)
     return likelihood_of_layout(marginal, layout, key=key, context=context)

@@ -53,6 +53,8 @@ class GroupModel:
         positions: the roles of the arguments.
         structure: the model's sites.
         integration: how effects are integrated out.
+        names: shape (G,), the labels of the groups in the order of their numbers, where the build
+            numbered them; None otherwise.
     """
 
     model: Callable
@@ -60,6 +62,7 @@ class GroupModel:
     positions: GroupPositions
     structure: GroupStructure
     integration: Integration
+    names: np.ndarray | None = dataclasses.field(default=None, repr=False)
     _memory: dict = dataclasses.field(default_factory=dict, repr=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
@@ -166,7 +169,8 @@ class GroupModel:
             values = log_prob(sites[name])
             axes = tuple(a for a in range(values.ndim) if a != values.ndim + dim)
             by_row = jnp.sum(values, axis=axes)
-            total = total + jnp.sum(by_row if mask is None else by_row * mask.astype(values.dtype))
+            # Places that are no rows may be impossible, where a group without rows repeats others.
+            total = total + jnp.sum(by_row if mask is None else jnp.where(mask, by_row, 0))
         return total
 
     def run_group(

@@ -144,11 +144,20 @@ def _key_of(likelihood: ModelLikelihood) -> Hashable | None:
             tuple(type(leaf) for leaf in likelihood.two_rows),
             tuple(sorted((name, np.shape(x)) for name, x in likelihood.init_params.items())),
             str(default_float()),
+            _names_in_groups(likelihood.model),
         )
         hash(key)
     except Exception:
         return None
     return key
+
+
+def _names_in_groups(model: Any) -> Hashable:
+    """The names of a group's sites in their order, which the code does not tell; draws have them."""
+    structure = getattr(model, "structure", None)
+    if structure is None:
+        return None
+    return tuple(structure.local), tuple(structure.discrete), tuple(structure.effects)
 
 
 def _code(likelihood: ModelLikelihood, num_rows: int) -> str | None:

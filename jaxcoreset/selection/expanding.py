@@ -91,7 +91,8 @@ class _Bounded:
 
     def __call__(self, draw: Mapping[str, Array], data: PyTree) -> Float[Array, " n"]:
         values = self.log_likelihood(draw, data)
-        return jnp.where(values > _LOWEST, values, jnp.asarray(_LOWEST, values.dtype))
+        is_usual = jnp.isfinite(values) & (values > _LOWEST)
+        return jnp.where(is_usual, values, jnp.asarray(_LOWEST, values.dtype))
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -181,6 +181,54 @@ def test_sites_counts_and_responses_are_those_of_the_model():
     assert set(np.ravel(found.quantiles["y"])) <= {0, 1}
 
 
+def test_observed_sites_that_are_no_responses_keep_their_values():
+    """A parameter that a handler fixes, and an observation without rows, are not drawn anew."""
+    y = np.random.default_rng(0).normal(size=30)
+
+    def model(y, n=30):
+        scale = numpyro.sample("scale", dist.HalfNormal(100.0))
+        at = numpyro.sample("at", dist.Normal(0.0, 100.0), obs=2.0)
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(jnp.full(n, b + at), scale), obs=y)
+
+    def of_rows(x, y=None):
+        return model(y, x.shape[0])
+
+    fixed = numpyro.handlers.condition(of_rows, {"scale": jnp.array(0.5)})
+    coreset = jc.CoresetBuilder(fixed, size=30, **QUIET).run(KEY, y, y)
+    samples = {"b": np.linspace(-0.1, 0.1, 1000)}
+    found = jc.predict(coreset, samples, np.zeros(40), key=KEY, reweight=False, **QUIET)
+    np.testing.assert_allclose(found.mean["y"], 2, atol=0.08)
+    np.testing.assert_allclose(found.sd["y"], np.hypot(0.5, 0.058), rtol=0.1)
+
+
+def test_labels_are_those_of_the_build_and_kinds_of_groups_are_kept():
+    """Labels from 1 on in other steps, and a discrete site of each group that its rows decide."""
+    rng = np.random.default_rng(0)
+    kind = np.arange(6) % 2
+    label = rng.permutation(np.repeat(np.arange(6), 4))
+    y = 8.0 * kind[label] + rng.normal(size=label.size)
+
+    def model(label, num, y=None):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+        with numpyro.plate("groups", num):
+            kind = numpyro.sample("kind", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+        with numpyro.plate("rows", label.shape[0]):
+            numpyro.sample("y", dist.Normal(mu + 8.0 * kind[label], 1.0), obs=y)
+
+    names = np.array([1, 2, 3, 4, 5, 6])
+    coreset = jc.CoresetBuilder(model, size=6, groups="label", **QUIET).run(
+        KEY, names[label], 6, y
+    )
+    samples = {"mu": 0.1 * rng.normal(size=400)}
+    options = {"key": KEY, "reweight": False, "quantiles": (), **QUIET}
+    found = jc.predict(coreset, samples, np.array([1, 2, 4, 5]), 6, **options)
+    np.testing.assert_allclose(found.mean["y"], [0, 8, 8, 0], atol=0.3)
+    new = jc.predict(coreset, samples, np.array([6, 9, 5, 7]), 8, **options)
+    np.testing.assert_allclose(new.mean["y"], [8, 4, 0, 4], atol=0.8)
+    np.testing.assert_allclose(new.sd["y"], [1, np.sqrt(17), 1, np.sqrt(17)], rtol=0.15)
+
+
 @pytest.fixture(scope="module")
 def groups():
     """Groups of one to eight rows, in a hierarchy of known scales, and draws of their mean."""

@@ -228,11 +228,64 @@ def test_nodes_are_added_until_the_error_is_small_enough():
     assert error <= 1e-5
 
 
+def test_a_few_censored_groups_rule_a_closed_form_out():
+    num = 300
+    group, y = np.repeat(np.arange(num), 2), np.zeros(2 * num, np.float32)
+    is_censored = np.isin(group, [7, 201])
+
+    def model(group, num, is_censored, y):
+        mu: Any = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("groups", num):
+            effect: Any = numpyro.sample("effect", dist.Normal(mu, 1))
+        seen = dist.Normal(effect[group], 1).log_prob(y)
+        hidden = jnp.log(jax.scipy.special.ndtr(effect[group] - y))
+        numpyro.factor("y", jnp.where(is_censored, hidden, seen))
+
+    likelihood = group_likelihood(model, (group, num, is_censored, y), groups="group")
+    draws = {"mu": 0.1 * jnp.arange(8.0)}
+    found, _ = accurate_enough(likelihood, draws, 1e-3)
+    marginal: Any = found.model
+    assert isinstance(marginal.integration, AdaptiveQuadrature)
+
+
+def test_the_error_counts_modes_that_the_quadrature_does_not_see():
+    """Effects of two clusters; that of some groups is in the one which is far from the origin."""
+    group = np.repeat(np.arange(20), 3)
+    y = np.where(group < 4, 5.0, 0.0).astype(np.float32)
+    clusters: Any = dist.MixtureSameFamily(
+        dist.Categorical(jnp.array([0.9, 0.1])), dist.Normal(jnp.array([0.0, 5.0]), 0.3)
+    )
+
+    def model(group, num, y):
+        scale: Any = numpyro.sample("scale", dist.HalfNormal(1))
+        with numpyro.plate("groups", num):
+            effect: Any = numpyro.sample("effect", clusters)
+        with numpyro.plate("rows", y.size):
+            numpyro.sample("y", dist.Normal(effect[group], scale), obs=y)
+
+    likelihood = group_likelihood(model, (group, 20, y), groups="group")
+    draws = {"scale": jnp.log(jnp.linspace(1.0, 1.2, 8))}
+    assert accurate_enough(likelihood, draws, 1e-2)[1] > 1
+
+
 def test_groups_without_rows_have_log_likelihood_zero():
     group, y = means(num_groups=6)
     likelihood = group_likelihood(normals, (group, 9, y), groups="group")
     assert likelihood.num_data == 9
     np.testing.assert_allclose(_values(likelihood, NORMAL)[6:], 0, atol=1e-5)
+
+    def bounded(group, low, y):
+        scale: Any = numpyro.sample("scale", dist.HalfNormal(1))
+        with numpyro.plate("groups", low.size):
+            effect: Any = numpyro.sample("effect", dist.Normal(0, scale))
+        left = low[group]
+        at: Any = dist.TruncatedNormal(left + effect[group], 1, low=left, high=left + 1)
+        numpyro.sample("y", at, obs=y)
+
+    low = np.arange(9, dtype=np.float32)
+    y = (low[group] + 0.5).astype(np.float32)
+    likelihood = group_likelihood(bounded, (group, low, y), groups="group")
+    np.testing.assert_allclose(_values(likelihood, {"scale": 0.5})[6:], 0, atol=1e-4)
 
 
 def _crossed(group, num_groups, y=None):
@@ -265,6 +318,23 @@ def _sizes_in_the_prior(group, num_groups, y=None):
     sizes = jnp.bincount(group, length=num_groups)
     with numpyro.plate("groups", num_groups):
         effect: Any = numpyro.sample("effect", dist.Normal(0, scale / jnp.sqrt(1 + sizes)))
+    with numpyro.plate("rows", group.shape[0]):
+        numpyro.sample("y", dist.Normal(effect[group], 1), obs=y)
+
+
+def _soft_sum_to_zero(group, num_groups, y=None):
+    scale: Any = numpyro.sample("s", dist.HalfNormal(1))
+    with numpyro.plate("groups", num_groups):
+        effect: Any = numpyro.sample("effect", dist.Normal(0, scale))
+    numpyro.factor("sum", dist.Normal(0, 0.01).log_prob(jnp.sum(effect)))
+    with numpyro.plate("rows", group.shape[0]):
+        numpyro.sample("y", dist.Normal(effect[group], 1), obs=y)
+
+
+def _number_in_a_shared_prior(group, num_groups, y=None):
+    scale: Any = numpyro.sample("s", dist.HalfNormal(1 / num_groups))
+    with numpyro.plate("groups", num_groups):
+        effect: Any = numpyro.sample("effect", dist.Normal(0, scale))
     with numpyro.plate("rows", group.shape[0]):
         numpyro.sample("y", dist.Normal(effect[group], 1), obs=y)
 
@@ -330,6 +400,30 @@ def test_a_kind_of_each_row_is_summed_out_and_drawn():
     assert np.abs(kinds.mean(axis=0) - chance).max() < 5 * 0.5 / 20
 
 
+def test_programs_are_not_shared_by_models_with_other_effects_of_groups():
+    group, y = means(num_groups=6)
+    kept = []
+    for name, function in (("first", jnp.square), ("second", jnp.square), ("second", jnp.exp)):
+
+        def model(group, num_groups, y=None, name=name, function=function):
+            with numpyro.plate("groups", num_groups):
+                effect: Any = numpyro.sample(name, dist.Normal(0, 1))
+                numpyro.deterministic(f"of the {name}", function(effect))
+            b: Any = numpyro.sample("b", dist.Normal(0, 1))
+            with numpyro.plate("rows", group.shape[0]):
+                numpyro.sample("y", dist.Normal(b + effect[group], 0.5), obs=y)
+
+        likelihood = group_likelihood(model, (group, 6, y), groups="group")
+        kept.append(likelihood)
+        rows, leaves, at = likelihood.rows, likelihood.arguments.leaves, {"b": jnp.zeros(3)}
+        marginal: Any = likelihood.model
+        drawn = draw_effects(
+            marginal, rows, leaves, at, jax.random.key(0), program=likelihood.shared
+        )
+        assert sorted(drawn) == sorted([name, f"of the {name}"])
+        np.testing.assert_allclose(drawn[f"of the {name}"], function(drawn[name]), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -337,6 +431,8 @@ def test_a_kind_of_each_row_is_summed_out_and_drawn():
         (_running_sum, "depends on the effect of a group that it is not in"),
         (_random_walk, "'effect' grows with the groups and is not one independent effect"),
         (_sizes_in_the_prior, "depends on other groups or on the rows"),
+        (_soft_sum_to_zero, "site 'sum', which all groups share, depends on the effects"),
+        (_number_in_a_shared_prior, "site 's', which all groups share, depends on the effects"),
         (_counts, r"latent site 'kind' is discrete \(Poisson\)"),
     ],
 )
