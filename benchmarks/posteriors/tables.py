@@ -7,6 +7,9 @@ from benchmarks.common import markdown
 from benchmarks.posteriors.cases import CASES
 from benchmarks.posteriors.run import TITLES
 
+# In nats. A divergence below is about the variance of the log-ratio.
+_SMALL = 0.1
+
 
 def kl(found: dict[str, Any] | None) -> str:
     """The divergence of a cell in words.
@@ -20,7 +23,7 @@ def kl(found: dict[str, Any] | None) -> str:
     if found.get("KL") is not None:
         if found["KL"] > 2 * found["error"]:
             return f"{found['KL']:.2g}"
-        if found["variance"] < found["error"]:
+        if found["variance"] < min(found["error"], _SMALL):
             return f"≈ {found['variance']:.2g}"
         return f"{found['KL']:.2g} ± {found['error']:.1g}"
     if found.get("KL of moments") is not None:
