@@ -16,7 +16,8 @@ NUM_DRAWS = 400
 
 
 def regression(X, y=None):
-    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    # Not in the order of their names.
+    beta = jnp.stack([numpyro.sample(name, dist.Normal(0.0, 1.0)) for name in ("z", "a")])
     with numpyro.plate("rows", X.shape[0]):
         numpyro.sample("y", dist.Normal(X @ beta, 1.0), obs=y)
 
@@ -27,7 +28,7 @@ def _data():
     return (X, (X @ [1.0, -0.5] + rng.normal(size=len(X))).astype(np.float32)), {}
 
 
-CASE = Case("conjugate", "conjugate", regression, _data, ("beta",))
+CASE = Case("conjugate", "conjugate", regression, _data, ("z", "a"))
 
 
 @pytest.fixture
@@ -67,14 +68,14 @@ def test_a_normal_posterior_is_found(name):
     mean, root = np.linalg.solve(precision, X.T @ y), np.linalg.cholesky(precision)
     of_mean, of_sd = BOUNDS[name]
     found = METHODS[name](CASE, args, kwargs, jax.random.key(0), NUM_DRAWS)
-    standard = (found.draws["beta"] - mean) @ root
+    standard = (CASE.flat(found.draws) - mean) @ root
     assert standard.shape == (NUM_DRAWS, 2)
     assert np.abs(standard.mean(axis=0)).max() < of_mean
     np.testing.assert_allclose(standard.std(axis=0), 1, atol=of_sd)
     if found.log_density is not None and of_mean < 1:
         at = np.random.default_rng(1).normal(size=(20, 2))
         beta = jnp.asarray(mean + np.linalg.solve(root.T, at.T).T)
-        theirs = jax.vmap(lambda one: found.log_density({"beta": one}))(beta)
+        theirs = jax.vmap(lambda one: found.log_density({"z": one[0], "a": one[1]}))(beta)
         difference = np.asarray(theirs) + 0.5 * np.sum(at**2, axis=1)
         assert np.std(difference) < 2 * of_mean
 

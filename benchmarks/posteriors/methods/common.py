@@ -93,8 +93,8 @@ def gaussian_outcome(
         case: the case.
         likelihood: the model's likelihood, which knows the order of the parameters.
         mean: shape (D,).
-        scale: the standard deviations (D,), or a lower triangle (D, D) whose square is the
-            covariance.
+        scale: the standard deviations (D,), or a matrix (D, D) whose product with its transpose is
+            the covariance.
         key: a JAX random key.
         num_draws: the number of draws.
         **info: see `Outcome`.

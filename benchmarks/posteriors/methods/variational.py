@@ -76,8 +76,11 @@ def full_rank(
     likelihood = common.likelihood_of(case, args, kwargs)
     common.refuse_many_parameters(likelihood)
     fit_key, draws_key = jax.random.split(key)
-    _, found, info = _fit(likelihood, AutoMultivariateNormal, fit_key)
-    mean, scale = found["auto_loc"], found["auto_scale_tril"]
+    guide, found, info = _fit(likelihood, AutoMultivariateNormal, fit_key)
+    # The guide has the sites in the model's order, and the likelihood in that of their names.
+    places = guide._unpack_latent(np.arange(likelihood.num_params))
+    order = np.concatenate([np.ravel(places[name]) for name in sorted(places)])
+    mean, scale = found["auto_loc"][order], found["auto_scale_tril"][order]
     return common.gaussian_outcome(case, likelihood, mean, scale, draws_key, num_draws, **info)
 
 
