@@ -18,6 +18,7 @@ from benchmarks.builds import tables as builds
 from benchmarks.calibration import tables as calibration
 from benchmarks.groups import tables as groups
 from benchmarks.paper import runner
+from benchmarks.posteriors import tables as posteriors
 from benchmarks.proxy import tables as proxy
 from benchmarks.robustness import tables as robustness
 from benchmarks.scale import tables as scale
@@ -35,6 +36,7 @@ _TABLES = {
     **proxy.TABLES,
     **groups.TABLES,
     **calibration.TABLES,
+    **posteriors.TABLES,
 }
 
 # What a table of `benchmarks.scale` needs to have been measured.

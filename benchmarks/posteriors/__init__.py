@@ -1,0 +1,1 @@
+"""Posteriors that are not Gaussian: the library's default and other methods against the truth."""
