@@ -27,6 +27,7 @@ from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.coreset.update import updated
 from jaxcoreset.coreset.warm_start import WarmStart, warm_start
 from jaxcoreset.data.arrays import encode, save_archive
+from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.arguments import Arguments
@@ -293,7 +294,7 @@ class Coreset(AsTable):
                     self.full_model,
                 )
             found = self.approximation.draws(jax.random.key(0), num_chains)
-        points = {name: np.asarray(value) for name, value in found.items()}
+        points = {name: np.asarray(value, default_float()) for name, value in found.items()}
         return {name: jnp.asarray(x if num_chains > 1 else x[0]) for name, x in points.items()}
 
     def in_float64(self) -> contextlib.AbstractContextManager:

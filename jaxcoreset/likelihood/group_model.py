@@ -21,6 +21,7 @@ import numpyro
 from jaxtyping import Array, Float
 from numpyro.handlers import block, substitute, trace
 
+from jaxcoreset.data.dtypes import default_float, widened
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.group_arguments import GroupPositions, one_group, order_of
 from jaxcoreset.likelihood.group_structure import GroupStructure
@@ -95,12 +96,13 @@ class GroupModel:
             data: the leaves that are, with m groups.
             batch_rows: the number of rows that are evaluated at once; all by default.
         """
-        evaluate, given = self._of_one_group(leaves), dict(shared)
+        # Under JAX's x64 also parameters from before it was on, as the arguments are.
+        evaluate, given = self._of_one_group(leaves), jax.tree.map(_widened, dict(shared))
 
         def one(own: tuple) -> Array:
             return evaluate(given, own)
 
-        data = tuple(jnp.asarray(leaf) for leaf in data)
+        data = tuple(_widened(leaf) for leaf in data)
         num_groups = data[0].shape[0]
         rows = 1 if self.positions.labels is None else data[self._mask_at].shape[1]
         size = num_groups if batch_rows is None else max(1, batch_rows // rows)
@@ -116,7 +118,7 @@ class GroupModel:
         positions = self.positions
         skipped = {*positions.data_at, *positions.row_counts, *positions.group_counts}
         constants = [None if i in skipped else leaf for i, leaf in enumerate(leaves)]
-        mark = tuple(map(id, constants))
+        mark = default_float(), *map(id, constants)
         if self._memory.get("mark") != mark:
 
             def evaluate(shared: Mapping[str, Array], own: tuple) -> Array:
@@ -268,14 +270,15 @@ class MarginalModel:
                 f"{expected[0]} rows; the coreset's own args and kwargs are expected: pass these, "
                 "None for the observations to predict new rows, or use the original model."
             )
-        data = []
+        # JAX keeps a type for each NumPy array, whether its x64 is on or not: these are new ones.
+        order, mask, data = self._order.copy(), self._mask.copy(), []
         for i in positions.data_at:
             if i == positions.labels:
-                data.append(self._mask)
+                data.append(mask)
             elif i in positions.groups:
                 data.append(leaves[i])
             else:
-                data.append(jnp.asarray(leaves[i])[self._order])
+                data.append(jnp.asarray(leaves[i])[order])
         self.groups._sample(leaves, data, None)
 
 
@@ -285,3 +288,7 @@ def _float_of(shared: Mapping[str, Array]) -> Any:
 
 def _batch_rows() -> int:
     return _CPU_ROWS if jax.default_backend() == "cpu" else _ROWS
+
+
+def _widened(value: Any) -> Array:
+    return widened(jnp.asarray(value))

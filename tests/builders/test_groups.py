@@ -179,3 +179,16 @@ def test_the_posterior_is_that_of_nuts_with_all_effects():
     sd = np.asarray(truth["effect"]).std(axis=0)
     assert np.abs((effects.mean(axis=0) - truth["effect"].mean(axis=0)) / sd).max() < 0.3
     assert np.abs(effects.std(axis=0) / sd - 1).mean() < 0.05
+
+
+def test_chains_in_float64_follow_chains_in_float32(built):
+    coreset = built[2]
+
+    def sample():
+        mcmc = MCMC(NUTS(coreset.model), num_warmup=10, num_samples=10, progress_bar=False)
+        mcmc.run(jax.random.key(0), *coreset.args, init_params=coreset.init_params())
+        return mcmc.get_samples()["mu"].dtype
+
+    assert sample() == np.float32
+    with coreset.in_float64():
+        assert sample() == np.float64
