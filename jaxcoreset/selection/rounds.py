@@ -136,10 +136,13 @@ class Checker:
         """Return whether the coreset posterior has to be sampled, and the relative ESS under π̂.
 
         It has to be sampled if that effective sample size of the draws of π̂ is too small to trust
-        the estimate under π̂, or if held-out draws are mostly those that the solver sees.
+        the estimate under π̂, if held-out draws are mostly those that the solver sees, or if a
+        parameter is so skewed that the posterior reaches where π̂ has no draw.
         """
         relative_ess = relative_ess_of(pool)
-        self.is_settled = relative_ess >= MIN_RELATIVE_ESS and not pool.source.has_repeats
+        is_skewed = pool.expansion is not None and pool.expansion.metric is not None
+        is_covered = not (pool.source.has_repeats or is_skewed)
+        self.is_settled = relative_ess >= MIN_RELATIVE_ESS and is_covered
         return not self.is_settled, relative_ess
 
     def look(
