@@ -111,7 +111,10 @@ def measure(
     free = jax.vmap(likelihood.unconstrain)(used.flat())
     flat = np.concatenate([np.asarray(x).reshape(chains * draws, -1) for x in free.values()], 1)
     if (trouble := too_few_directions(flat)) is not None:
-        raise ValueError(f"mcmc: {trouble}; expected draws of the coreset's posterior.")
+        raise ValueError(
+            f"mcmc: {trouble}; expected draws of the coreset's posterior in all of its parameters: "
+            "pass chains that have mixed, with all their draws."
+        )
     n, unit = likelihood.num_data, coreset.report.unit
     cost = f"{chains * draws:,} draws × {n:,} {unit}"
     with (

@@ -70,7 +70,8 @@ class _CurrentModel:
             found: Callable[[], Callable | None] = weakref.ref(model)
         except TypeError:  # it has no room for a weak reference
             found = lambda: model  # noqa: E731
-        self._models = [one for one in self._models if one() not in (None, model)] + [found]
+        others = (one for one in self._models if one() is not None and one() is not model)
+        self._models = [*others, found]
 
     @property
     def model(self) -> Any:
