@@ -27,7 +27,8 @@ from jaxcoreset.likelihood.precision import Float32Error
 from jaxcoreset.likelihood.structure import LatentOfRowError
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
-from jaxcoreset.selection.expanding import expansion_of, flat_center, reaching_out
+from jaxcoreset.selection.expanding import expansion_of, flat_center
+from jaxcoreset.selection.reach import reaching_out
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
 from jaxcoreset.weighting import DrawSource, Weighting

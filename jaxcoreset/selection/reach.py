@@ -1,0 +1,194 @@
+"""How far a posterior reaches beyond a Gaussian, so that remainders count there.
+
+Remainders fade out at a distance at which a Gaussian has no mass. A skewed posterior may have some:
+the effect of a level with one event in twenty rows falls by 12 nats at nine standard deviations on
+one side, and a rare component of a mixture by 5 nats at six, in a direction that is no parameter's.
+There the remainders have to count, so distances in such directions are made shorter.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from jaxcoreset.data.dtypes import default_float
+from jaxcoreset.data.rows import State
+from jaxcoreset.likelihood.expansion import Expansion
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params, Unravel
+from jaxcoreset.likelihood.passes import LogLikelihood
+from jaxcoreset.likelihood.totals import log_likelihood_totals
+
+# Beyond a point at which the density has fallen by this many nats there is no mass that matters; a
+# Gaussian has fallen so far at the root of twice as much, in standard deviations.
+_FALL = 12.5
+_RADIUS = float(np.sqrt(2 * _FALL))
+# The posterior is skewed in a direction if the density has fallen less at 1.25 times that distance;
+# how far it reaches is looked for at these multiples.
+_FIRST, _FURTHER = 1.25, (1.6, 2.2, 3.0, 4.0)
+# Directions are searched from this many starts, in at most this many passes, until none turns by
+# more than this; two of them are the same if their cosine is above the last number.
+_NUM_STARTS, _MOST_PASSES, _TURN, _SAME = 8, 8, 0.1, 0.8
+# Numbers of points are rounded up to a multiple of this, so that passes share a program.
+_POINTS_AT_A_TIME = 32
+# Models of more parameters are not looked at: a pass would take more points than draws.
+_MOST_PARAMS = 250
+# A row's log-likelihood counts no less than this, so that no point is out of bounds.
+_LOWEST = -1e5
+
+
+def reaching_out(likelihood: ModelLikelihood, expansion: Expansion) -> Expansion:
+    """An expansion whose remainders count as far as the posterior reaches.
+
+    The log-posterior is evaluated to both sides of the center along the conditional means of the
+    other parameters, by one pass over all rows. From the points where it has fallen least, the
+    highest points at that Mahalanobis distance are searched, by some passes with gradients; where
+    the posterior is Gaussian, one of them suffices. If it is skewed in one of these directions,
+    another pass looks how far it reaches.
+    """
+    if expansion.center.size > _MOST_PARAMS:
+        return expansion
+    covariance = np.linalg.inv(expansion.precision)
+    root = np.linalg.cholesky(covariance)
+    axes = (covariance / np.sqrt(np.diag(covariance))).T
+    paths = np.concatenate([axes, -axes])
+    fallen = _falls(likelihood, expansion.center, paths, (_FIRST,))[:, 0]
+    starts = paths[np.argsort(fallen, kind="stable")[:_NUM_STARTS]]
+    found = _highest(likelihood, expansion.center, root, starts)
+    paths = np.concatenate([paths, found])
+    fallen = np.append(fallen, _falls(likelihood, expansion.center, found, (_FIRST,))[:, 0])
+    paths = paths[_different(np.linalg.solve(root, paths.T).T, fallen)]
+    if not len(paths):
+        return expansion
+    falls = _falls(likelihood, expansion.center, paths, (_FIRST, *_FURTHER))
+    factors = np.array([_reach(one) for one in falls])
+    widened = covariance + (paths.T * (factors**2 - 1)) @ paths
+    return dataclasses.replace(expansion, metric=np.linalg.inv(widened))
+
+
+def _different(
+    directions: Float[np.ndarray, "p d"], fallen: Float[np.ndarray, " p"]
+) -> list[int]:
+    """The skewed ones of unit directions, those that fall least first, without near repeats."""
+    kept: list[int] = []
+    for one in np.argsort(fallen, kind="stable"):
+        is_new = all(abs(directions[one] @ directions[other]) < _SAME for other in kept)
+        if fallen[one] < _FALL and is_new:
+            kept.append(int(one))
+    return kept
+
+
+def _reach(fallen: Float[np.ndarray, " t"]) -> float:
+    """The multiple of a Gaussian's distance at which the density has fallen so far."""
+    multiples = np.array([1.0, _FIRST, *_FURTHER])
+    fallen = np.maximum.accumulate([min(_FALL, fallen[0]), *fallen])
+    return float(np.interp(_FALL, fallen, multiples)) if fallen[1] < _FALL else 1.0
+
+
+def _falls(
+    likelihood: ModelLikelihood,
+    center: Float[np.ndarray, " d"],
+    paths: Float[np.ndarray, "p d"],
+    multiples: Sequence[float],
+) -> Float[np.ndarray, "p t"]:
+    """By how many nats the log-posterior is lower along paths."""
+    points = np.einsum("pd,t->ptd", paths, _RADIUS * np.asarray(multiples))
+    points = center + np.vstack([np.zeros(center.size), points.reshape(-1, center.size)])
+    num = len(points)
+    points = np.pad(points, ((0, -num % _POINTS_AT_A_TIME), (0, 0)), mode="edge")
+    draws = likelihood.unravel.all(points.astype(default_float()))
+    bounded = _Bounded(likelihood.program.log_likelihood)
+    total = log_likelihood_totals(bounded, draws, likelihood.rows)
+    total = total + np.asarray(_log_priors(likelihood.program, draws), np.float64)
+    found = total[0] - np.where(np.isfinite(total[1:num]), total[1:num], -np.inf)
+    return found.reshape(len(paths), len(multiples))
+
+
+def _highest(
+    likelihood: ModelLikelihood,
+    center: Float[np.ndarray, " d"],
+    root: Float[np.ndarray, "d d"],
+    paths: Float[np.ndarray, "p d"],
+) -> Float[np.ndarray, "p d"]:
+    """Paths of unit length that lead to local maxima of the log-posterior at one distance.
+
+    In coordinates z in which the Gaussian is standard, a step goes from z to 2z + ∇ log p(z), and
+    back to the sphere. The Gaussian's gradient is −z, so that nothing moves where it is right; the
+    step is that of the power method for the derivatives beyond the second.
+    """
+    radius = _FIRST * _RADIUS
+    units = np.linalg.solve(root, paths.T).T
+    for _ in range(_MOST_PASSES):
+        gradients = _gradients(likelihood, center + radius * units @ root.T) @ root
+        moved = 2 * radius * units + np.where(np.isfinite(gradients), gradients, 0)
+        moved /= np.linalg.norm(moved, axis=1, keepdims=True)
+        turns = np.linalg.norm(moved - units, axis=1)
+        units = moved
+        if turns.max() < _TURN:
+            break
+    return units @ root.T
+
+
+def _gradients(
+    likelihood: ModelLikelihood, points: Float[np.ndarray, "p d"]
+) -> Float[np.ndarray, "p d"]:
+    """The gradient of the log-posterior at flat parameters, by one pass over all rows."""
+    flat = jnp.asarray(points, default_float())
+    bounded = _Bounded(likelihood.program.log_likelihood)
+    args = _FlatLogLikelihood(bounded, likelihood.unravel), flat
+    start = {"gradient": np.zeros(points.shape)}
+    states = likelihood.rows.map_reduce(
+        _slopes, args, 4 * points.size, start, _add_slopes, what="gradients far out"
+    )
+    prior = np.asarray(_prior_slopes(likelihood.program, flat), np.float64)
+    return np.sum([state["gradient"] for state in states], axis=0) + prior
+
+
+def _slopes(args: tuple, rows: tuple, counted: Array) -> Float[Array, "p d"]:
+    log_likelihood, points = args
+
+    def total(flat: Array) -> Float[Array, ""]:
+        return jnp.sum(jnp.where(counted, log_likelihood(flat, rows[0]), 0))
+
+    return jax.vmap(jax.grad(total))(points)
+
+
+def _add_slopes(state: State, values: Array, first: int, num: int) -> State:
+    return {"gradient": state["gradient"] + np.asarray(values).sum(axis=0, dtype=np.float64)}
+
+
+@dataclass(frozen=True)
+class _FlatLogLikelihood:
+    """Log-likelihoods of rows as a function of the flat parameters."""
+
+    log_likelihood: LogLikelihood
+    unravel: Unravel
+
+    def __call__(self, flat: Array, data: PyTree) -> Float[Array, " n"]:
+        return self.log_likelihood(self.unravel(flat), data)
+
+
+@dataclass(frozen=True)
+class _Bounded:
+    """Log-likelihoods of rows, with a lower bound where they are not finite or lower."""
+
+    log_likelihood: LogLikelihood
+
+    def __call__(self, draw: Mapping[str, Array], data: PyTree) -> Float[Array, " n"]:
+        values = self.log_likelihood(draw, data)
+        is_usual = jnp.isfinite(values) & (values > _LOWEST)
+        return jnp.where(is_usual, values, jnp.asarray(_LOWEST, values.dtype))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _log_priors(program: ModelLikelihood, draws: Params) -> Float[Array, " s"]:
+    return jax.vmap(program.log_prior)(draws)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _prior_slopes(program: ModelLikelihood, points: Float[Array, "p d"]) -> Float[Array, "p d"]:
+    return jax.vmap(jax.grad(lambda flat: program.log_prior(program.unravel(flat))))(points)
