@@ -28,7 +28,7 @@ from jaxcoreset.likelihood.structure import LatentOfRowError
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.expanding import expansion_of, flat_center
-from jaxcoreset.selection.reach import reaching_out
+from jaxcoreset.selection.reach import PosteriorOfRows, reaching_out
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
 from jaxcoreset.weighting import DrawSource, Weighting
@@ -165,7 +165,9 @@ def expand(
             construction.embed(pool)
         pool.expansion = expansion_of(likelihood, pool, position)
     if pool.expansion is not None:
-        pool.expansion = reaching_out(construction.likelihood, pool.expansion)
+        likelihood = construction.likelihood
+        density = PosteriorOfRows(likelihood, likelihood.rows)
+        pool.expansion = reaching_out(density, pool.expansion)
     elif isinstance(proxy, Taylor):
         raise ValueError(
             "the second-order expansion of the log-posterior is not concave at the proxy's "
@@ -185,7 +187,8 @@ def expand_again(
     if pool.expansion is not None and not is_given:
         found = expansion_of(likelihood, pool)
         if found is not None:
-            pool.expansion = reaching_out(likelihood, found)
+            density = PosteriorOfRows(likelihood, likelihood.rows)
+            pool.expansion = reaching_out(density, found)
 
 
 def bound_solver(solver: Solver | None, likelihood: ModelLikelihood) -> Solver | None:

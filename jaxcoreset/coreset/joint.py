@@ -55,6 +55,18 @@ class JointLikelihood:
 
         return self._exactly(jax.jit(evaluate), flat_draws(draws))
 
+    def values(self, points: Float[np.ndarray, "p d"]) -> Float[np.ndarray, " p"]:
+        """The log-posterior at flat parameters; −inf where it is not finite."""
+        found = self._exactly(jax.jit(jax.vmap(self._log_posterior, (0, None))), points)
+        return np.where(np.isfinite(found), found, -np.inf)
+
+    def gradients(self, points: Float[np.ndarray, "p d"]) -> Float[np.ndarray, "p d"]:
+        """The gradient of the log-posterior at flat parameters."""
+        return self._exactly(jax.jit(jax.vmap(jax.grad(self._log_posterior), (0, None))), points)
+
+    def _log_posterior(self, flat: Float[Array, " d"], data: tuple) -> Float[Array, ""]:
+        return self.at(flat, data) + self.likelihood.log_prior(self.likelihood.unravel(flat))
+
     def laplace(self, start: Float[np.ndarray, " d"]) -> LaplaceApproximation:
         """The Laplace approximation of the joint posterior, with the expansion at its mode.
 

@@ -22,6 +22,7 @@ from jaxcoreset.selection.construction import DRAWS_PER_ROW, MIN_DRAWS
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
 from jaxcoreset.selection.parts import Use, split
+from jaxcoreset.selection.reach import reaching_out
 from jaxcoreset.selection.solving import solve_and_select
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.numerics import as_key
@@ -125,6 +126,8 @@ def _merge(
         if has_proxy:
             start = next(proxy.center for proxy in proxies if proxy is not None)
             approximation = joint.laplace(start)
+            assert approximation.expansion is not None
+            expansion = reaching_out(joint, approximation.expansion)
         else:
             approximation = LaplaceFitter(likelihood)(weights=weights)
     pool = DrawPool(likelihood, ExhaustedSource(), key)
@@ -141,7 +144,7 @@ def _merge(
         for use, part in zip(uses, parts, strict=True):
             pool.parts(use).append(part)
     if has_proxy:
-        pool.expansion = approximation.expansion
+        pool.expansion = expansion
     selection = solve_and_select(pool, size, clock, solver=solver, key=key)
     pool.check_alone(selection.positions)
     own, before = selection.estimate, [one.report for one in coresets]

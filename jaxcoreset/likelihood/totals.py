@@ -30,6 +30,7 @@ def log_likelihood_totals(
     *,
     batch_size: int | None = None,
     on_rows: Callable[[int], Any] = lambda rows: None,
+    what: str = "log-likelihoods at draws",
 ) -> Float[np.ndarray, " s"]:
     """The weighted sum over all rows of the log-likelihood at each draw, in nats and in float64.
 
@@ -37,6 +38,7 @@ def log_likelihood_totals(
     log-likelihood of −inf: the total at that draw is then −inf.
 
     Arguments as in `embedding.log_likelihood_sum`; each row counts `weights` times, or once.
+    `what` names the pass.
 
     Raises:
         ValueError: if a log-likelihood is NaN or +inf; the message names rows.
@@ -58,9 +60,7 @@ def log_likelihood_totals(
 
     args = log_likelihood, jax.tree.map(jnp.asarray, draws)
     terms, start = _in_sums if weights is None else _by_row, {"total": np.zeros(num_draws)}
-    states = rows.map_reduce(
-        terms, args, num_draws, start, add, what="log-likelihoods at draws", on_rows=on_rows
-    )
+    states = rows.map_reduce(terms, args, num_draws, start, add, what=what, on_rows=on_rows)
     total = np.sum([state["total"] for state in states], axis=0)
     if (np.isnan(total) | (total == np.inf)).any():
         _name_bad_rows(args, num_draws, rows)

@@ -12,6 +12,7 @@ from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.parts import Use
 from jaxcoreset.weighting.laplace import LaplaceFitter
 
+
 def expansion_of(
     likelihood: ModelLikelihood,
     pool: DrawPool,

@@ -21,10 +21,12 @@ from jaxcoreset.data.reading import read_chunks
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.data.utils import peak_memory
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
+from jaxcoreset.likelihood.expansion import flat_draws
 from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.construction import MOST_SEARCHES, Construction
 from jaxcoreset.selection.look import FirstLook, first_look, time_pass
+from jaxcoreset.selection.reach import MOST_PARAMS, NUM_STARTS, PosteriorOfRows
 from jaxcoreset.weighting import Laplace, Weighting
 from jaxcoreset.weighting.auto import AutoWeighting
 from jaxcoreset.weighting.laplace import LaplaceFitter, warm_start_indices
@@ -39,6 +41,9 @@ _READING = 160 << 20
 _MATRICES = 4
 # Passes of the Laplace approximation, from a start on some of the rows or without one.
 _WARM_PASSES, _COLD_PASSES = 3, 8
+# Passes that look how far the posterior reaches, where it is not far from a Gaussian; up to
+# nine more are made where it is.
+_TAIL_PASSES = 2
 # How often rows are read or written by the passes that find and gather groups, and the number of
 # rows by which the time of that is measured.
 _READINGS, _TIMED_ROWS = {"labels": 1, "gathering": 4}, 1 << 16
@@ -156,6 +161,11 @@ def plan_build(
         seconds["Laplace"] = passes["Laplace"] * time_pass(
             rows, context, batch_size, lambda some: fitter.at(some, likelihood.init_params)
         )
+    if construction.may_expand and likelihood.num_params <= MOST_PARAMS:
+        passes["tails"] = _TAIL_PASSES
+        seconds["tails"] = _TAIL_PASSES * time_pass(
+            rows, context, batch_size, lambda some: _far_out(likelihood, some)
+        )
     further = 0, 0.0
     passes["target"] = 1 if candidates is not None else 0
     if candidates is not None:
@@ -203,6 +213,12 @@ def plan_build(
         num_groups=rows.num_local if isinstance(likelihood.model, GroupModel) else 0,
         temporary_bytes=rows.num_entries * (entry + 4) if "gathering" in passes else 0,
     )
+
+
+def _far_out(likelihood: ModelLikelihood, rows: Rows) -> np.ndarray:
+    """A pass of those that look how far the posterior reaches; its time is that at any points."""
+    start = flat_draws(_spread(likelihood, NUM_STARTS))
+    return PosteriorOfRows(likelihood, rows).gradients(start)
 
 
 def _spread(likelihood: ModelLikelihood, num: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from jaxcoreset.data.dtypes import default_float
-from jaxcoreset.data.rows import State
+from jaxcoreset.data.rows import Rows, State
 from jaxcoreset.likelihood.expansion import Expansion
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params, Unravel
 from jaxcoreset.likelihood.passes import LogLikelihood
@@ -30,18 +31,32 @@ _RADIUS = float(np.sqrt(2 * _FALL))
 # The posterior is skewed in a direction if the density has fallen less at 1.25 times that distance;
 # how far it reaches is looked for at these multiples.
 _FIRST, _FURTHER = 1.25, (1.6, 2.2, 3.0, 4.0)
-# Directions are searched from this many starts, in at most this many passes, until none turns by
-# more than this; two of them are the same if their cosine is above the last number.
-_NUM_STARTS, _MOST_PASSES, _TURN, _SAME = 8, 8, 0.1, 0.8
+# Directions are searched from this many starts, in at most this many passes, of which so many leap,
+# until none turns by more than this; two of them are the same if their cosine is above the last.
+NUM_STARTS, _MOST_PASSES, _NUM_LEAPS, _TURN, _SAME = 8, 8, 2, 0.1, 0.8
+# The density is a Gaussian if no gradient there differs from a Gaussian's by more than this, in
+# nats per standard deviation.
+_NEGLIGIBLE = 0.05
 # Numbers of points are rounded up to a multiple of this, so that passes share a program.
 _POINTS_AT_A_TIME = 32
 # Models of more parameters are not looked at: a pass would take more points than draws.
-_MOST_PARAMS = 250
+MOST_PARAMS = 250
 # A row's log-likelihood counts no less than this, so that no point is out of bounds.
 _LOWEST = -1e5
 
 
-def reaching_out(likelihood: ModelLikelihood, expansion: Expansion) -> Expansion:
+@runtime_checkable
+class Density(Protocol):
+    """A log-posterior at flat unconstrained parameters."""
+
+    def values(self, points: Float[np.ndarray, "p d"]) -> Float[np.ndarray, " p"]:
+        """The log-density, in nats and up to a constant; −inf where it is not finite."""
+
+    def gradients(self, points: Float[np.ndarray, "p d"]) -> Float[np.ndarray, "p d"]:
+        """Its gradient, which may have entries that are not finite."""
+
+
+def reaching_out(density: Density, expansion: Expansion) -> Expansion:
     """An expansion whose remainders count as far as the posterior reaches.
 
     The log-posterior is evaluated to both sides of the center along the conditional means of the
@@ -50,29 +65,29 @@ def reaching_out(likelihood: ModelLikelihood, expansion: Expansion) -> Expansion
     the posterior is Gaussian, one of them suffices. If it is skewed in one of these directions,
     another pass looks how far it reaches.
     """
-    if expansion.center.size > _MOST_PARAMS:
+    center = expansion.center
+    if center.size > MOST_PARAMS:
         return expansion
     covariance = np.linalg.inv(expansion.precision)
     root = np.linalg.cholesky(covariance)
     axes = (covariance / np.sqrt(np.diag(covariance))).T
     paths = np.concatenate([axes, -axes])
-    fallen = _falls(likelihood, expansion.center, paths, (_FIRST,))[:, 0]
-    starts = paths[np.argsort(fallen, kind="stable")[:_NUM_STARTS]]
-    found = _highest(likelihood, expansion.center, root, starts)
-    paths = np.concatenate([paths, found])
-    fallen = np.append(fallen, _falls(likelihood, expansion.center, found, (_FIRST,))[:, 0])
+    fallen = _falls(density, center, paths, (_FIRST,))[:, 0]
+    starts = paths[np.argsort(fallen, kind="stable")[:NUM_STARTS]]
+    found = _highest(density, center, root, starts)
+    if len(found):
+        paths = np.concatenate([paths, found])
+        fallen = np.append(fallen, _falls(density, center, found, (_FIRST,))[:, 0])
     paths = paths[_different(np.linalg.solve(root, paths.T).T, fallen)]
     if not len(paths):
         return expansion
-    falls = _falls(likelihood, expansion.center, paths, (_FIRST, *_FURTHER))
+    falls = _falls(density, center, paths, (_FIRST, *_FURTHER))
     factors = np.array([_reach(one) for one in falls])
     widened = covariance + (paths.T * (factors**2 - 1)) @ paths
     return dataclasses.replace(expansion, metric=np.linalg.inv(widened))
 
 
-def _different(
-    directions: Float[np.ndarray, "p d"], fallen: Float[np.ndarray, " p"]
-) -> list[int]:
+def _different(directions: Float[np.ndarray, "p d"], fallen: Float[np.ndarray, " p"]) -> list[int]:
     """The skewed ones of unit directions, those that fall least first, without near repeats."""
     kept: list[int] = []
     for one in np.argsort(fallen, kind="stable"):
@@ -90,62 +105,84 @@ def _reach(fallen: Float[np.ndarray, " t"]) -> float:
 
 
 def _falls(
-    likelihood: ModelLikelihood,
+    density: Density,
     center: Float[np.ndarray, " d"],
     paths: Float[np.ndarray, "p d"],
     multiples: Sequence[float],
 ) -> Float[np.ndarray, "p t"]:
     """By how many nats the log-posterior is lower along paths."""
     points = np.einsum("pd,t->ptd", paths, _RADIUS * np.asarray(multiples))
-    points = center + np.vstack([np.zeros(center.size), points.reshape(-1, center.size)])
+    points = np.vstack([center, center + points.reshape(-1, center.size)])
     num = len(points)
     points = np.pad(points, ((0, -num % _POINTS_AT_A_TIME), (0, 0)), mode="edge")
-    draws = likelihood.unravel.all(points.astype(default_float()))
-    bounded = _Bounded(likelihood.program.log_likelihood)
-    total = log_likelihood_totals(bounded, draws, likelihood.rows)
-    total = total + np.asarray(_log_priors(likelihood.program, draws), np.float64)
-    found = total[0] - np.where(np.isfinite(total[1:num]), total[1:num], -np.inf)
-    return found.reshape(len(paths), len(multiples))
+    values = density.values(points)[:num]
+    return (values[0] - values[1:]).reshape(len(paths), len(multiples))
 
 
 def _highest(
-    likelihood: ModelLikelihood,
+    density: Density,
     center: Float[np.ndarray, " d"],
     root: Float[np.ndarray, "d d"],
     paths: Float[np.ndarray, "p d"],
-) -> Float[np.ndarray, "p d"]:
-    """Paths of unit length that lead to local maxima of the log-posterior at one distance.
+) -> Float[np.ndarray, "q d"]:
+    """Paths of unit length to local maxima of the log-posterior at one distance.
 
-    In coordinates z in which the Gaussian is standard, a step goes from z to 2z + ∇ log p(z), and
-    back to the sphere. The Gaussian's gradient is −z, so that nothing moves where it is right; the
-    step is that of the power method for the derivatives beyond the second.
+    There are none if the starts are such maxima already.
+
+    In coordinates z in which the Gaussian is standard its gradient is −z, so r = z + ∇ log p(z) is
+    what it does not say. The first steps are those of the power method for the derivatives beyond
+    the second, to the direction of r; later ones go from z to z + r, and back to the sphere.
     """
     radius = _FIRST * _RADIUS
     units = np.linalg.solve(root, paths.T).T
-    for _ in range(_MOST_PASSES):
-        gradients = _gradients(likelihood, center + radius * units @ root.T) @ root
-        moved = 2 * radius * units + np.where(np.isfinite(gradients), gradients, 0)
+    for number in range(_MOST_PASSES):
+        rest = density.gradients(center + radius * units @ root.T) @ root + radius * units
+        rest = np.where(np.isfinite(rest), rest, 0)
+        sizes = np.linalg.norm(rest, axis=1, keepdims=True)
+        if number == 0 and sizes.max() < _NEGLIGIBLE:
+            return paths[:0]
+        is_leap = (number < _NUM_LEAPS) & (sizes > _NEGLIGIBLE)
+        moved = np.where(is_leap, rest, radius * units + rest)
         moved /= np.linalg.norm(moved, axis=1, keepdims=True)
         turns = np.linalg.norm(moved - units, axis=1)
         units = moved
-        if turns.max() < _TURN:
+        if number >= _NUM_LEAPS and turns.max() < _TURN:
             break
     return units @ root.T
 
 
-def _gradients(
-    likelihood: ModelLikelihood, points: Float[np.ndarray, "p d"]
-) -> Float[np.ndarray, "p d"]:
-    """The gradient of the log-posterior at flat parameters, by one pass over all rows."""
-    flat = jnp.asarray(points, default_float())
-    bounded = _Bounded(likelihood.program.log_likelihood)
-    args = _FlatLogLikelihood(bounded, likelihood.unravel), flat
-    start = {"gradient": np.zeros(points.shape)}
-    states = likelihood.rows.map_reduce(
-        _slopes, args, 4 * points.size, start, _add_slopes, what="gradients far out"
-    )
-    prior = np.asarray(_prior_slopes(likelihood.program, flat), np.float64)
-    return np.sum([state["gradient"] for state in states], axis=0) + prior
+@dataclass(frozen=True)
+class PosteriorOfRows:
+    """The log-posterior of all rows; each call is a pass over them.
+
+    Attributes:
+        likelihood: the likelihood.
+        rows: its rows, or some of them.
+    """
+
+    likelihood: ModelLikelihood
+    rows: Rows
+
+    def values(self, points: Float[np.ndarray, "p d"]) -> Float[np.ndarray, " p"]:
+        """See `Density.values`."""
+        likelihood = self.likelihood
+        draws = likelihood.unravel.all(points.astype(default_float()))
+        bounded = _Bounded(likelihood.program.log_likelihood)
+        total = log_likelihood_totals(bounded, draws, self.rows, what="tails")
+        total = total + np.asarray(_log_priors(likelihood.program, draws), np.float64)
+        return np.where(np.isfinite(total), total, -np.inf)
+
+    def gradients(self, points: Float[np.ndarray, "p d"]) -> Float[np.ndarray, "p d"]:
+        """See `Density.gradients`."""
+        flat = jnp.asarray(points, default_float())
+        bounded = _Bounded(self.likelihood.program.log_likelihood)
+        args = _FlatLogLikelihood(bounded, self.likelihood.unravel), flat
+        start = {"gradient": np.zeros(points.shape)}
+        states = self.rows.map_reduce(
+            _slopes, args, 4 * points.size, start, _add_slopes, what="tails"
+        )
+        prior = np.asarray(_prior_slopes(self.likelihood.program, flat), np.float64)
+        return np.sum([state["gradient"] for state in states], axis=0) + prior
 
 
 def _slopes(args: tuple, rows: tuple, counted: Array) -> Float[Array, "p d"]:
@@ -157,8 +194,8 @@ def _slopes(args: tuple, rows: tuple, counted: Array) -> Float[Array, "p d"]:
     return jax.vmap(jax.grad(total))(points)
 
 
-def _add_slopes(state: State, values: Array, first: int, num: int) -> State:
-    return {"gradient": state["gradient"] + np.asarray(values).sum(axis=0, dtype=np.float64)}
+def _add_slopes(state: State, values: np.ndarray, first: int, num: int) -> State:
+    return {"gradient": state["gradient"] + values.sum(axis=0, dtype=np.float64)}
 
 
 @dataclass(frozen=True)

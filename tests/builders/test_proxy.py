@@ -347,32 +347,6 @@ def test_a_bad_start_is_expanded_again():
     assert kl < 0.01
 
 
-def test_remainders_count_as_far_as_a_skewed_posterior_reaches():
-    """One event: on one side the density falls by 12 nats at nine standard deviations."""
-
-    def rare(offset, y=None):
-        level = numpyro.sample("level", dist.Normal(0.0, 5.0))
-        with numpyro.plate("rows", offset.shape[0]):
-            numpyro.sample("y", dist.Bernoulli(logits=level + offset), obs=y)
-
-    offset = np.random.default_rng(0).normal(size=400)
-    y = (np.arange(400) == 7).astype(np.int32)
-    coreset = build(rare, offset, y, size=2, proxy=jc.Taylor())
-    grid = jnp.linspace(-40.0, 5.0, 20_001)
-
-    def log_mass(model, *args):
-        with jax.enable_x64(True):
-            at = jnp.asarray(grid, float)
-            one = jax.vmap(lambda level: log_density(model, args, {}, {"level": level})[0])
-            values = np.asarray(one(at))
-        return values - np.logaddexp.reduce(values)
-
-    p, q = log_mass(rare, offset, y), log_mass(coreset.model, *coreset.args)
-    kl = np.sum((np.exp(p) - np.exp(q)) * (p - q))
-    assert kl < 0.002  # 0.035 where remainders fade out at the distance of a Gaussian
-    assert coreset.report.gaussian_kl > 0.3
-
-
 def test_a_center_that_is_no_maximum_is_refused():
     def saddle(x, y=None):
         a = numpyro.sample("a", dist.Normal(0.0, 10.0))

@@ -1,0 +1,108 @@
+"""Remainders count as far as a posterior reaches: exact divergences by quadrature on a grid."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer.util import log_density
+
+import jaxcoreset as jc
+from jaxcoreset.likelihood.expansion import Expansion
+from jaxcoreset.selection import reach
+
+OFFSET = np.random.default_rng(0).normal(size=400)
+ONE_EVENT = (np.arange(400) == 7).astype(np.int32)
+
+
+def rare(offset, y=None):
+    level = numpyro.sample("level", dist.Normal(0.0, 5.0))
+    with numpyro.plate("rows", offset.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=level + offset), obs=y)
+
+
+def oblique(offset, y=None):
+    """The posterior is skewed along a + b, which neither parameter's conditional means follow."""
+    a = numpyro.sample("a", dist.Normal(0.0, 4.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 4.0))
+    with numpyro.plate("rows", offset.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=a + b + offset), obs=y)
+
+
+GRIDS = {
+    rare: {"level": np.linspace(-40.0, 5.0, 20_001)},
+    oblique: dict(zip("ab", np.mgrid[-30:25:0.1, -30:25:0.1].reshape(2, -1), strict=True)),
+}
+
+
+def exact_kl(coreset, model, *args):
+    def log_mass(model, *args):
+        with jax.enable_x64(True):
+            at = {name: jnp.asarray(values, float) for name, values in GRIDS[full].items()}
+            found = jax.lax.map(
+                lambda one: log_density(model, args, {}, one)[0], at, batch_size=500
+            )
+        values = np.asarray(found)
+        return values - np.logaddexp.reduce(values)
+
+    full = model
+    p, q = log_mass(model, *args), log_mass(coreset.model, *coreset.args)
+    return np.sum((np.exp(p) - np.exp(q)) * (p - q))
+
+
+def build(model, *args, **settings):
+    builder = jc.CoresetBuilder(model, size=3, proxy=jc.Taylor(), progress_bar=False, **settings)
+    return builder.run(jax.random.key(0), *args)
+
+
+@pytest.mark.parametrize("model", [rare, oblique])
+def test_remainders_count_as_far_as_a_skewed_posterior_reaches(model):
+    """One event: on one side the density falls by 12 nats at nine standard deviations."""
+    coreset = build(model, OFFSET, ONE_EVENT)
+    assert exact_kl(coreset, model, OFFSET, ONE_EVENT) < 0.002
+    assert coreset.report.gaussian_kl > 0.3
+
+
+def test_merged_coresets_reach_as_far():
+    num = OFFSET.size
+    parts = [build(oblique, OFFSET, ONE_EVENT) for _ in range(2)]
+    merged = jc.merge(parts, 4, jax.random.key(1))
+    offset, y = np.tile(OFFSET, 2), np.tile(ONE_EVENT, 2)
+    assert merged.report.num_data == 2 * num
+    assert exact_kl(merged, oblique, offset, y) < 0.002
+
+
+class Tail:
+    """A Gaussian in four dimensions, but with an exponential tail in one direction."""
+
+    direction = np.array([0.5, -0.5, 0.5, 0.5])
+
+    def values(self, points):
+        along = points @ self.direction
+        squares = np.sum(points**2, axis=1)
+        return -0.5 * squares + np.where(along > 2, 0.5 * (along - 2) ** 2, 0)
+
+    def gradients(self, points):
+        along = points @ self.direction
+        return -points + np.where(along > 2, along - 2, 0)[:, None] * self.direction
+
+
+def test_a_tail_in_no_parameters_direction_is_found():
+    gaussian = np.eye(4)
+    expansion = Expansion(np.zeros(4), 0.0, np.zeros(4), -gaussian, gaussian)
+    found = reach.reaching_out(Tail(), expansion).metric
+    values, vectors = np.linalg.eigh(found)
+    # The log-density has fallen by 12.5 nats at 2 + 10.5 / 2.
+    np.testing.assert_allclose(values[0] ** -0.5, 7.25 / 5, rtol=0.02)
+    np.testing.assert_allclose(np.abs(vectors[:, 0] @ Tail.direction), 1, atol=0.01)
+    np.testing.assert_allclose(values[1:], 1, atol=1e-6)
+
+
+def test_a_gaussian_keeps_its_distances():
+    class Gaussian(Tail):
+        direction = np.zeros(4)
+
+    gaussian = np.eye(4)
+    expansion = Expansion(np.zeros(4), 0.0, np.zeros(4), -gaussian, gaussian)
+    assert reach.reaching_out(Gaussian(), expansion).metric is None
