@@ -126,8 +126,6 @@ def _merge(
         if has_proxy:
             start = next(proxy.center for proxy in proxies if proxy is not None)
             approximation = joint.laplace(start)
-            assert approximation.expansion is not None
-            expansion = reaching_out(joint, approximation.expansion)
         else:
             approximation = LaplaceFitter(likelihood)(weights=weights)
     pool = DrawPool(likelihood, ExhaustedSource(), key)
@@ -144,7 +142,8 @@ def _merge(
         for use, part in zip(uses, parts, strict=True):
             pool.parts(use).append(part)
     if has_proxy:
-        pool.expansion = expansion
+        assert approximation.expansion is not None
+        pool.expansion = reaching_out(joint, approximation.expansion)
     selection = solve_and_select(pool, size, clock, solver=solver, key=key)
     pool.check_alone(selection.positions)
     own, before = selection.estimate, [one.report for one in coresets]

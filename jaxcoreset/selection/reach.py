@@ -51,9 +51,11 @@ class Density(Protocol):
 
     def values(self, points: Float[np.ndarray, "p d"]) -> Float[np.ndarray, " p"]:
         """The log-density, in nats and up to a constant; −inf where it is not finite."""
+        ...
 
     def gradients(self, points: Float[np.ndarray, "p d"]) -> Float[np.ndarray, "p d"]:
         """Its gradient, which may have entries that are not finite."""
+        ...
 
 
 def reaching_out(density: Density, expansion: Expansion) -> Expansion:
