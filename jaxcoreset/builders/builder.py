@@ -37,6 +37,7 @@ from jaxcoreset.coreset.exact import coreset_of_all, exact_coreset
 from jaxcoreset.coreset.warn import warn_if_bad
 from jaxcoreset.data.checkpoint import MODEL_VALUES
 from jaxcoreset.data.distinct import find_distinct
+from jaxcoreset.data.folding import folding_of
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.arguments import plain_call
@@ -268,9 +269,10 @@ class CoresetBuilder:
         likelihood, clock = construction.likelihood, construction.clock
         with foretold(likelihood, construction.most_rows, lambda: clock.current):
             with clock.stage("rows"):
+                folding = likelihood.rows.folding
                 needed = (
                     self.weighting.indices(likelihood, weighting_key),
-                    construction.candidates(),
+                    construction.candidates() if folding is None else folding.first,
                 )
                 found = [indices for indices in needed if indices is not None]
                 likelihood.rows.keep(np.concatenate([np.zeros(0, np.int64), *found]))
@@ -328,6 +330,9 @@ class CoresetBuilder:
                 context.checkpoint.require_same(MODEL_VALUES, likelihood.values_as_text())
         with clock.stage("rows"):
             distinct = find_distinct(likelihood.rows, may_read=may_read)
+            if distinct is not None:
+                rows = likelihood.rows
+                rows.folding = folding_of(rows, distinct.first, distinct.counts)
         return Construction(
             likelihood=likelihood,
             solver=bound_solver(self.solver, likelihood),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float
 
 from jaxcoreset.data.rows import State
 
@@ -19,12 +20,19 @@ class BadRows:
         return {"num_bad": np.zeros((), np.int64), "bad": np.full(NUM_BAD_ROWS_SHOWN, -1)}
 
     @staticmethod
-    def add(state: State, bad: np.ndarray, first: int, num: int) -> State:
-        """Note the bad ones of `num` rows from row `first` on."""
+    def add(
+        state: State,
+        bad: np.ndarray,
+        first: int,
+        num: int,
+        counts: Float[np.ndarray, " m"] | None = None,
+    ) -> State:
+        """Note the bad ones of `num` rows from row `first` on, which occur `counts` times each."""
         rows = first + np.flatnonzero(bad.reshape(-1)[:num])
         count, shown = BadRows.merged([state])
         shown = [*shown, *rows[:NUM_BAD_ROWS_SHOWN], *BadRows.start()["bad"]][:NUM_BAD_ROWS_SHOWN]
-        return {"num_bad": np.asarray(count + rows.size, np.int64), "bad": np.array(shown)}
+        count += rows.size if counts is None else int(counts[rows].sum())
+        return {"num_bad": np.asarray(count, np.int64), "bad": np.array(shown)}
 
     @staticmethod
     def merged(states: Sequence[State]) -> tuple[int, list[int]]:

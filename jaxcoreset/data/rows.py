@@ -17,12 +17,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.blocks import block_rows, evaluate_blocks, row_bytes
 from jaxcoreset.data.checkpoint import CheckpointFile, digest_of
 from jaxcoreset.data.chosen_groups import exchange_groups, padded, read_groups
+from jaxcoreset.data.folding import Folding
 from jaxcoreset.data.processes import SINGLE_PROCESS, ProcessGroup
 from jaxcoreset.data.ragged import Ragged, Runs, lists_of
 from jaxcoreset.data.reading import is_streamed, read_chunks, take_rows
@@ -78,6 +79,7 @@ class Rows:
         num_entries: the number of entries of these, where rows are lists; else n.
         offset: the row number of this process's first row.
         passes: the number of passes over all rows, by their purpose.
+        folding: the distinct rows, where passes that only add rows up evaluate these.
     """
 
     data: PyTree
@@ -87,6 +89,7 @@ class Rows:
     num_entries: int = field(init=False)
     offset: int = field(init=False)
     passes: dict[str, int] = field(init=False, default_factory=dict)
+    folding: Folding | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.num_local = leading(self.data)
@@ -112,6 +115,14 @@ class Rows:
     def is_streamed(self) -> bool:
         """True if some of the arrays are read from files or batches."""
         return any(is_streamed(leaf) for leaf in self._sources)
+
+    @property
+    def folded(self) -> "tuple[Rows, Float[np.ndarray, ' m']] | None":
+        """The distinct rows and how often each occurs, for passes that only add rows up."""
+        if (folding := self.folding) is None:
+            return None
+        (rows := Rows(folding.data, self.context)).passes = self.passes
+        return rows, folding.counts
 
     @property
     def is_ragged(self) -> bool:
@@ -226,11 +237,7 @@ class Rows:
         self.passes[what] = self.passes.get(what, 0) + 1
 
     def take(self, indices: Int[np.ndarray, " m"]) -> PyTree:
-        """The rows with the given numbers, on every process; NumPy leaves stay NumPy.
-
-        Raises:
-            IndexError: a row number is outside [0, n).
-        """
+        """The rows with the given numbers, on every process; NumPy leaves stay NumPy."""
         indices = checked_rows(indices, self.num_rows, "the data")
         if self.is_ragged:
             return tuple(leaf[:] for leaf in self.select(indices))
@@ -264,7 +271,8 @@ class Rows:
             self.remember(indices, self._take(indices))
             return
         known, kept = self._kept
-        if not (indices := np.setdiff1d(indices, known)).size:
+        indices = np.setdiff1d(indices, known)
+        if not indices.size:
             return
         found = self._select(indices)
         joined = np.concatenate([known, indices])
@@ -405,8 +413,7 @@ class Rows:
 
     def _mine(self, indices: Int[np.ndarray, " m"]) -> Int[np.ndarray, " k"]:
         """The rows of this process, counted from its first one."""
-        mine = indices - self.offset
-        return mine[(mine >= 0) & (mine < self.num_local)]
+        return (mine := indices - self.offset)[(mine >= 0) & (mine < self.num_local)]
 
     def _owners(self, indices: Int[np.ndarray, " m"]) -> tuple[np.ndarray, np.ndarray]:
         """The process of each row, and its position among those that are asked of this process."""

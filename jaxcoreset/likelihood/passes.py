@@ -100,11 +100,40 @@ def feature_sum(
     rows = Rows.of(data, batch_size)
     args, width = (log_likelihood, features), features.width
     start = {"total": np.zeros(width)}
-    states = rows.map_reduce(_sum, args, width, start, _add_sums, what="target", on_rows=on_rows)
+    if (folded := rows.folded) is None:
+        states = rows.map_reduce(
+            _sum, args, width, start, _add_sums, what="target", on_rows=on_rows
+        )
+    else:  # in float32 a product with a large count would lose what sums of equal rows keep
+        distinct, counts = folded
+
+        def add(state: State, values: tuple, first: int, num: int) -> State:
+            by_row = values[0].reshape(-1, width)[:num]
+            return {"total": state["total"] + counts[first : first + num] @ by_row}
+
+        done = Progressed(on_rows, counts)
+        states = distinct.map_reduce(_block, args, width, start, add, what="target", on_rows=done)
     total = np.sum([state["total"] for state in states], axis=0)
     if not np.isfinite(total).all():
         _name_rows_not_finite(args, rows)
     return total
+
+
+class Progressed:
+    """Tells of all rows that are done, where a pass evaluates the distinct ones.
+
+    Args:
+        on_rows: called with the number of rows done since the last call.
+        counts: how often each distinct row occurs.
+    """
+
+    def __init__(self, on_rows: Callable[[int], Any], counts: Float[np.ndarray, " m"]):
+        self._on_rows, self._counts, self._first = on_rows, counts, 0
+
+    def __call__(self, num: int) -> None:
+        """Tell of further distinct rows, in their order."""
+        before, self._first = self._first, self._first + num
+        self._on_rows(int(self._counts[before : self._first].sum()))
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -16,7 +16,7 @@ from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.bad_rows import BadRows
 from jaxcoreset.data.blocks import column_sums
 from jaxcoreset.data.rows import Rows, State
-from jaxcoreset.likelihood.passes import LogLikelihood, centred_columns
+from jaxcoreset.likelihood.passes import LogLikelihood, Progressed, centred_columns
 
 # A sum in float32 that is lower than this includes a log-likelihood of −inf.
 _LOWEST = -1e37
@@ -44,7 +44,11 @@ def log_likelihood_totals(
         ValueError: if a log-likelihood is NaN or +inf; the message names rows.
     """
     num_draws = leading(draws, "draws")
-    rows = Rows.of(data, batch_size)
+    all_rows = rows = Rows.of(data, batch_size)
+    done = on_rows
+    if weights is None and all_rows.folded is not None:
+        rows, weights = all_rows.folded
+        done = Progressed(on_rows, weights)
 
     def add(state: State, values: tuple, first: int, num: int) -> State:
         parts, means = values
@@ -60,10 +64,10 @@ def log_likelihood_totals(
 
     args = log_likelihood, jax.tree.map(jnp.asarray, draws)
     terms, start = _in_sums if weights is None else _by_row, {"total": np.zeros(num_draws)}
-    states = rows.map_reduce(terms, args, num_draws, start, add, what=what, on_rows=on_rows)
+    states = rows.map_reduce(terms, args, num_draws, start, add, what=what, on_rows=done)
     total = np.sum([state["total"] for state in states], axis=0)
     if (np.isnan(total) | (total == np.inf)).any():
-        _name_bad_rows(args, num_draws, rows)
+        _name_bad_rows(args, num_draws, all_rows)
     return total
 
 

@@ -179,7 +179,8 @@ def time_pass(
     jax.block_until_ready(evaluate(some))
     start = time.perf_counter()
     jax.block_until_ready(evaluate(some))
-    return (time.perf_counter() - start) * rows.num_places / some.num_places
+    num = rows.num_places if rows.folding is None else rows.folding.first.size
+    return (time.perf_counter() - start) * num / some.num_places
 
 
 class _First(Rows):

@@ -180,8 +180,10 @@ class PosteriorOfRows:
         bounded = _Bounded(self.likelihood.program.log_likelihood)
         args = _FlatLogLikelihood(bounded, self.likelihood.unravel), flat
         start = {"gradient": np.zeros(points.shape)}
-        states = self.rows.map_reduce(
-            _slopes, args, 4 * points.size, start, _add_slopes, what="tails"
+        rows, counts = self.rows.folded or (self.rows, None)
+        per_row = () if counts is None else (counts.astype(default_float()),)
+        states = rows.map_reduce(
+            _slopes, args, 4 * points.size, start, _add_slopes, what="tails", per_row=per_row
         )
         prior = np.asarray(_prior_slopes(self.likelihood.program, flat), np.float64)
         return np.sum([state["gradient"] for state in states], axis=0) + prior
@@ -189,9 +191,11 @@ class PosteriorOfRows:
 
 def _slopes(args: tuple, rows: tuple, counted: Array) -> Float[Array, "p d"]:
     log_likelihood, points = args
+    data, counts = rows
 
     def total(flat: Array) -> Float[Array, ""]:
-        return jnp.sum(jnp.where(counted, log_likelihood(flat, rows[0]), 0))
+        values = log_likelihood(flat, data)
+        return jnp.sum(jnp.where(counted, values * counts[0] if counts else values, 0))
 
     return jax.vmap(jax.grad(total))(points)
 

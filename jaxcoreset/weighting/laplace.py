@@ -11,24 +11,22 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Float, Int, PRNGKeyArray
 
-from jaxcoreset.data.bad_rows import BadRows
-from jaxcoreset.data.blocks import partial_sums
 from jaxcoreset.data.dtypes import default_float
-from jaxcoreset.data.rows import Rows, State
+from jaxcoreset.data.rows import Rows
 from jaxcoreset.data.utils import host_generator
-from jaxcoreset.likelihood.expansion import Expansion, Terms, derivatives
+from jaxcoreset.likelihood.expansion import Expansion, Terms
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.program import with_program
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.weighting.errors import UnusableWeightingError
+from jaxcoreset.weighting.log_posterior import FlatModel, LogPosterior
 
 # The mode is first searched on some rows: the least number, one in this many, the largest number.
 _WARM_START_ROWS, _WARM_START_PART, _MOST_WARM_START_ROWS = 20_000, 50, 200_000
@@ -45,10 +43,6 @@ _STEPS_TIMES_ROWS, _MAX_STEPS = 100_000_000, (50, 1000)
 # Where a derivative is not finite at the starting point, others are tried: how many, and how far
 # from zero they are in each coordinate.
 _NUM_STARTS, _START_RADIUS = 30, 2.0
-# Log-likelihoods added in float32 on the device before float64 takes over on the host.
-_BLOCK = 256
-# The sums of a pass.
-_SUMS = ("value", "gradient", "hessian")
 # A scaled Hessian with a larger ratio of eigenvalues is flat to the precision that it has.
 _LARGEST_CONDITION = {"float32": 1e7, "float64": 1e13}
 
@@ -100,31 +94,31 @@ class LaplaceFitter:
 
     def __init__(self, likelihood: ModelLikelihood):
         self._unravel = likelihood.unravel
-        self._terms = _Terms(likelihood.program, self._unravel)
+        self.model = FlatModel(likelihood.program, self._unravel)
         self.likelihood = likelihood
         self.names = parameter_names(likelihood.init_params)
 
     def at(self, rows: Rows, params: Params) -> float:
         """The negative log-posterior of some rows, by one pass, which computes derivatives too."""
         flat, _ = ravel_pytree(params)
-        return _LogPosterior(self._terms, rows)(np.asarray(flat, np.float64))[0]
+        return LogPosterior(self.model, rows)(np.asarray(flat, np.float64))[0]
 
     def expand(
         self, position: Float[np.ndarray, " d"], on_pass: Callable[[], Any] = lambda: None
     ) -> Expansion | None:
         """The expansion of all rows at a point; None if its posterior would not be proper."""
-        objective = _LogPosterior(self._terms, self.likelihood.rows, on_pass=on_pass)
+        objective = LogPosterior(self.model, self.likelihood.rows, on_pass=on_pass)
         found = self._expansion(objective, position)
         is_proper = np.isfinite(found.precision).all() and np.isfinite(found.gradient).all()
         return found if is_proper and _is_definite(found.precision) else None
 
     def terms_at(self, position: Float[np.ndarray, " d"]) -> Terms:
         """The log-likelihood of all rows at a point, and its derivatives, by one pass."""
-        found = self._expansion(_LogPosterior(self._terms, self.likelihood.rows), position)
+        found = self._expansion(LogPosterior(self.model, self.likelihood.rows), position)
         return Terms(found.value, found.gradient, found.hessian)
 
-    def _expansion(self, objective: "_LogPosterior", position: np.ndarray) -> Expansion:
-        prior = self._terms.prior(jnp.asarray(position, default_float()))
+    def _expansion(self, objective: "LogPosterior", position: np.ndarray) -> Expansion:
+        prior = self.model.prior(jnp.asarray(position, default_float()))
         energy, gradient, precision = objective(position)
         value, slope, bend = (np.asarray(part, np.float64) for part in prior)
         return Expansion(
@@ -144,17 +138,19 @@ class LaplaceFitter:
         likelihood, names = self.likelihood, self.names
         flat, _ = ravel_pytree(likelihood.init_params if start is None else start)
         position = np.asarray(flat, np.float64)
-        n = likelihood.num_data
-        most = max_steps(n, position.size) if max_iters is None else max_iters
-        if start is None and weights is None and (chosen := warm_start_indices(n, key)) is not None:
+        n, folding = likelihood.num_data, likelihood.rows.folding
+        evaluated = n if folding is None or weights is not None else folding.first.size
+        most = max_steps(evaluated, position.size) if max_iters is None else max_iters
+        chosen = warm_start_indices(n, key) if start is None and weights is None else None
+        if chosen is not None and chosen.size < evaluated:
             counts = np.full(chosen.size, n / chosen.size)
             rows = Rows(likelihood.rows.select(chosen))
-            part = _LogPosterior(self._terms, rows, counts, numbers=chosen)
+            part = LogPosterior(self.model, rows, counts, numbers=chosen)
             position = _find_mode(part, position, _WARM_START_DECREMENT, most)
         noise = _DECREMENT_PER_ROW * likelihood.rows.num_entries
         decrement = float(np.clip(noise, _DECREMENT, _WARM_START_DECREMENT))
         counts = None if weights is None else np.asarray(weights)
-        full = _LogPosterior(self._terms, likelihood.rows, counts, on_pass)
+        full = LogPosterior(self.model, likelihood.rows, counts, on_pass)
         position = _find_mode(full, position, decrement, most)
         _, gradient, hessian = full(position)
         covariance = _inverse_hessian(hessian, names)
@@ -238,94 +234,8 @@ def parameter_names(params: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _block_terms(args: tuple, rows: tuple, counted: Array) -> tuple:
-    """Sums over a block of weighted log-likelihoods and two derivatives; which rows are bad."""
-    flat, terms = args
-    data, weights = rows
-    counts = jnp.where(counted, weights[0] if weights else 1.0, 0.0).astype(flat.dtype)
-
-    def total(flat: Array) -> tuple[Float[Array, ""], Float[Array, " m"]]:
-        values = terms.log_likelihood(flat, data)
-        return jnp.vdot(counts, values), values
-
-    def slope(flat: Array) -> tuple[Array, tuple[Array, Array]]:
-        gradient, values = jax.grad(total, has_aux=True)(flat)
-        return gradient, (gradient, values)
-
-    hessian, (gradient, values) = jax.jacfwd(slope, has_aux=True)(flat)
-    parts = partial_sums(jnp.where(counted, counts * values, 0), _BLOCK)
-    return parts, gradient, hessian, ~jnp.isfinite(values)
-
-
-def _add_terms(state: State, values: tuple, first: int, num: int) -> State:
-    parts, gradients, hessians, bad = values
-    added = zip(_SUMS, (parts.ravel(), gradients, hessians), strict=True)
-    sums = {name: np.asarray(state[name] + x.sum(axis=0, dtype=np.float64)) for name, x in added}
-    return sums | BadRows.add(state, bad, first, num)
-
-
-class _Terms(eqx.Module):
-    """A model's log-likelihood and log-prior as functions of the flat parameters."""
-
-    likelihood: ModelLikelihood = eqx.field(static=True)
-    unravel: Callable = eqx.field(static=True)
-
-    def log_likelihood(self, flat: Array, data: PyTree) -> Float[Array, " m"]:
-        return self.likelihood.log_likelihood(self.unravel(flat), data)
-
-    @eqx.filter_jit
-    def prior(self, flat: Array) -> tuple:
-        return derivatives(lambda flat: self.likelihood.log_prior(self.unravel(flat)), flat)
-
-
-class _LogPosterior:
-    """The negative log-posterior with gradient and Hessian, a pass over the data per new point."""
-
-    def __init__(
-        self,
-        terms: _Terms,
-        rows: Rows,
-        weights: Float[np.ndarray, " n"] | None = None,
-        on_pass: Callable[[], Any] = lambda: None,
-        numbers: Int[np.ndarray, " n"] | None = None,
-    ):
-        self.terms, self.rows, self.on_pass, self.numbers = terms, rows, on_pass, numbers
-        self.per_row = () if weights is None else (np.asarray(weights, default_float()),)
-        self.num_passes = 0
-        self.bad_rows: tuple[int, list[int]] = 0, []
-        self._memory: tuple[bytes, tuple] | None = None
-
-    def __call__(self, position: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        # SciPy requests the value and the Hessian at one point in two calls.
-        if self._memory is not None and self._memory[0] == position.tobytes():
-            return self._memory[1]
-        terms = self._evaluate(position)
-        self._memory = (position.tobytes(), terms)
-        self.num_passes += 1
-        self.on_pass()
-        return terms
-
-    def _evaluate(self, position: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        flat = jnp.asarray(position, default_float())
-        size = position.size
-        shapes = ((), (size,), (size, size))
-        start = {name: np.zeros(shape) for name, shape in zip(_SUMS, shapes, strict=True)}
-        args, start = (flat, self.terms), start | BadRows.start()
-        states = self.rows.map_reduce(
-            _block_terms, args, 4 * size, start, _add_terms, what="Laplace", per_row=self.per_row
-        )
-        count, shown = BadRows.merged(states)
-        self.bad_rows = count, shown if self.numbers is None else self.numbers[shown].tolist()
-        prior = [np.asarray(part, np.float64) for part in self.terms.prior(flat)]
-        value, gradient, hessian = (
-            -(np.sum([state[name] for state in states], axis=0) + part)
-            for name, part in zip(_SUMS, prior, strict=True)
-        )
-        return float(value), gradient, hessian
-
-
 def _find_mode(
-    objective: _LogPosterior, start: np.ndarray, decrement: float, max_iters: int
+    objective: LogPosterior, start: np.ndarray, decrement: float, max_iters: int
 ) -> np.ndarray:
     """Minimise until the Newton decrement is at most `decrement` nats, or as far as possible."""
     start = _first_finite(objective, start)
@@ -340,7 +250,7 @@ def _find_mode(
 
 
 def _searched(
-    objective: _LogPosterior,
+    objective: LogPosterior,
     start: np.ndarray,
     decrement: float,
     max_iters: int,
@@ -382,7 +292,7 @@ def _searched(
     return reached[0]
 
 
-def _left(objective: _LogPosterior, position: np.ndarray) -> float:
+def _left(objective: LogPosterior, position: np.ndarray) -> float:
     """The Newton decrement at a point."""
     return _decrement(*objective(position)[1:])
 
@@ -396,7 +306,7 @@ def _or_infinite(
     return np.inf, np.zeros_like(gradient), np.eye(gradient.size)
 
 
-def _first_finite(objective: _LogPosterior, start: np.ndarray) -> np.ndarray:
+def _first_finite(objective: LogPosterior, start: np.ndarray) -> np.ndarray:
     """The start, or one nearer to the origin, or a random one, where derivatives are finite."""
     generator, radius = np.random.default_rng(0), _START_RADIUS
     shrunk = (shrink * start for shrink in (1.0, 0.5, 0.1, 0.0))

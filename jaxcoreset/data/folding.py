@@ -1,0 +1,46 @@
+"""Equal rows that are evaluated once, by passes that only add rows up."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int, PyTree
+
+# Equal rows are evaluated once where the distinct ones are at most this part of all.
+_LARGEST_PART = 0.5
+
+
+@dataclass(eq=False)
+class Folding:
+    """The distinct ones of all rows.
+
+    Attributes:
+        all_rows: the rows.
+        first: shape (m,), the lowest number of each distinct row, in increasing order.
+        counts: shape (m,), how often each occurs.
+    """
+
+    all_rows: Any
+    first: Int[np.ndarray, " m"]
+    counts: Float[np.ndarray, " m"]
+
+    @functools.cached_property
+    def data(self) -> PyTree:
+        """The distinct rows."""
+        return self.all_rows.take(self.first)
+
+
+def folding_of(
+    all_rows: Any, first: Int[np.ndarray, " m"], counts: Int[np.ndarray, " m"]
+) -> Folding | None:
+    """The distinct rows, if a pass over these saves work; None if not, or on several processes.
+
+    Args:
+        all_rows: the `Rows`.
+        first: the lowest number of each distinct row, in increasing order.
+        counts: how often each occurs.
+    """
+    if not all_rows.is_local or first.size > _LARGEST_PART * all_rows.num_rows:
+        return None
+    return Folding(all_rows, first, counts.astype(np.float64))

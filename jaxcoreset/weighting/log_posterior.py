@@ -1,0 +1,156 @@
+"""The log-posterior of all rows, or of weighted ones, with its gradient and Hessian.
+
+Log-likelihoods are added in float64 on the host: in a sum over a million rows float32 cannot
+resolve a nat.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PyTree
+
+from jaxcoreset.data.bad_rows import BadRows
+from jaxcoreset.data.blocks import partial_sums
+from jaxcoreset.data.dtypes import default_float
+from jaxcoreset.data.rows import Rows, State
+from jaxcoreset.likelihood.expansion import derivatives
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
+
+# Log-likelihoods added in float32 on the device before float64 takes over on the host.
+_BLOCK = 256
+# The sums of a pass.
+_SUMS = ("value", "gradient", "hessian")
+
+
+def _block_terms(args: tuple, rows: tuple, counted: Array) -> tuple:
+    """Sums over a block of weighted log-likelihoods and two derivatives; which rows are bad."""
+    flat, terms = args
+    data, weights = rows
+    counts = jnp.where(counted, weights[0] if weights else 1.0, 0.0).astype(flat.dtype)
+
+    def total(flat: Array) -> tuple[Float[Array, ""], Float[Array, " m"]]:
+        values = terms.log_likelihood(flat, data)
+        return jnp.vdot(counts, values), values
+
+    def slope(flat: Array) -> tuple[Array, tuple[Array, Array]]:
+        gradient, values = jax.grad(total, has_aux=True)(flat)
+        return gradient, (gradient, values)
+
+    hessian, (gradient, values) = jax.jacfwd(slope, has_aux=True)(flat)
+    parts = partial_sums(jnp.where(counted, counts * values, 0), _BLOCK)
+    return parts, gradient, hessian, ~jnp.isfinite(values)
+
+
+def _terms_of_distinct(args: tuple, rows: tuple, counted: Array) -> tuple:
+    """As `_block_terms`, with each row's log-likelihood in place of their weighted sums."""
+    _, gradient, hessian, bad = _block_terms(args, rows, counted)
+    flat, terms = args
+    return terms.log_likelihood(flat, rows[0]), gradient, hessian, bad
+
+
+def _add_terms(state: State, values: tuple, first: int, num: int) -> State:
+    parts, gradients, hessians, bad = values
+    added = zip(_SUMS, (parts.ravel(), gradients, hessians), strict=True)
+    sums = {name: np.asarray(state[name] + x.sum(axis=0, dtype=np.float64)) for name, x in added}
+    return sums | BadRows.add(state, bad, first, num)
+
+
+class FlatModel(eqx.Module):
+    """A model's log-likelihood and log-prior as functions of the flat parameters."""
+
+    likelihood: ModelLikelihood = eqx.field(static=True)
+    unravel: Callable = eqx.field(static=True)
+
+    def log_likelihood(self, flat: Array, data: PyTree) -> Float[Array, " m"]:
+        """The log-likelihoods of rows."""
+        return self.likelihood.log_likelihood(self.unravel(flat), data)
+
+    @eqx.filter_jit
+    def prior(self, flat: Array) -> tuple:
+        """The log-prior, its gradient and its Hessian."""
+        return derivatives(lambda flat: self.likelihood.log_prior(self.unravel(flat)), flat)
+
+
+class LogPosterior:
+    """The negative log-posterior with gradient and Hessian, a pass over the data per new point.
+
+    Args:
+        terms: the model.
+        rows: the rows.
+        weights: how often each row counts; once each by default.
+        on_pass: called after every pass.
+        numbers: the numbers that a user knows the rows by, if these are not their places.
+
+    Attributes:
+        num_passes: the number of passes so far.
+        bad_rows: how many rows were not finite in the last pass, and the numbers of the first.
+    """
+
+    def __init__(
+        self,
+        terms: FlatModel,
+        rows: Rows,
+        weights: Float[np.ndarray, " n"] | None = None,
+        on_pass: Callable[[], Any] = lambda: None,
+        numbers: Int[np.ndarray, " n"] | None = None,
+    ):
+        self.terms, self.on_pass, self.numbers = terms, on_pass, numbers
+        self.counts: Float[np.ndarray, " m"] | None = None
+        if weights is None and (folded := rows.folded) is not None:
+            assert rows.folding is not None
+            self.numbers, (rows, weights) = rows.folding.first, folded
+            self.counts = weights
+        self.rows = rows
+        self.per_row = () if weights is None else (np.asarray(weights, default_float()),)
+        self.num_passes = 0
+        self.bad_rows: tuple[int, list[int]] = 0, []
+        self._memory: tuple[bytes, tuple] | None = None
+
+    def __call__(self, position: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """The value, the gradient and the Hessian at flat parameters."""
+        # SciPy requests the value and the Hessian at one point in two calls.
+        if self._memory is not None and self._memory[0] == position.tobytes():
+            return self._memory[1]
+        terms = self._evaluate(position)
+        self._memory = (position.tobytes(), terms)
+        self.num_passes += 1
+        self.on_pass()
+        return terms
+
+    def _evaluate(self, position: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        flat = jnp.asarray(position, default_float())
+        size = position.size
+        shapes = ((), (size,), (size, size))
+        start = {name: np.zeros(shape) for name, shape in zip(_SUMS, shapes, strict=True)}
+        args, start = (flat, self.terms), start | BadRows.start()
+        is_folded = self.counts is not None
+        states = self.rows.map_reduce(
+            _terms_of_distinct if is_folded else _block_terms,
+            args,
+            4 * size,
+            start,
+            self._add_distinct if is_folded else _add_terms,
+            what="Laplace",
+            per_row=self.per_row,
+        )
+        count, shown = BadRows.merged(states)
+        self.bad_rows = count, shown if self.numbers is None else self.numbers[shown].tolist()
+        prior = [np.asarray(part, np.float64) for part in self.terms.prior(flat)]
+        value, gradient, hessian = (
+            -(np.sum([state[name] for state in states], axis=0) + part)
+            for name, part in zip(_SUMS, prior, strict=True)
+        )
+        return float(value), gradient, hessian
+
+    def _add_distinct(self, state: State, values: tuple, first: int, num: int) -> State:
+        """Add the rows' log-likelihoods in float64, since counts may be large."""
+        assert self.counts is not None
+        by_row, gradients, hessians, bad = values
+        by_row = by_row.reshape(-1)[:num].astype(np.float64)
+        value = np.asarray(self.counts[first : first + num] @ by_row)[None]
+        added = _add_terms(state, (value, gradients, hessians, bad), first, num)
+        return added | BadRows.add(state, bad, first, num, self.counts)

@@ -1,0 +1,126 @@
+"""Passes that only add rows up evaluate equal rows once: sums, errors and plans as of all rows."""
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import scipy.special
+
+import jaxcoreset as jc
+from jaxcoreset.data.distinct import find_distinct
+from jaxcoreset.data.folding import folding_of
+from jaxcoreset.data.sources import batches
+from jaxcoreset.likelihood.embedding import log_likelihood_sum
+from jaxcoreset.likelihood.from_model import model_likelihood
+from jaxcoreset.likelihood.totals import log_likelihood_totals
+from jaxcoreset.selection.reach import PosteriorOfRows
+from jaxcoreset.weighting.laplace import LaplaceFitter
+from jaxcoreset.weighting.log_posterior import LogPosterior
+
+LEVELS, NUM_ROWS = 40, 30_000
+
+
+def levels(level, y=None):
+    effect = numpyro.sample("effect", dist.Normal(0, 1).expand([LEVELS]).to_event(1))
+    with numpyro.plate("rows", level.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=effect[level] - 1), obs=y)
+
+
+def table():
+    rng = np.random.default_rng(0)
+    level = rng.integers(LEVELS, size=NUM_ROWS).astype(np.int32)
+    return level, (rng.random(NUM_ROWS) < 0.3).astype(np.int32)
+
+
+def folded(*args):
+    likelihood = model_likelihood(levels, args)
+    rows = likelihood.rows
+    distinct = find_distinct(rows)
+    rows.folding = folding_of(rows, distinct.first, distinct.counts)
+    assert rows.folding.first.size == 2 * LEVELS
+    return likelihood
+
+
+def exact(effect, level, y):
+    """The log-likelihood and its gradient in float64."""
+    logits = effect[level] - 1.0
+    value = np.sum(-np.logaddexp(0, -(2 * y - 1) * logits))
+    return value, np.bincount(level, y - scipy.special.expit(logits), LEVELS)
+
+
+def test_sums_are_those_of_all_rows():
+    level, y = table()
+    likelihood = folded(level, y)
+    effects = 0.3 * np.random.default_rng(1).normal(size=(20, LEVELS))
+    expected = [exact(effect, level, y) for effect in effects]
+    values, gradients = map(np.array, zip(*expected, strict=True))
+    log_likelihood = likelihood.program.log_likelihood
+    done = []
+    found = log_likelihood_totals(
+        log_likelihood, {"effect": effects}, likelihood.rows, on_rows=done.append
+    )
+    np.testing.assert_allclose(found, values, atol=0.02)
+    assert sum(done) == NUM_ROWS
+    target = log_likelihood_sum(log_likelihood, {"effect": effects}, likelihood.rows)
+    np.testing.assert_allclose(target - target.mean(), values - values.mean(), atol=0.02)
+    slopes = PosteriorOfRows(likelihood, likelihood.rows).gradients(effects)
+    np.testing.assert_allclose(slopes, gradients - effects, rtol=1e-4, atol=0.01)
+    terms = LaplaceFitter(likelihood).terms_at(effects[0])
+    np.testing.assert_allclose(terms.value, values[0], atol=0.02)
+    np.testing.assert_allclose(terms.gradient, gradients[0], rtol=1e-4, atol=0.01)
+    assert likelihood.rows.passes == {
+        "log-likelihoods at draws": 1,
+        "target": 1,
+        "tails": 1,
+        "Laplace": 1,
+    }
+
+
+def test_the_mode_and_the_coreset_are_those_of_all_rows(monkeypatch):
+    def build():
+        builder = jc.CoresetBuilder(levels, size=30, progress_bar=False)
+        return builder.run(jax.random.key(0), *table())
+
+    once = build()
+    monkeypatch.setattr("jaxcoreset.builders.builder.folding_of", lambda *given: None)
+    each = build()
+    shift = (once.approximation.mode - each.approximation.mode) / each.approximation.sd
+    assert np.abs(shift).max() < 0.01
+    np.testing.assert_allclose(once.approximation.sd, each.approximation.sd, rtol=1e-3)
+    np.testing.assert_allclose(once.report.gaussian_kl, each.report.gaussian_kl, rtol=0.05)
+    assert once.report.num_data == each.report.num_data == NUM_ROWS
+    assert once.report.kl < 1.5 * each.report.kl
+
+
+def test_bad_rows_are_counted_and_named_as_rows_of_the_data():
+    level, y = table()
+    likelihood = folded(level, y)
+    objective = LogPosterior(LaplaceFitter(likelihood).model, likelihood.rows)
+    position = np.zeros(LEVELS)
+    position[5] = np.nan
+    objective(position)
+    count, shown = objective.bad_rows
+    assert count == np.sum(level == 5)
+    assert shown == sorted(np.flatnonzero((level == 5) & (y == one))[0] for one in (0, 1))
+
+
+def test_few_repeats_and_other_processes_rows_are_not_folded():
+    level, y = table()
+    rows = model_likelihood(levels, (level[:100], y[:100])).rows
+    distinct = find_distinct(rows)
+    assert folding_of(rows, distinct.first, distinct.counts) is None
+
+
+def test_distinct_rows_of_a_source_are_read_once():
+    level, y = table()
+
+    def load():
+        for first in range(0, NUM_ROWS, 5000):
+            yield level[first : first + 5000], y[first : first + 5000]
+
+    arrays = batches(load, num_rows=NUM_ROWS).arrays
+    builder = jc.CoresetBuilder(levels, size=30, progress_bar=False)
+    coreset = builder.run(jax.random.key(0), *arrays)
+    passes = coreset.report.passes
+    assert (passes["distinct rows"], passes["candidates"]) == (1, 1)
+    assert coreset.report.kl < 0.05
