@@ -69,14 +69,16 @@ def _kills(result: dict[str, Any]) -> list[Part]:
 
 
 def _builds(result: dict[str, Any]) -> list[Part]:
-    """A build of the loop is held if its data are gone and, after the first, nothing compiles."""
+    """A build of the loop is held if its data are gone and nothing compiles.
+
+    The first build that keeps some number of rows may compile programs for that number.
+    """
     loop, threads = result["loop"], result["threads"]
-    rows = loop["builds"]
-    compiled = [row["programs compiled"] for row in rows[1:]]
-    held = sum(
-        not any(state)
-        for state in zip([row["data in memory"] for row in rows], [0, *compiled], strict=True)
-    )
+    rows, held, sizes = loop["builds"], 0, set()
+    for row in rows:
+        is_first = row["rows kept"] not in sizes
+        sizes.add(row["rows kept"])
+        held += not row["data in memory"] and (is_first or not row["programs compiled"])
     is_flat = loop["MB per build in the second half"] <= _MB_PER_BUILD or len(rows) < 10
     is_second_fast = (
         loop["second build, in medians of later ones"] <= _SECOND_BUILD or len(rows) < 10

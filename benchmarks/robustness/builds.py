@@ -77,7 +77,7 @@ def loop(count: int, num_rows: int) -> dict[str, Any]:
         x, y = table(number, num_rows)
         kept.append(weakref.ref(x))
         before, start, start_cpu = compiled[0], time.perf_counter(), time.process_time()
-        build(number, x, y)
+        num_kept = len(build(number, x, y))
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
         del x, y
         gc.collect()
@@ -86,6 +86,7 @@ def loop(count: int, num_rows: int) -> dict[str, Any]:
                 "build": number + 1,
                 "seconds": seconds,
                 "CPU seconds": cpu_seconds,
+                "rows kept": num_kept,
                 "programs compiled": compiled[0] - before,
                 "resident MB": resident(),
                 "data in memory": sum(one() is not None for one in kept),
