@@ -283,7 +283,7 @@ class CoresetBuilder:
             settings = self.execution.batch_size, self.progress_bar, construction.max_noise
             pool = DrawPool(likelihood, source, draws_key, *settings)
             with clock.stage("weighting"):
-                expand(self.proxy, construction, pool)
+                construction = expand(self.proxy, construction, pool)
             return self._repair(construction, source, pool, draws_key, solver_key)
 
     @one_at_a_time

@@ -1,8 +1,8 @@
 """What a build needs before it solves: a likelihood, a solver with its labels, an expansion."""
 
-import dataclasses
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -134,7 +134,7 @@ def refined(construction: Construction, source: DrawSource, key: PRNGKeyArray) -
         "integration": describe(likelihood.model),
         "integral_kl": error,
     }
-    return dataclasses.replace(construction, likelihood=likelihood, facts=facts)
+    return replace(construction, likelihood=likelihood, facts=facts)
 
 
 def is_allowed(proxy: Literal["auto"] | Taylor | None, solver: Solver | None) -> bool:
@@ -144,14 +144,19 @@ def is_allowed(proxy: Literal["auto"] | Taylor | None, solver: Solver | None) ->
 
 def expand(
     proxy: Literal["auto"] | Taylor | None, construction: Construction, pool: DrawPool
-) -> None:
+) -> Construction:
     """Give the pool the expansion of all rows, if there is to be a proxy and it is proper.
+
+    Where the posterior is seen to have another mode, "auto" takes rows alone.
+
+    Returns:
+        The construction, with what the report tells of another mode.
 
     Raises:
         ValueError: if it is not, and `proxy` is a `Taylor`.
     """
     if not construction.may_expand:
-        return
+        return construction
     approximation = pool.source.approximation
     center = proxy.center if isinstance(proxy, Taylor) else None
     if center is None and approximation is not None:
@@ -168,12 +173,19 @@ def expand(
         likelihood = construction.likelihood
         density = PosteriorOfRows(likelihood, likelihood.rows)
         pool.expansion = reaching_out(density, pool.expansion)
+        if (other_mode := pool.expansion.other_mode) is not None:
+            if proxy == "auto":
+                pool.expansion, construction = None, replace(construction, may_expand=False)
+            if approximation is not None:  # other draws may visit both
+                facts = construction.facts | {"other_mode": other_mode}
+                construction = replace(construction, facts=facts)
     elif isinstance(proxy, Taylor):
         raise ValueError(
             "the second-order expansion of the log-posterior is not concave at the proxy's "
             'center, so that it is no density; expected a point near the mode. proxy="auto" '
             "takes rows alone then."
         )
+    return construction
 
 
 def expand_again(

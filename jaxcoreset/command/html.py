@@ -173,11 +173,17 @@ def verdict(report: Report) -> str:
             f"{_LOWER_BOUND_NATS} nats is only a lower bound. Do not draw conclusions from this "
             "coreset; build one with more rows."
         )
+    other = (
+        ""
+        if report.other_mode is None
+        else " That is so around one mode: the posterior of all rows has another one about "
+        f"{report.other_mode:.0f} standard deviations away, of which the number says nothing."
+    )
     return (
         f"{rows} The estimated symmetrised KL divergence between the coreset's posterior and that "
         f"of all rows is {report.kl:.2g} ± {report.kl_standard_error:.1g} nats. If both are nearly "
         f"normal, no posterior mean is off by more than about {np.sqrt(upper):.2g} of its standard "
-        "deviation."
+        f"deviation.{other}"
     )
 
 

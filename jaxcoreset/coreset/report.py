@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxcoreset.coreset.report_table import kl_text, rows_of
 from jaxcoreset.data.arrays import require_type
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.messages import ShownAsTable, text_table
@@ -17,18 +18,11 @@ from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
 from jaxcoreset.selection.tolerance import Selection
 
-# The limits below which old draws are worth too little after an update, as a fraction of new ones
-# and as their number. For normal posteriors in closed form, 3,500 random ones within both limits,
-# the divergence was at most 1.3 times the estimate in 19 of 20 and 1.9 times in 99 of 100, and with
-# a fraction from 0.1 to 0.3 it was 1.4 and 2.2. Outside it was more than six times in one of ten.
-MIN_RELATIVE_ESS = 0.1
-MIN_ESS = 20
 # In nats. For Gaussians the mean of any linear combination of parameters is then off by little more
 # than √0.02 = 0.14 posterior standard deviations, the Monte Carlo error of fifty independent draws.
 GOOD_KL = 0.02
 # Above it, in nats, a coreset should not be used.
 MAX_KL = 1.0
-NEEDS_BUILD = "too few to estimate the error, so build a new coreset from all rows"
 
 
 @dataclass(frozen=True)
@@ -83,6 +77,8 @@ class Report(ShownAsTable):
         spike: by how many nats the weighted density is too high at a mode that the full posterior
             does not have; None if none was found. Chains should then start at
             `Coreset.init_params`.
+        other_mode: where the density of the full posterior rises again, in standard deviations from
+            the mode; None if it was not seen to do so. `kl` then tells of the first mode only.
         num_distinct: the number of distinct rows of the data; None where it was not counted: of
             rows that are not in memory, unless the first of them suggest that many are equal, and
             after an `update` or a `merge`.
@@ -130,6 +126,7 @@ class Report(ShownAsTable):
     rounding: float | None = None
     precision: str = "float32"
     spike: float | None = None
+    other_mode: float | None = None
     num_distinct: int | None = None
     proxy: str | None = None
     unit: str = "rows"
@@ -243,7 +240,7 @@ class Report(ShownAsTable):
             else "A Gaussian of the draws' moments"
         )
         goal = GOOD_KL if self.tol is None else self.tol
-        distance = _kl_text(self.gaussian_kl, self.gaussian_kl_standard_error)
+        distance = kl_text(self.gaussian_kl, self.gaussian_kl_standard_error)
         if self.gaussian_kl + 2 * self.gaussian_kl_standard_error <= goal:
             return f"{what} is within {distance} nats: no rows are needed for {goal:.2g}."
         return f"{what} is {distance} nats off."
@@ -258,13 +255,18 @@ class Report(ShownAsTable):
         """What the report says about the coreset, in a sentence."""
         if math.isinf(self.kl):
             return "not known: build a new coreset from all rows."
-        distance = _kl_text(self.kl, self.kl_standard_error)
+        distance = kl_text(self.kl, self.kl_standard_error)
         if self.kl > MAX_KL:
             return f"don't use: the coreset's posterior is {distance} nats from the full one."
         if self.trouble is not None:
             return (
                 f"not checked: NUTS on the coreset has not mixed ({self.trouble}), so the estimate "
                 f"of {distance} nats could not be confirmed."
+            )
+        if self.other_mode is not None:
+            return (
+                f"of one mode: {distance} nats there, but the full posterior has another one about "
+                f"{self.other_mode:.0f} standard deviations away."
             )
         upper = self.kl + 2 * self.kl_standard_error
         if self.tol is not None:
@@ -303,133 +305,7 @@ class Report(ShownAsTable):
         return report
 
     def __str__(self) -> str:
-        rows = [
-            (self.unit, self._rows_row()),
-            *([] if self.proxy is None else [("proxy of all rows", self.proxy)]),
-            ("candidates", f"{self.num_candidates:,}"),
-            ("draws", f"{self.num_draws:,} for the solver, {self.num_held_out:,} held out"),
-            ("weighting", self.weighting),
-            ("solver", self.solver + ("" if self.converged else " (did not converge)")),
-            ("relative error", f"{self.relative_error:.2e}"),
-            ("held-out error", f"{self.held_out_error:.2e}"),
-            ("estimated KL", self._kl_row()),
-            *self._integral_row(),
-            *self._gaussian_row(),
-            *self._tolerance_row(),
-            *self._rounding_row(),
-            *self._spike_row(),
-            *self._round_rows(),
-            *self._pass_rows(),
-            *self._history_rows(),
-            ("verdict", self.verdict),
-            ("seconds", ", ".join(f"{name} {spent:.1f}" for name, spent in self.seconds.items())),
-        ]
-        if self.peak_memory is not None:
-            rows.append(("peak memory", f"{self.peak_memory / 2**20:,.0f} MiB"))
-        return text_table("Coreset report", rows)
-
-    def _rows_row(self) -> str:
-        rows = f"{self.num_used:,} of {self.num_data:,}"
-        if self.num_distinct is None or self.num_distinct == self.num_data:
-            return f"{rows} ({self.size:,} allowed)"
-        return f"{rows} ({self.num_distinct:,} distinct), {self.size:,} allowed"
-
-    def _kl_row(self) -> str:
-        if math.isinf(self.kl):
-            return "not known"
-        shift = "" if self.mean_shift is None else f"; no mean off by over {self.mean_shift:.1g} sd"
-        return f"{_kl_text(self.kl, self.kl_standard_error)} nats, symmetrised{shift}"
-
-    def _integral_row(self) -> list[tuple[str, str]]:
-        if self.integration is None:
-            return []
-        error = f", which adds {self.integral_kl:.1g} nats" if self.integral_kl else ""
-        return [("effects of groups", f"{self.integration}{error}")]
-
-    def _gaussian_row(self) -> list[tuple[str, str]]:
-        text = self.gaussian_verdict
-        if text is None:
-            return []
-        worth = f"its draws are worth {self.gaussian_relative_ess:.0%} of as many"
-        shape = "" if self.gaussian_k_hat is None else f", k-hat {self.gaussian_k_hat:.2f}"
-        return [("Gaussian alone", f"{text} ({worth}{shape})")]
-
-    def _tolerance_row(self) -> list[tuple[str, str]]:
-        if self.tol is None:
-            return []
-        verdict = "not met: this is the best coreset" if self.is_within_tol is False else "met"
-        if math.isinf(self.kl):
-            verdict = "not known to be met"
-        return [("tolerance", f"{self.tol:.2g} nats, {verdict}")]
-
-    def _rounding_row(self) -> list[tuple[str, str]]:
-        if self.rounding is None:
-            return []
-        text = f"{self.rounding:.1g} nats of the log-density in float32: use in_float64()"
-        return [("rounding", text)]
-
-    def _spike_row(self) -> list[tuple[str, str]]:
-        if self.spike is None:
-            return []
-        text = f"a mode that is {self.spike:.2g} nats too high: start chains at init_params()"
-        return [("spike", text)]
-
-    def _pass_rows(self) -> list[tuple[str, str]]:
-        passes = ", ".join(f"{what} {count}" for what, count in self.passes.items())
-        rows = [("passes", passes)] if passes else []
-        for one in self.candidate_searches:
-            text = f"the best further row lowers the objective by {one['largest_decrease']:.1%}"
-            if one["num_added"]:
-                change = one["objective_after"] / one["objective"]
-                text += f"; {one['num_added']:,} rows joined, and it fell to {change:.1%}"
-            rows.append(("candidate search", text))
-        return rows
-
-    def _history_rows(self) -> list[tuple[str, str]]:
-        rows = []
-        for step in self.history:
-            if step["what"] == "merge":
-                of_parts = (
-                    "at least one of which has an unknown error; the error of the reduction is "
-                    f"{step['kl']:.2g} nats"
-                    if math.isinf(step["kl_of_parts"])
-                    else f"whose errors add up to {step['kl_of_parts']:.2g} nats; the error of the "
-                    f"reduction is {step['kl']:.2g} nats"
-                )
-                text = f"of {step['num_coresets']} coresets, {of_parts}"
-            else:
-                text = (
-                    f"{step['num_rows']:,} rows were added; the old draws are worth "
-                    f"{step['relative_ess']:.0%} of new ones"
-                )
-                if is_unreliable(step):
-                    text += f": {NEEDS_BUILD}"
-            rows.append((step["what"], text))
-        return rows
-
-    def _round_rows(self) -> list[tuple[str, str]]:
-        rows = []
-        for number, one in enumerate(self.rounds, 1):
-            if len(self.rounds) == 1 and one["own_kl"] is None:
-                continue
-            under = _kl_text(one["kl"], one["kl_standard_error"])
-            if one["own_kl"] is None:
-                text = f"KL {under} under {one['weighting']}"
-                if one.get("trouble"):
-                    text += f"; the chains on the coreset have not mixed: {one['trouble']}"
-                rows.append((f"round {number}", text))
-                continue
-            own = _kl_text(one["own_kl"], one["own_kl_standard_error"])
-            verdict = "they agree" if one["agrees"] else "they differ"
-            text = f"KL {under} under {one['weighting']}, {own} under its own posterior: {verdict}"
-            rows.append((f"round {number}", text))
-        return rows
-
-
-def is_unreliable(step: dict[str, Any]) -> bool:
-    """True if the old draws were worth too little in an update, a step of a report's history."""
-    # Reports of earlier versions do not have the number.
-    return step["relative_ess"] < MIN_RELATIVE_ESS or step.get("ess", MIN_ESS) < MIN_ESS
+        return text_table("Coreset report", rows_of(self))
 
 
 # Names in the files of earlier versions.
@@ -443,8 +319,3 @@ _RENAMED = {
 
 def _renamed(plain: dict[str, Any]) -> dict[str, Any]:
     return {_RENAMED.get(name, name): value for name, value in plain.items()}
-
-
-def _kl_text(kl: float, standard_error: float) -> str:
-    text = f"{kl:.2g} ± {standard_error:.1g}"
-    return text if kl < 0.3 else f"at least {text}"

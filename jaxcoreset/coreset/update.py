@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxcoreset.coreset.report import NEEDS_BUILD, Report, is_unreliable
+from jaxcoreset.coreset.report import Report
+from jaxcoreset.coreset.report_table import NEEDS_BUILD, is_unreliable
 from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.data.ragged import padded_alike
 from jaxcoreset.data.rows import PassContext

@@ -29,3 +29,12 @@ def warn_if_bad(report: Report) -> None:
             "keeps it from zero.",
             stacklevel=4,
         )
+    if report.other_mode is not None:
+        warnings.warn(
+            "the posterior of all rows has another mode, about "
+            f"{report.other_mode:.0f} standard deviations from the first; kl tells of the first "
+            "one only, and chains that start there may not find the other. Write the model so that "
+            "it has one, for instance with ordered parameters, or pass draws that visit both, "
+            "weighting=Draws(samples).",
+            stacklevel=4,
+        )

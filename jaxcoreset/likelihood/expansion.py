@@ -49,6 +49,8 @@ class Expansion:
         hessian: shape (D, D), its Hessian.
         precision: shape (D, D), minus the Hessian of the log-posterior, positive definite.
         metric: shape (D, D), by which the radius of the fade is measured; the precision by default.
+        other_mode: at how many standard deviations from the center the density rises again; None if
+            it was not seen to do so.
     """
 
     center: Float[np.ndarray, " d"]
@@ -57,6 +59,7 @@ class Expansion:
     hessian: Float[np.ndarray, "d d"]
     precision: Float[np.ndarray, "d d"]
     metric: Float[np.ndarray, "d d"] | None = None
+    other_mode: float | None = None
 
     def at(self, flat: Float[np.ndarray, "s d"]) -> Float[np.ndarray, " s"]:
         """The quadratic at flat parameters, less its value at the center."""

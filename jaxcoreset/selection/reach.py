@@ -41,6 +41,8 @@ _NEGLIGIBLE = 0.05
 _POINTS_AT_A_TIME = 32
 # Models of more parameters are not looked at: a pass would take more points than draws.
 MOST_PARAMS = 250
+# There is another mode where the density rises again by this many nats.
+_RISE = 2.0
 # A row's log-likelihood counts no less than this, so that no point is out of bounds.
 _LOWEST = -1e5
 
@@ -86,7 +88,17 @@ def reaching_out(density: Density, expansion: Expansion) -> Expansion:
     falls = _falls(density, center, paths, (_FIRST, *_FURTHER))
     factors = np.array([_reach(one) for one in falls])
     widened = covariance + (paths.T * (factors**2 - 1)) @ paths
-    return dataclasses.replace(expansion, metric=np.linalg.inv(widened))
+    metric = np.linalg.inv(widened)
+    return dataclasses.replace(expansion, metric=metric, other_mode=_other_mode(falls))
+
+
+def _other_mode(falls: Float[np.ndarray, "p t"]) -> float | None:
+    """The distance at which the density is higher than nearer to the center, in sd."""
+    dips = np.maximum.accumulate(falls, axis=1) - falls
+    rises = np.where(falls < _FALL, dips, 0)
+    if rises.max() < _RISE:
+        return None
+    return float(_RADIUS * (_FIRST, *_FURTHER)[np.unravel_index(rises.argmax(), rises.shape)[1]])
 
 
 def _different(directions: Float[np.ndarray, "p d"], fallen: Float[np.ndarray, " p"]) -> list[int]:

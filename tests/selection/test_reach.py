@@ -73,6 +73,39 @@ def test_merged_coresets_reach_as_far():
     assert exact_kl(merged, oblique, offset, y) < 0.002
 
 
+def two_modes(y):
+    """A mixture without an order: the modes are 15 standard deviations apart."""
+    means = numpyro.sample("means", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+    shares = dist.Categorical(probs=jnp.ones(2) / 2)
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.MixtureSameFamily(shares, dist.Normal(means, 1.0)), obs=y)
+
+
+def test_another_mode_is_told_and_no_proxy_stands_for_it():
+    rng = np.random.default_rng(1)
+    y = np.r_[rng.normal(-0.7, 1, 150), rng.normal(0.7, 1, 150)].astype(np.float32)
+    with pytest.warns(UserWarning, match="another mode"):
+        coreset = jc.CoresetBuilder(two_modes, size=12, progress_bar=False).run(0, y)
+    assert coreset.proxy is None
+    assert 10 < coreset.report.other_mode < 20
+    assert coreset.report.verdict.startswith("of one mode")
+    grid = jnp.stack(jnp.meshgrid(*2 * [jnp.linspace(-1.8, 1.8, 121)]), axis=-1).reshape(-1, 2)
+
+    def log_mass(model, *args):
+        one = jax.vmap(lambda means: log_density(model, args, {}, {"means": means})[0])
+        values = np.asarray(one(grid), float)
+        return values - np.logaddexp.reduce(values)
+
+    p, q = log_mass(two_modes, y), log_mass(coreset.model, *coreset.args)
+    # Rows know of both modes.
+    assert np.sum((np.exp(p) - np.exp(q)) * (p - q)) < 0.01
+    draws = np.concatenate([at := rng.normal([-0.7, 0.7], 0.1, (500, 2)), at[:, ::-1]])
+    of_both = jc.CoresetBuilder(
+        two_modes, size=12, progress_bar=False, weighting=jc.Draws({"means": draws}), rounds=1
+    )
+    assert of_both.run(0, y).report.other_mode is None
+
+
 class Tail:
     """A Gaussian in four dimensions, but with an exponential tail in one direction."""
 

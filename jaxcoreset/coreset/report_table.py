@@ -1,0 +1,159 @@
+"""The rows of the table that a report is shown as."""
+
+import math
+from typing import Any
+
+# The limits below which old draws are worth too little after an update, as a fraction of new ones
+# and as their number. For normal posteriors in closed form, 3,500 random ones within both limits,
+# the divergence was at most 1.3 times the estimate in 19 of 20 and 1.9 times in 99 of 100, and with
+# a fraction from 0.1 to 0.3 it was 1.4 and 2.2. Outside it was more than six times in one of ten.
+MIN_RELATIVE_ESS = 0.1
+MIN_ESS = 20
+NEEDS_BUILD = "too few to estimate the error, so build a new coreset from all rows"
+
+
+def rows_of(report: Any) -> list[tuple[str, str]]:
+    """The names and texts of a report's rows."""
+    rows = [
+        (report.unit, _rows_row(report)),
+        *([] if report.proxy is None else [("proxy of all rows", report.proxy)]),
+        ("candidates", f"{report.num_candidates:,}"),
+        ("draws", f"{report.num_draws:,} for the solver, {report.num_held_out:,} held out"),
+        ("weighting", report.weighting),
+        ("solver", report.solver + ("" if report.converged else " (did not converge)")),
+        ("relative error", f"{report.relative_error:.2e}"),
+        ("held-out error", f"{report.held_out_error:.2e}"),
+        ("estimated KL", _kl_row(report)),
+        *_integral_row(report),
+        *_gaussian_row(report),
+        *_tolerance_row(report),
+        *_rounding_row(report),
+        *_spike_row(report),
+        *_round_rows(report),
+        *_pass_rows(report),
+        *_history_rows(report),
+        ("verdict", report.verdict),
+        ("seconds", ", ".join(f"{name} {spent:.1f}" for name, spent in report.seconds.items())),
+    ]
+    if report.peak_memory is not None:
+        rows.append(("peak memory", f"{report.peak_memory / 2**20:,.0f} MiB"))
+    return rows
+
+
+def _rows_row(report: Any) -> str:
+    rows = f"{report.num_used:,} of {report.num_data:,}"
+    if report.num_distinct is None or report.num_distinct == report.num_data:
+        return f"{rows} ({report.size:,} allowed)"
+    return f"{rows} ({report.num_distinct:,} distinct), {report.size:,} allowed"
+
+
+def _kl_row(report: Any) -> str:
+    if math.isinf(report.kl):
+        return "not known"
+    shift = "" if report.mean_shift is None else f"; no mean off by over {report.mean_shift:.1g} sd"
+    return f"{kl_text(report.kl, report.kl_standard_error)} nats, symmetrised{shift}"
+
+
+def _integral_row(report: Any) -> list[tuple[str, str]]:
+    if report.integration is None:
+        return []
+    error = f", which adds {report.integral_kl:.1g} nats" if report.integral_kl else ""
+    return [("effects of groups", f"{report.integration}{error}")]
+
+
+def _gaussian_row(report: Any) -> list[tuple[str, str]]:
+    text = report.gaussian_verdict
+    if text is None:
+        return []
+    worth = f"its draws are worth {report.gaussian_relative_ess:.0%} of as many"
+    shape = "" if report.gaussian_k_hat is None else f", k-hat {report.gaussian_k_hat:.2f}"
+    return [("Gaussian alone", f"{text} ({worth}{shape})")]
+
+
+def _tolerance_row(report: Any) -> list[tuple[str, str]]:
+    if report.tol is None:
+        return []
+    verdict = "not met: this is the best coreset" if report.is_within_tol is False else "met"
+    if math.isinf(report.kl):
+        verdict = "not known to be met"
+    return [("tolerance", f"{report.tol:.2g} nats, {verdict}")]
+
+
+def _rounding_row(report: Any) -> list[tuple[str, str]]:
+    if report.rounding is None:
+        return []
+    text = f"{report.rounding:.1g} nats of the log-density in float32: use in_float64()"
+    return [("rounding", text)]
+
+
+def _spike_row(report: Any) -> list[tuple[str, str]]:
+    if report.spike is None:
+        return []
+    text = f"a mode that is {report.spike:.2g} nats too high: start chains at init_params()"
+    return [("spike", text)]
+
+
+def _pass_rows(report: Any) -> list[tuple[str, str]]:
+    passes = ", ".join(f"{what} {count}" for what, count in report.passes.items())
+    rows = [("passes", passes)] if passes else []
+    for one in report.candidate_searches:
+        text = f"the best further row lowers the objective by {one['largest_decrease']:.1%}"
+        if one["num_added"]:
+            change = one["objective_after"] / one["objective"]
+            text += f"; {one['num_added']:,} rows joined, and it fell to {change:.1%}"
+        rows.append(("candidate search", text))
+    return rows
+
+
+def _history_rows(report: Any) -> list[tuple[str, str]]:
+    rows = []
+    for step in report.history:
+        if step["what"] == "merge":
+            of_parts = (
+                "at least one of which has an unknown error; the error of the reduction is "
+                f"{step['kl']:.2g} nats"
+                if math.isinf(step["kl_of_parts"])
+                else f"whose errors add up to {step['kl_of_parts']:.2g} nats; the error of the "
+                f"reduction is {step['kl']:.2g} nats"
+            )
+            text = f"of {step['num_coresets']} coresets, {of_parts}"
+        else:
+            text = (
+                f"{step['num_rows']:,} rows were added; the old draws are worth "
+                f"{step['relative_ess']:.0%} of new ones"
+            )
+            if is_unreliable(step):
+                text += f": {NEEDS_BUILD}"
+        rows.append((step["what"], text))
+    return rows
+
+
+def _round_rows(report: Any) -> list[tuple[str, str]]:
+    rows = []
+    for number, one in enumerate(report.rounds, 1):
+        if len(report.rounds) == 1 and one["own_kl"] is None:
+            continue
+        under = kl_text(one["kl"], one["kl_standard_error"])
+        if one["own_kl"] is None:
+            text = f"KL {under} under {one['weighting']}"
+            if one.get("trouble"):
+                text += f"; the chains on the coreset have not mixed: {one['trouble']}"
+            rows.append((f"round {number}", text))
+            continue
+        own = kl_text(one["own_kl"], one["own_kl_standard_error"])
+        verdict = "they agree" if one["agrees"] else "they differ"
+        text = f"KL {under} under {one['weighting']}, {own} under its own posterior: {verdict}"
+        rows.append((f"round {number}", text))
+    return rows
+
+
+def is_unreliable(step: dict[str, Any]) -> bool:
+    """True if the old draws were worth too little in an update, a step of a report's history."""
+    # Reports of earlier versions do not have the number.
+    return step["relative_ess"] < MIN_RELATIVE_ESS or step.get("ess", MIN_ESS) < MIN_ESS
+
+
+def kl_text(kl: float, standard_error: float) -> str:
+    """An estimate with its standard error; a large one is a lower bound."""
+    text = f"{kl:.2g} ± {standard_error:.1g}"
+    return text if kl < 0.3 else f"at least {text}"
