@@ -343,13 +343,13 @@ def _report(
             + (", on the standardised columns." if inputs.scaling else ".")
         )
     for name, levels in inputs.levels.items():
-        notes.append(f"Categories of {name}, compared with the first: {', '.join(levels)}.")
+        notes.append(f"Categories of {name}, compared with the first: {_names(levels)}.")
     if inputs.outcomes:
         notes.append(f"The response is 1 for {inputs.outcomes[1]}, and 0 for {inputs.outcomes[0]}.")
     if table.rows is not None and options.out.suffix.lower() == ".npz":
         notes.append("Rows are numbered among those that were not left out.")
     if inputs.classes:
-        notes.append(f"Classes, compared with the first: {', '.join(inputs.classes)}.")
+        notes.append(f"Classes, compared with the first: {_names(inputs.classes)}.")
     examples = {}
     if options.out.suffix.lower() == ".npz":
         examples = loading_program(options.out, trust=not inputs.likelihood)
@@ -375,3 +375,9 @@ def _report(
         programs=examples,
     )
     write_whole(options.report, lambda file: file.write(text.encode()))
+
+
+def _names(levels: Sequence[str]) -> str:
+    """Names in a sentence, in quotes where a comma is part of one."""
+    quote = any("," in level for level in levels)
+    return ", ".join(repr(level) if quote else level for level in levels)

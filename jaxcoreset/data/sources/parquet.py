@@ -77,7 +77,8 @@ def parquet(
     for name, value in zip(columns, names, strict=True):
         if not value or not all(isinstance(column, str) for column in value):
             raise SourceError(
-                f"parquet: {name} is {value!r}; expected a column's name, or a list of names."
+                f"parquet: {name} is {value!r}; expected a column's name, or a list of names. Each "
+                "keyword is an array of the source, for example X=['a', 'b'], y='c'."
             )
     used = {column for value in names for column in value}
     coded = [categories] if isinstance(categories, str) else list(categories)
