@@ -130,7 +130,8 @@ def _falls(
     num = len(points)
     points = np.pad(points, ((0, -num % _POINTS_AT_A_TIME), (0, 0)), mode="edge")
     values = density.values(points)[:num]
-    return (values[0] - values[1:]).reshape(len(paths), len(multiples))
+    falls = np.minimum(values[0] - values[1:], -_LOWEST)
+    return falls.reshape(len(paths), len(multiples))
 
 
 def _highest(
