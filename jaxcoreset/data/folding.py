@@ -1,14 +1,19 @@
 """Equal rows that are evaluated once, by passes that only add rows up."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
-# Equal rows are evaluated once where the distinct ones are at most this part of all.
-_LARGEST_PART = 0.5
+from jaxcoreset.data.blocks import row_bytes
+
+# Equal rows are evaluated once where the distinct ones are at most this part of all, and a copy of
+# them takes at most these bytes.
+_LARGEST_PART, _MOST_BYTES = 0.25, 1 << 28
+# The numbers that a pass over distinct rows returns to the host at a time.
+_MOST_NUMBERS = 1 << 22
 
 
 @dataclass(eq=False)
@@ -24,6 +29,10 @@ class Folding:
     all_rows: Any
     first: Int[np.ndarray, " m"]
     counts: Float[np.ndarray, " m"]
+
+    def context(self, context: Any, width: int) -> Any:
+        """The `PassContext` of a pass that returns `width` numbers of each distinct row."""
+        return replace(context, batch_size=max(1, _MOST_NUMBERS // width)) if width else context
 
     @functools.cached_property
     def data(self) -> PyTree:
@@ -42,5 +51,7 @@ def folding_of(
         counts: how often each occurs.
     """
     if not all_rows.is_local or first.size > _LARGEST_PART * all_rows.num_rows:
+        return None
+    if first.size * row_bytes(all_rows.data) > _MOST_BYTES:
         return None
     return Folding(all_rows, first, counts.astype(np.float64))

@@ -68,9 +68,8 @@ class Rows:
     """The rows of a pytree of arrays with a common leading axis.
 
     Args:
-        data: the arrays of this process; NumPy arrays stay on the host, and leaves of a
-            `RowSource` are read as they are needed. Of `Ragged` arrays, rows of one length follow
-            one another.
+        data: the arrays of this process; NumPy arrays stay on the host, and leaves of a `RowSource`
+            are read as they are needed. Of `Ragged` arrays, rows of one length follow one another.
         context: where the rows are read and evaluated.
         order: the numbers that a user knows the rows by, if these are not their places here.
 
@@ -116,12 +115,14 @@ class Rows:
         """True if some of the arrays are read from files or batches."""
         return any(is_streamed(leaf) for leaf in self._sources)
 
-    @property
-    def folded(self) -> "tuple[Rows, Float[np.ndarray, ' m']] | None":
-        """The distinct rows and how often each occurs, for passes that only add rows up."""
+    def folded(self, width: int = 0) -> "tuple[Rows, Float[np.ndarray, ' m']] | None":
+        """The distinct rows and how often each occurs, for passes that only add rows up.
+
+        `width` is how many numbers of each row such a pass returns.
+        """
         if (folding := self.folding) is None:
             return None
-        (rows := Rows(folding.data, self.context)).passes = self.passes
+        (rows := Rows(folding.data, folding.context(self.context, width))).passes = self.passes
         return rows, folding.counts
 
     @property
@@ -152,8 +153,7 @@ class Rows:
     @property
     def most_held(self) -> int:
         """The number of rows of which 256 MB are had, if they are lists that have to be read."""
-        lists = lists_of(self.data)
-        if not lists or not (self.is_streamed or not self.is_local):
+        if not (lists := lists_of(self.data)) or not (self.is_streamed or not self.is_local):
             return self.num_rows
         width = sum(row_bytes(leaf.values) for leaf in lists if leaf.values is not None)
         return int(_HELD_BYTES / max(width * lists[0].sizes.mean(), 1))

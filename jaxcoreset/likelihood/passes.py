@@ -100,7 +100,7 @@ def feature_sum(
     rows = Rows.of(data, batch_size)
     args, width = (log_likelihood, features), features.width
     start = {"total": np.zeros(width)}
-    if (folded := rows.folded) is None:
+    if (folded := rows.folded(width)) is None:
         states = rows.map_reduce(
             _sum, args, width, start, _add_sums, what="target", on_rows=on_rows
         )

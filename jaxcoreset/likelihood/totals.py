@@ -46,8 +46,8 @@ def log_likelihood_totals(
     num_draws = leading(draws, "draws")
     all_rows = rows = Rows.of(data, batch_size)
     done = on_rows
-    if weights is None and all_rows.folded is not None:
-        rows, weights = all_rows.folded
+    if weights is None and (folded := all_rows.folded(num_draws)) is not None:
+        rows, weights = folded
         done = Progressed(on_rows, weights)
 
     def add(state: State, values: tuple, first: int, num: int) -> State:

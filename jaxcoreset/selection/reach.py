@@ -193,7 +193,7 @@ class PosteriorOfRows:
         bounded = _Bounded(self.likelihood.program.log_likelihood)
         args = _FlatLogLikelihood(bounded, self.likelihood.unravel), flat
         start = {"gradient": np.zeros(points.shape)}
-        rows, counts = self.rows.folded or (self.rows, None)
+        rows, counts = self.rows.folded() or (self.rows, None)
         per_row = () if counts is None else (counts.astype(default_float()),)
         states = rows.map_reduce(
             _slopes, args, 4 * points.size, start, _add_slopes, what="tails", per_row=per_row

@@ -100,7 +100,7 @@ class LogPosterior:
     ):
         self.terms, self.on_pass, self.numbers = terms, on_pass, numbers
         self.counts: Float[np.ndarray, " m"] | None = None
-        if weights is None and (folded := rows.folded) is not None:
+        if weights is None and (folded := rows.folded()) is not None:
             assert rows.folding is not None
             self.numbers, (rows, weights) = rows.folding.first, folded
             self.counts = weights
