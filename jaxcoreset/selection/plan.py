@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxcoreset.data.blocks import group_blocks, row_bytes
@@ -217,7 +218,8 @@ def plan_build(
 
 def _far_out(likelihood: ModelLikelihood, rows: Rows) -> np.ndarray:
     """A pass of those that look how far the posterior reaches; its time is that at any points."""
-    start = flat_draws(_spread(likelihood, NUM_STARTS))
+    spread = _spread(likelihood, NUM_STARTS)
+    start = flat_draws({name: jnp.asarray(value) for name, value in spread.items()})
     return PosteriorOfRows(likelihood, rows).gradients(start)
 
 
