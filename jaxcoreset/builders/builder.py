@@ -272,7 +272,8 @@ class CoresetBuilder:
                 folding = likelihood.rows.folding
                 needed = (
                     self.weighting.indices(likelihood, weighting_key),
-                    construction.candidates() if folding is None else folding.first,
+                    construction.candidates(),
+                    None if folding is None else folding.first,
                 )
                 found = [indices for indices in needed if indices is not None]
                 likelihood.rows.keep(np.concatenate([np.zeros(0, np.int64), *found]))
@@ -330,9 +331,7 @@ class CoresetBuilder:
                 context.checkpoint.require_same(MODEL_VALUES, likelihood.values_as_text())
         with clock.stage("rows"):
             distinct = find_distinct(likelihood.rows, may_read=may_read)
-            if distinct is not None:
-                rows = likelihood.rows
-                rows.folding = folding_of(rows, distinct.first, distinct.counts)
+            likelihood.rows.folding = folding_of(likelihood.rows, distinct)
         return Construction(
             likelihood=likelihood,
             solver=bound_solver(self.solver, likelihood),

@@ -17,6 +17,7 @@ from jaxcoreset.data.checkpoint import CheckpointFile, build_settings, settings_
 from jaxcoreset.data.messages import did_you_mean, listed
 from jaxcoreset.data.processes import SINGLE_PROCESS, DistributedProcesses
 from jaxcoreset.data.rows import PassContext
+from jaxcoreset.likelihood.expansion import Expansion
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
 from jaxcoreset.likelihood.group_model import GroupModel
@@ -170,9 +171,7 @@ def expand(
             construction.embed(pool)
         pool.expansion = expansion_of(likelihood, pool, position)
     if pool.expansion is not None:
-        likelihood = construction.likelihood
-        density = PosteriorOfRows(likelihood, likelihood.rows)
-        pool.expansion = reaching_out(density, pool.expansion)
+        pool.expansion = _reaching_out(construction.likelihood, pool.expansion)
         if (other_mode := pool.expansion.other_mode) is not None:
             if proxy == "auto":
                 pool.expansion, construction = None, replace(construction, may_expand=False)
@@ -199,8 +198,11 @@ def expand_again(
     if pool.expansion is not None and not is_given:
         found = expansion_of(likelihood, pool)
         if found is not None:
-            density = PosteriorOfRows(likelihood, likelihood.rows)
-            pool.expansion = reaching_out(density, found)
+            pool.expansion = _reaching_out(likelihood, found)
+
+
+def _reaching_out(likelihood: ModelLikelihood, expansion: Expansion) -> Expansion:
+    return reaching_out(PosteriorOfRows(likelihood, likelihood.rows), expansion)
 
 
 def bound_solver(solver: Solver | None, likelihood: ModelLikelihood) -> Solver | None:

@@ -1,5 +1,6 @@
 """The joint posterior of several coresets, some of which have a proxy."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,12 +58,19 @@ class JointLikelihood:
 
     def values(self, points: Float[np.ndarray, "p d"]) -> Float[np.ndarray, " p"]:
         """The log-posterior at flat parameters; −inf where it is not finite."""
-        found = self._exactly(jax.jit(jax.vmap(self._log_posterior, (0, None))), points)
+        found = self._exactly(self._compiled[0], points)
         return np.where(np.isfinite(found), found, -np.inf)
 
     def gradients(self, points: Float[np.ndarray, "p d"]) -> Float[np.ndarray, "p d"]:
         """The gradient of the log-posterior at flat parameters."""
-        return self._exactly(jax.jit(jax.vmap(jax.grad(self._log_posterior), (0, None))), points)
+        return self._exactly(self._compiled[1], points)
+
+    @functools.cached_property
+    def _compiled(self) -> tuple[Callable, Callable]:
+        """The log-posterior and its gradient at many points, which compile once."""
+        functions = self._log_posterior, jax.grad(self._log_posterior)
+        value, gradient = (jax.jit(jax.vmap(one, (0, None))) for one in functions)
+        return value, gradient
 
     def _log_posterior(self, flat: Float[Array, " d"], data: tuple) -> Float[Array, ""]:
         return self.at(flat, data) + self.likelihood.log_prior(self.likelihood.unravel(flat))

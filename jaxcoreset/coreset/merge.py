@@ -141,9 +141,11 @@ def _merge(
         uses: tuple[Use, ...] = "solver", "selection"
         for use, part in zip(uses, parts, strict=True):
             pool.parts(use).append(part)
+    other_modes = [one.report.other_mode for one in coresets]
     if has_proxy:
         assert approximation.expansion is not None
         pool.expansion = reaching_out(joint, approximation.expansion)
+        other_modes.append(pool.expansion.other_mode)
     selection = solve_and_select(pool, size, clock, solver=solver, key=key)
     pool.check_alone(selection.positions)
     own, before = selection.estimate, [one.report for one in coresets]
@@ -167,6 +169,7 @@ def _merge(
         num_data=int(starts[-1]),
         size=size,
         weighting="Laplace",
+        other_mode=min((one for one in other_modes if one is not None), default=None),
         history=[step],
     )
 

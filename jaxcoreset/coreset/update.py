@@ -124,6 +124,7 @@ def updated(
         "size": before.size,
         "weighting": before.weighting,
         "tol": before.tol,
+        "other_mode": before.other_mode,
         "is_within_tol": None if before.tol is None else bool(estimate.upper <= before.tol),
         "history": [*before.history, step],
     }

@@ -40,18 +40,16 @@ class Folding:
         return self.all_rows.take(self.first)
 
 
-def folding_of(
-    all_rows: Any, first: Int[np.ndarray, " m"], counts: Int[np.ndarray, " m"]
-) -> Folding | None:
+def folding_of(all_rows: Any, distinct: Any) -> Folding | None:
     """The distinct rows, if a pass over these saves work; None if not, or on several processes.
 
     Args:
         all_rows: the `Rows`.
-        first: the lowest number of each distinct row, in increasing order.
-        counts: how often each occurs.
+        distinct: their `DistinctRows`; None if these are not known.
     """
-    if not all_rows.is_local or first.size > _LARGEST_PART * all_rows.num_rows:
+    if distinct is None or not all_rows.is_local:
         return None
-    if first.size * row_bytes(all_rows.data) > _MOST_BYTES:
+    num = distinct.first.size
+    if num > _LARGEST_PART * all_rows.num_rows or num * row_bytes(all_rows.data) > _MOST_BYTES:
         return None
-    return Folding(all_rows, first, counts.astype(np.float64))
+    return Folding(all_rows, distinct.first, distinct.counts.astype(np.float64))

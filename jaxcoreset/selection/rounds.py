@@ -136,8 +136,8 @@ class Checker:
         """Return whether the coreset posterior has to be sampled, and the relative ESS under π̂.
 
         It has to be sampled if that effective sample size of the draws of π̂ is too small to trust
-        the estimate under π̂, if held-out draws are mostly those that the solver sees, or if a
-        parameter is so skewed that the posterior reaches where π̂ has no draw.
+        the estimate under π̂, if held-out draws are mostly those that the solver sees, or if the
+        posterior is so skewed in some direction that it reaches where π̂ has no draw.
         """
         relative_ess = relative_ess_of(pool)
         is_skewed = pool.expansion is not None and pool.expansion.metric is not None

@@ -1,5 +1,7 @@
 """Passes that only add rows up evaluate equal rows once: sums, errors and plans as of all rows."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import numpyro
@@ -7,7 +9,7 @@ import numpyro.distributions as dist
 import scipy.special
 
 import jaxcoreset as jc
-from jaxcoreset.data.distinct import find_distinct
+from jaxcoreset.data.distinct import DistinctRows, find_distinct
 from jaxcoreset.data.folding import folding_of
 from jaxcoreset.data.sources import batches
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
@@ -35,8 +37,7 @@ def table():
 def folded(*args):
     likelihood = model_likelihood(levels, args)
     rows = likelihood.rows
-    distinct = find_distinct(rows)
-    rows.folding = folding_of(rows, distinct.first, distinct.counts)
+    rows.folding = folding_of(rows, find_distinct(rows))
     assert rows.folding.first.size == 2 * LEVELS
     return likelihood
 
@@ -104,11 +105,16 @@ def test_bad_rows_are_counted_and_named_as_rows_of_the_data():
     assert shown == sorted(np.flatnonzero((level == 5) & (y == one))[0] for one in (0, 1))
 
 
-def test_few_repeats_and_other_processes_rows_are_not_folded():
+def test_few_repeats_and_rows_of_other_processes_are_not_folded():
     level, y = table()
-    rows = model_likelihood(levels, (level[:100], y[:100])).rows
+    rows = model_likelihood(levels, (level, y)).rows
     distinct = find_distinct(rows)
-    assert folding_of(rows, distinct.first, distinct.counts) is None
+    assert folding_of(rows, distinct) is not None
+    shared = SimpleNamespace(is_local=False, num_rows=rows.num_rows, data=rows.data)
+    assert folding_of(shared, distinct) is None
+    many = np.arange(NUM_ROWS // 2)
+    assert folding_of(rows, DistinctRows(many, np.full(many.size, 2))) is None
+    assert folding_of(rows, None) is None
 
 
 def test_distinct_rows_of_a_source_are_read_once():

@@ -89,6 +89,10 @@ def test_another_mode_is_told_and_no_proxy_stands_for_it():
     assert coreset.proxy is None
     assert 10 < coreset.report.other_mode < 20
     assert coreset.report.verdict.startswith("of one mode")
+    merged = jc.merge([coreset, coreset], 12, jax.random.key(1))
+    updated = coreset.update(jax.random.key(2), y[:20])
+    for later in (merged, updated):
+        assert later.report.other_mode == coreset.report.other_mode
     grid = jnp.stack(jnp.meshgrid(*2 * [jnp.linspace(-1.8, 1.8, 121)]), axis=-1).reshape(-1, 2)
 
     def log_mass(model, *args):
