@@ -25,7 +25,8 @@ def default(
     """A coreset to `tol=0.01` without other settings, NUTS on it, and the correction."""
     build_key, nuts_key = jax.random.split(key)
     begin = _now()
-    builder = jc.CoresetBuilder(case.model, tol=TOL, progress_bar=False, groups=case.groups)
+    tol = jc.Tolerance(TOL, throw=False)  # the best coreset where the tolerance cannot be met
+    builder = jc.CoresetBuilder(case.model, tol=tol, progress_bar=False, groups=case.groups)
     coreset = builder.run(build_key, *args, **kwargs)
     built = _now()
     mcmc = MCMC(
@@ -65,6 +66,7 @@ def default(
             "estimated KL": report.kl,
             "its error": report.kl_standard_error,
             "is within tol": report.is_within_tol,
+            "rows needed": report.rows_needed,
             "verdict": report.verdict,
             "estimated Gaussian KL": report.gaussian_kl,
             "divergences": int(np.sum(extra["diverging"])),

@@ -16,6 +16,7 @@ from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.builders.outcome import (
     check_tolerance,
+    is_futile,
     look_for_spike,
     reported_estimate,
     up_to_best,
@@ -51,6 +52,7 @@ from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.look import foretold
 from jaxcoreset.selection.plan import Plan, plan_build
 from jaxcoreset.selection.rounds import MOST_ROUNDS, Checker, Round
+from jaxcoreset.selection.sizes import select_rows
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.numerics import as_key
@@ -378,18 +380,17 @@ class CoresetBuilder:
             if looks and self.rounds == "auto" and number == 1:
                 with clock.stage("agreement"):
                     looks, relative_ess = checker.needs_check(pool)
-            selection = construction.build(
-                pool,
-                jax.random.fold_in(solver_key, number),
-                is_final=not looks or number == most,
-            )
+            # Estimates that are alike but above the tolerance ask for more rows, not for another π̂.
+            were_alike, round_key = checker.were_alike, jax.random.fold_in(solver_key, number)
+            is_final = not looks or number == most or were_alike
+            selection = select_rows(construction, pool, round_key, is_final=is_final)
             if selection is None:
                 return [*found, coreset_of_all(self.model, construction)]
             with clock.stage("model"):
                 pool.check_alone(selection.positions)
             own_pool = None
             outcome = Round.of(name, selection, relative_ess)
-            if looks:
+            if looks and (selection.is_within or not were_alike):
                 with clock.stage("agreement"):
                     own_pool, outcome = checker.look(
                         pool, selection, outcome, jax.random.fold_in(draws_key, number)
@@ -399,6 +400,8 @@ class CoresetBuilder:
             coreset = self._finish(construction, source, pool, selection, history, baseline)
             found.append(coreset)
             if own_pool is None or number == most or (checker.is_final and selection.is_within):
+                break
+            if is_futile(construction, checker, selection, found):
                 break
             pool, name = own_pool, "coreset posterior"
         found = up_to_best(found)
@@ -422,10 +425,8 @@ class CoresetBuilder:
     ) -> Coreset:
         """The coreset of the last round."""
         estimate = reported_estimate(selection.estimate, history[-1])
-        is_within = None
-        if self.tol is not None:
-            is_within = selection.is_within and estimate.lower <= self.tol.kl
-        likelihood = construction.likelihood
+        likelihood, tol = construction.likelihood, self.tol
+        is_within = None if tol is None else selection.is_within and estimate.lower <= tol.kl
         return coreset_of_selection(
             self.model,
             pool,

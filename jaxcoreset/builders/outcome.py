@@ -7,17 +7,22 @@ import numpy as np
 from jaxcoreset.builders.settings import Tolerance
 from jaxcoreset.builders.spikes import find_spike
 from jaxcoreset.coreset.coreset import Coreset
-from jaxcoreset.coreset.report import Report
+from jaxcoreset.coreset.report import MAX_KL, Report
+from jaxcoreset.coreset.report_table import rows_text
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
-from jaxcoreset.selection.rounds import MIN_RELATIVE_ESS, Round
+from jaxcoreset.selection.rounds import MIN_RELATIVE_ESS, Checker, Round
+from jaxcoreset.selection.sizes import is_hopeless
+from jaxcoreset.selection.tolerance import Selection
 
 # If the relative error at held-out draws is this many times that at the solver's draws, more rows
 # hardly help.
 _UNLIKE = 10.0
-# A coreset with a second mode beside its proxy is built again with this multiple of its draws.
+# A coreset that goes wrong between its draws is built again with this multiple of them.
 _MORE_DRAWS = 4
+# An error is far worse than another one if it is this many times as large.
+_FAR_WORSE = 10.0
 # A round is worse than an earlier one if its error is this many times as large.
 _FAR_BETTER = 1.5
 
@@ -42,12 +47,16 @@ def check_tolerance(tol: Tolerance, report: Report, pool: DrawPool) -> None:
             "The error is large only at draws that the solver did not see, so more rows hardly "
             "help: the posterior may have several modes, or the weighting long tails"
         )
+    elif report.rows_needed is not None:
+        needed = rows_text(report)
+        advice = f"By the sizes that were tried, it would take {needed}: run NUTS on all rows"
     elif report.rounds and report.rounds[-1]["agrees"] is False:
         advice = "The coreset's own posterior does not agree with π̂: raise rounds, or max_size"
     limit = f"max_size = {tried}" if tried == tol.max_size else str(tried)
     raise ValueError(
         f"tol is {tol.kl} nats, but with {limit} rows of {report.num_data} {found}. {advice}; or "
-        f"take the best coreset that was found, with tol=Tolerance({tol.kl}, throw=False)."
+        f"take the best coreset that was found, with tol=Tolerance({tol.kl}, throw=False), and "
+        "weight its draws by jaxcoreset.correct."
     )
 
 
@@ -66,16 +75,32 @@ def look_for_spike(coreset: Coreset) -> None:
         coreset.report = dataclasses.replace(coreset.report, spike=spike)
 
 
-def with_more_draws(construction: Construction, coreset: Coreset) -> Construction | None:
-    """The construction with more draws, if the coreset has a second mode beside its proxy.
+def is_futile(
+    construction: Construction, checker: Checker, selection: Selection, found: list[Coreset]
+) -> bool:
+    """Whether another round would not help: what is missing is rows or draws, or it got worse."""
+    if checker.were_alike and is_hopeless(construction, selection):
+        return True
+    if len(found) == 1:
+        return with_more_draws(construction, found[-1]) is not None
+    return found[-1].report.kl > max(MAX_KL, _FAR_WORSE * found[-2].report.kl)
 
-    Such a mode lies between the draws, and more of them mostly leave no room for one. None if there
-    is no second mode, or the user set the number of draws.
+
+def with_more_draws(construction: Construction, coreset: Coreset) -> Construction | None:
+    """The construction with more draws, if the coreset goes wrong between them, beside its proxy.
+
+    It does if it has a second mode, or if its own posterior reaches where its error is far larger
+    than at the draws. More of them mostly leave no room for that. None if it does not, or the user
+    set the number of draws.
     """
-    has_second_mode = coreset.proxy is not None and coreset.report.spike is not None
-    if not has_second_mode or construction.num_draws is not None:
+    if coreset.proxy is None or construction.num_draws is not None:
         return None
-    return dataclasses.replace(construction, num_draws=_MORE_DRAWS * coreset.report.num_draws)
+    report = coreset.report
+    own = report.rounds[-1].get("own_kl") if report.rounds else None
+    has_escaped = own is not None and own > max(MAX_KL, _FAR_WORSE * report.rounds[-1]["kl"])
+    if report.spike is None and not has_escaped:
+        return None
+    return dataclasses.replace(construction, num_draws=_MORE_DRAWS * report.num_draws)
 
 
 def up_to_best(found: list[Coreset]) -> list[Coreset]:

@@ -55,6 +55,8 @@ class Report(ShownAsTable):
         peak_memory: the maximum memory of the process so far, in bytes; None if unknown.
         tol: the tolerance, in nats; None if a size was given.
         is_within_tol: whether the tolerance is met, as far as is known; None without one.
+        rows_needed: how many rows the tolerance would take if the error went on falling with the
+            number of rows as it did; None where the tolerance is met, or too few sizes were tried.
         rounds: the results of each build, in order; see `jaxcoreset.selection.Round` for the keys.
             If the estimates of the last build do not agree, `kl` is the larger of the two.
         passes: the number of passes over all rows, by their purpose.
@@ -119,6 +121,7 @@ class Report(ShownAsTable):
     peak_memory: int | None = None
     tol: float | None = None
     is_within_tol: bool | None = None
+    rows_needed: int | None = None
     rounds: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     passes: dict[str, int] = dataclasses.field(default_factory=dict)
     candidate_searches: list[dict[str, float]] = dataclasses.field(default_factory=list)
@@ -172,6 +175,7 @@ class Report(ShownAsTable):
             kl=estimate.kl,
             kl_standard_error=estimate.standard_error,
             mean_shift=estimate.mean_shift,
+            rows_needed=selection.rows_needed,
             solver=path.solver,
             converged=bool(path.converged[at]),
             curve=selection.curve,

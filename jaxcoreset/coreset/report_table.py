@@ -9,6 +9,8 @@ from typing import Any
 # a fraction from 0.1 to 0.3 it was 1.4 and 2.2. Outside it was more than six times in one of ten.
 MIN_RELATIVE_ESS = 0.1
 MIN_ESS = 20
+# Above this fraction of the rows a coreset saves little.
+_MOST_OF = 0.5
 NEEDS_BUILD = "too few to estimate the error, so build a new coreset from all rows"
 
 
@@ -76,7 +78,17 @@ def _tolerance_row(report: Any) -> list[tuple[str, str]]:
     verdict = "not met: this is the best coreset" if report.is_within_tol is False else "met"
     if math.isinf(report.kl):
         verdict = "not known to be met"
+    elif report.rows_needed is not None:
+        verdict += f", and it would take {rows_text(report)}"
     return [("tolerance", f"{report.tol:.2g} nats, {verdict}")]
+
+
+def rows_text(report: Any) -> str:
+    """How many rows the tolerance would take, in words."""
+    if report.rows_needed > _MOST_OF * report.num_data:
+        return f"nearly all {report.unit}"
+    digits = 10 ** max(0, len(str(report.rows_needed)) - 2)
+    return f"about {round(report.rows_needed / digits) * digits:,} {report.unit}"
 
 
 def _rounding_row(report: Any) -> list[tuple[str, str]]:
@@ -141,7 +153,8 @@ def _round_rows(report: Any) -> list[tuple[str, str]]:
             rows.append((f"round {number}", text))
             continue
         own = kl_text(one["own_kl"], one["own_kl_standard_error"])
-        verdict = "they agree" if one["agrees"] else "they differ"
+        verdict = "they are similar" if one.get("alike") else "they differ"
+        verdict = "they agree" if one["agrees"] else verdict
         text = f"KL {under} under {one['weighting']}, {own} under its own posterior: {verdict}"
         rows.append((f"round {number}", text))
     return rows

@@ -14,10 +14,10 @@ from jaxcoreset.data.utils import Clock, host_generator
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import MAX_NOISE
 from jaxcoreset.likelihood.quadratic import least_draws, num_features
-from jaxcoreset.selection.draws import EXACT, DrawPool
+from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.exact import exact_rows, representatives
 from jaxcoreset.selection.parts import Approach
-from jaxcoreset.selection.solving import approaches_of, select_none, select_size, solve_path
+from jaxcoreset.selection.solving import approaches_of, select_size, solve_path
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
@@ -50,14 +50,10 @@ _MIN_LARGEST_DECREASE, _WORTH_ADDING = 0.01, 0.1
 # They end when one lowers the objective by less than a tenth.
 MOST_SEARCHES = 4
 _BARELY_REDUCED, _NEGLIGIBLE_ERROR, _MIN_DECREASE = 0.5, 1e-3, 0.1
-# With a tolerance, more rows do not help if the error on the solver's draws is below this fraction
-# of it and the error on other draws is not, for this number of consecutive sizes: few of the draws
-# then make up the error.
-_FITTED, _MAX_STALLED = 0.01, 2
 # The largest variance of rounding in float32, relative to the tolerance.
 _NOISE_OF_TOL = 0.1
 # With a tolerance, the first size is between these.
-_FIRST_SIZE, _LARGEST_FIRST_SIZE = 32, 256
+_FIRST_SIZE, LARGEST_FIRST_SIZE = 32, 256
 
 
 @dataclass(frozen=True)
@@ -106,27 +102,32 @@ class Construction:
     may_expand: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def embed(self, pool: DrawPool, size: int | None = None) -> None:
+    def embed(
+        self, pool: DrawPool, size: int | None = None, draws_per_row: int = DRAWS_PER_ROW
+    ) -> None:
         """Add the candidates and draws that a build of a size needs to the pool.
 
         Args:
             pool: draws and log-likelihoods.
             size: the size; the first size if left out.
+            draws_per_row: the least number of the solver's draws for a row of the coreset.
         """
         size = self.first_size if size is None else size
-        counts = self.draw_counts(size, with_proxy=pool.expansion is not None)
+        counts = self.draw_counts(size, draws_per_row, with_proxy=pool.expansion is not None)
         with self.clock.stage("embedding"):
             pool.set_candidates(self.candidates(size))
             pool.ensure_draws(**counts)
 
-    def draw_counts(self, size: int, *, with_proxy: bool = False) -> dict[str, int]:
+    def draw_counts(
+        self, size: int, draws_per_row: int = DRAWS_PER_ROW, *, with_proxy: bool = False
+    ) -> dict[str, int]:
         """The number of draws that a build of a size needs, by their use."""
         least = MIN_DRAWS
         if with_proxy and self.likelihood.num_data * self._rows_of_datum <= _FEW_ROWS:
             least = _DRAWS_OF_REMAINDERS
-        elif with_proxy and (enough := least_draws(self._num_params)) <= _MOST_TO_REGRESS:
+        elif with_proxy and (enough := least_draws(self.num_params)) <= _MOST_TO_REGRESS:
             least = max(least, enough)
-        count = max(self.num_draws or least, DRAWS_PER_ROW * size)
+        count = max(self.num_draws or least, draws_per_row * size)
         if self.tol is None and self.num_draws is not None:
             count = self.num_draws
         counts = {"solver": count, "selection": self.num_held_out}
@@ -134,38 +135,17 @@ class Construction:
             counts["confirmation"] = self.num_held_out
         return counts
 
-    def build(
-        self, pool: DrawPool, key: PRNGKeyArray, *, is_final: bool = True
-    ) -> Selection | None:
-        """Select the coreset under the pool's draws; draws are added to the pool.
-
-        Args:
-            pool: draws and log-likelihoods.
-            key: a JAX random key, for solvers that need one.
-            is_final: whether the tolerance matters; if not, only sizes that are quick are tried.
-
-        Returns:
-            The selection, or None if only all the rows keep to the tolerance.
-        """
-        if self.size is None:
-            return self._within_tolerance(pool, key, is_final)
-        self.embed(pool)
-        self._regress(pool)
-        found = [select_none(pool, self.clock)] if pool.expansion is not None else []
-        if not found or found[0].estimate.kl > EXACT:
-            for approach in self._approaches(pool):
-                found.append(self._select(pool, self.size, key, approach))
-        return min(found, key=lambda one: one.estimate.kl).among(pool.indices)
-
-    def _regress(self, pool: DrawPool) -> None:
+    def regress(self, pool: DrawPool) -> None:
+        """Regress what the pool's expansion leaves on quadratics, if that is allowed."""
         if self.allows_rows_alone:  # otherwise the user asked for the expansion itself
             with self.clock.stage("embedding"):
                 pool.regress()
 
-    def _approaches(self, pool: DrawPool) -> tuple[Approach, ...]:
+    def approaches(self, pool: DrawPool) -> tuple[Approach, ...]:
+        """What may stand for all rows beside the coreset."""
         return approaches_of(pool, self.allows_rows_alone)
 
-    def _select(
+    def select(
         self,
         pool: DrawPool,
         size: int,
@@ -187,75 +167,6 @@ class Construction:
             max_shift=self.max_shift,
         )
 
-    def _within_tolerance(
-        self, pool: DrawPool, key: PRNGKeyArray, is_final: bool
-    ) -> Selection | None:
-        """The smallest size that keeps to `tol`, on paths whose largest size is doubled."""
-        assert self.tol is not None
-        n = self._num_choices
-        size, num_stalled = self.first_size if pool.expansion is not None else self.exact_size, 0
-        above: dict[Approach, int] = {}
-        found: list[Selection] = []
-        if pool.expansion is not None:
-            self.embed(pool, size)
-            self._regress(pool)
-            alone = select_none(
-                pool,
-                self.clock,
-                tol=self.tol,
-                num_held_out=self.num_held_out,
-                max_shift=self.max_shift,
-            )
-            if alone.is_within:
-                return alone
-            found.append(alone)
-        while True:
-            self.embed(pool, size)
-            if not self._approaches(pool):
-                return found[-1]
-            enough = max(1, pool.count("solver") // DRAWS_PER_ROW)
-            if enough < size and pool.is_exhausted:
-                size = enough
-            tried = self._tried(pool, size, key, above)
-            above = {one.approach: int(one.sizes[-1]) for one in tried}
-            within = [one for one in tried if one.is_within]
-            if within:
-                return min(within, key=lambda one: one.num_rows).among(pool.indices)
-            found += tried
-            best = tried[-1]
-            if pool.expansion is not None:
-                best = min(found, key=lambda one: one.estimate.upper)
-            best = best.among(pool.indices)
-            if pool.indices is not None:  # larger sizes have other candidates, and these rows too
-                self.joined.append(pool.indices[best.positions])
-            if size == n and "rows" in self._approaches(pool):
-                return None
-            no_draws_for_more = pool.is_exhausted and size == enough
-            if size == min(self.max_size, n) or no_draws_for_more:
-                return best
-            is_fitted = min(float(one.path.objective[-1]) for one in tried) < _FITTED * self.tol
-            num_stalled = num_stalled + 1 if is_fitted else 0
-            if num_stalled == _MAX_STALLED:
-                return best
-            if not is_final and 2 * size > _LARGEST_FIRST_SIZE:
-                return best
-            size = min(2 * size, self.max_size, n)
-
-    def _tried(
-        self, pool: DrawPool, size: int, key: PRNGKeyArray, above: dict[Approach, int]
-    ) -> list[Selection]:
-        """Selections of at most so many rows, the one that is likely to have fewest first."""
-        tried, longest = [], size
-        for approach in self._approaches(pool):
-            if approach == "rows" and pool.expansion is not None:
-                # Rows alone only matter if they are fewer; fewer than parameters never do.
-                size = min([size, *(one.num_rows - 1 for one in tried if one.is_within)])
-                if size < self._num_params:
-                    continue
-            known = above.get(approach, 0)
-            tried.append(self._select(pool, size, key, approach, known, longest))
-        return tried
-
     @property
     def first_size(self) -> int:
         """The size that was asked for, or the first one that is tried with a tolerance."""
@@ -269,15 +180,15 @@ class Construction:
         if self.size is not None:
             return self.size
         # A posterior that is nearly Gaussian needs about one row per coefficient of a quadratic.
-        size = int(np.clip(num_features(self._num_params), _FIRST_SIZE, _LARGEST_FIRST_SIZE))
+        size = int(np.clip(num_features(self.num_params), _FIRST_SIZE, LARGEST_FIRST_SIZE))
         return min(size, self.max_size, self.likelihood.num_data)
 
     @property
     def most_rows(self) -> int:
         """The number of rows that the solver is expected to choose at most."""
         if self.size is not None or self.may_expand:
-            return self.size or _LARGEST_FIRST_SIZE
-        return min(num_features(self._num_params), self.max_size)
+            return self.size or LARGEST_FIRST_SIZE
+        return min(num_features(self.num_params), self.max_size)
 
     @property
     def max_noise(self) -> float:
@@ -290,7 +201,8 @@ class Construction:
         return exact_rows(self.distinct, self.exact_size, self.likelihood.num_data, self.solver)
 
     @property
-    def _num_choices(self) -> int:
+    def num_choices(self) -> int:
+        """The number of rows to choose among."""
         return self.likelihood.num_data if self.choices is None else self.choices.size
 
     @property
@@ -308,7 +220,8 @@ class Construction:
         return mean_length(self.likelihood.rows.data)
 
     @property
-    def _num_params(self) -> int:
+    def num_params(self) -> int:
+        """The number D of unconstrained parameters."""
         return sum(np.size(value) for value in self.likelihood.init_params.values())
 
     def _solve(
@@ -329,7 +242,7 @@ class Construction:
         is_auto = self.extra_passes == "auto"
         for _ in range(MOST_SEARCHES if is_auto else int(self.extra_passes)):
             before, objective = pool.indices, float(path.objective[-1])
-            if before is None or pool.num_candidates >= self._num_choices:
+            if before is None or pool.num_candidates >= self.num_choices:
                 break
             if is_auto and not self._is_candidate_limited(path, sizes, approach):
                 break
@@ -370,7 +283,7 @@ class Construction:
         """
         objectives = np.asarray(path.objective, np.float64)
         half = int(np.searchsorted(sizes, sizes[-1] / 2))
-        if half == len(sizes) - 1 or (approach == "rows" and sizes[-1] < self._num_params):
+        if half == len(sizes) - 1 or (approach == "rows" and sizes[-1] < self.num_params):
             return False
         least = _NEGLIGIBLE_ERROR if self.tol is None else self.tol / 2
         return bool(objectives[-1] > max(least, _BARELY_REDUCED * objectives[half]))
@@ -407,7 +320,7 @@ class Construction:
             size: the size; the first size if left out.
         """
         size, rows = self.first_size if size is None else size, self.likelihood.rows
-        choices, n, num = self.choices, self._num_choices, self.num_candidates
+        choices, n, num = self.choices, self.num_choices, self.num_candidates
         if num is None:
             each = self._rows_of_datum
             default = max(round(MIN_CANDIDATES / each), CANDIDATES_PER_ROW * size)

@@ -61,6 +61,8 @@ class Round:
         own_kl: the estimate under the coreset's own posterior; None if that was not sampled.
         own_kl_standard_error: its standard error.
         agrees: whether the two agree; None if there is only one.
+        alike: whether they are similar, even if they are too large to be trusted or above the
+            tolerance; None if there is only one.
         r_hat: the largest split R-hat of the chains on the coreset posterior.
         num_divergent: the number of their divergent transitions.
         trouble: what shows that these chains have not mixed, so that there is no `own_kl`; None if
@@ -79,6 +81,7 @@ class Round:
     own_kl: float | None = None
     own_kl_standard_error: float | None = None
     agrees: bool | None = None
+    alike: bool | None = None
     r_hat: float | None = None
     num_divergent: int | None = None
     trouble: str | None = None
@@ -113,6 +116,7 @@ class Checker:
     Attributes:
         is_settled: whether the estimate under π̂ is known to be right.
         is_final: whether another build would not improve the coreset.
+        were_alike: whether the last two estimates were similar, however large they are.
     """
 
     def __init__(
@@ -125,7 +129,7 @@ class Checker:
         self.likelihood, self.tol, self.num_draws = likelihood, tol, num_draws
         self.max_shift = max_shift
         self.is_settled = self.is_final = False
-        self._were_alike = False
+        self.were_alike = False
         self._is_patient = False
         self._sampler: CoresetSampler | None = None
 
@@ -175,9 +179,7 @@ class Checker:
         own_pool = pool.on(source, keys[1])
         own_pool.ensure_draws(selection=self.num_draws)
         own = estimate_at(own_pool, selection.path, selection.at, "selection", selection.approach)
-        self.is_settled, self._were_alike = agree(
-            selection.estimate, own, self._were_alike, self.tol
-        )
+        self.is_settled, self.were_alike = agree(selection.estimate, own, self.were_alike, self.tol)
         # If the draws of π̂ are poor, the new ones are better. A met tolerance needs no more.
         poor = outcome.relative_ess is not None and outcome.relative_ess < MIN_RELATIVE_ESS
         improves = poor and self.tol is None and own.kl > _NEGLIGIBLE
@@ -200,6 +202,7 @@ class Checker:
             own_kl=own.kl,
             own_kl_standard_error=own.standard_error,
             agrees=self.is_settled,
+            alike=self.were_alike,
             next_temperature=temperature,
         )
 

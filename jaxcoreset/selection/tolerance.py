@@ -41,6 +41,8 @@ class Selection:
         is_within: whether the tolerance is kept to; True where there is none.
         approach: what stands for all rows.
         candidates: the row numbers of the candidates that the path is about; None for all rows.
+        rows_needed: how many rows the tolerance would take, by the trend of the sizes that were
+            tried; None where it is kept to or the trend is not known.
     """
 
     path: Solution
@@ -51,6 +53,7 @@ class Selection:
     is_within: bool = True
     approach: Approach = "rows"
     candidates: Int[np.ndarray, " m"] | None = None
+    rows_needed: int | None = None
 
     def among(self, candidates: Int[np.ndarray, " c"] | None) -> "Selection":
         """The same selection, whose positions are those among more candidates."""

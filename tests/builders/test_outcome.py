@@ -1,6 +1,7 @@
 """Which round is returned, what a report says of it, and modes that only a coreset has."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.warn import warn_if_bad
 from jaxcoreset.data.utils import Clock
 from jaxcoreset.selection.rounds import Checker
+from jaxcoreset.selection.sizes import extrapolate
 from jaxcoreset.weighting.chains import Transitions, mixing_trouble
 
 
@@ -223,3 +225,37 @@ def test_a_row_of_a_file_that_is_not_finite_is_told_by_its_number_among_all_rows
     builder = jc.CoresetBuilder(model, size=8, progress_bar=False, proxy=None)
     with pytest.raises(ValueError, match=r"first of them \[9\d{4}, 9\d{4}"):
         builder.run(jax.random.key(0), x, sd, y)
+
+
+def test_a_tolerance_that_takes_too_many_rows_says_how_many():
+    rng = np.random.default_rng(3)
+    z = (rng.random((3000, 25)) < np.geomspace(0.3, 0.004, 25)).astype(np.float32)
+    z[:, 0] = 1
+    rate = 1 / (1 + np.exp(4 - z @ rng.normal(scale=0.5, size=25)))
+    y = (rng.random(3000) < rate).astype(np.int32)
+    tol = jc.Tolerance(0.005, max_size=128)
+    with pytest.raises(ValueError, match="By the sizes that were tried") as error:
+        jc.CoresetBuilder(rare_logistic, tol=tol).run(jax.random.key(0), z, y)
+    # A build with max_size = 1500 keeps 179 rows.
+    (told,) = re.findall(r"it would take about (\d+) rows", str(error.value))
+    assert 120 < int(told) < 300
+
+
+def rare_logistic(z, y=None):
+    """Logistic regression with standard normal priors."""
+    theta = numpyro.sample("theta", dist.Normal(0, 1).expand([z.shape[1]]).to_event(1))
+    with numpyro.plate("rows", len(z)):
+        numpyro.sample("y", dist.Bernoulli(logits=z @ theta), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        ([0.4, 0.2, 0.1], 1280),
+        ([0.16, 0.08, 0.04], 512),
+        ([0.16, 0.04, 0.01], 128),
+        ([0.4, 0.4, 0.4], np.inf),
+    ],
+)
+def test_the_rows_that_a_tolerance_takes_follow_the_trend(errors, expected):
+    assert extrapolate([32, 64, 128], errors, 0.01) == pytest.approx(expected)
