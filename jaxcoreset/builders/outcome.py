@@ -1,6 +1,8 @@
 """What becomes of the coresets of all rounds: which is returned, and what is said of it."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -83,7 +85,22 @@ def is_futile(
         return True
     if len(found) == 1:
         return with_more_draws(construction, found[-1]) is not None
-    return found[-1].report.kl > max(MAX_KL, _FAR_WORSE * found[-2].report.kl)
+    return got_far_worse(found[-2].report, found[-1].report)
+
+
+def got_far_worse(before: Report, after: Report) -> bool:
+    """Whether a round's coreset cannot be used, and is much further off than the one before."""
+    return after.kl > max(MAX_KL, _FAR_WORSE * before.kl)
+
+
+def has_escaped(last: Mapping[str, Any]) -> bool:
+    """Whether a coreset's own posterior reaches where its error is far larger than at the draws.
+
+    Args:
+        last: a round, as `Report.rounds` has it.
+    """
+    own = last.get("own_kl")
+    return own is not None and own > max(MAX_KL, _FAR_WORSE * last["kl"])
 
 
 def with_more_draws(construction: Construction, coreset: Coreset) -> Construction | None:
@@ -96,9 +113,7 @@ def with_more_draws(construction: Construction, coreset: Coreset) -> Constructio
     if coreset.proxy is None or construction.num_draws is not None:
         return None
     report = coreset.report
-    own = report.rounds[-1].get("own_kl") if report.rounds else None
-    has_escaped = own is not None and own > max(MAX_KL, _FAR_WORSE * report.rounds[-1]["kl"])
-    if report.spike is None and not has_escaped:
+    if report.spike is None and not (report.rounds and has_escaped(report.rounds[-1])):
         return None
     return dataclasses.replace(construction, num_draws=_MORE_DRAWS * report.num_draws)
 

@@ -13,7 +13,7 @@ from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
 from jaxcoreset.builders import spikes
-from jaxcoreset.builders.outcome import up_to_best
+from jaxcoreset.builders.outcome import got_far_worse, has_escaped, up_to_best
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.warn import warn_if_bad
 from jaxcoreset.data.utils import Clock
@@ -259,3 +259,17 @@ def rare_logistic(z, y=None):
 )
 def test_the_rows_that_a_tolerance_takes_follow_the_trend(errors, expected):
     assert extrapolate([32, 64, 128], errors, 0.01) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("kl", "own_kl", "expected"),
+    [(0.8, 70.0, True), (0.8, 0.7, False), (0.001, 0.5, False), (0.8, None, False)],
+)
+def test_a_coreset_escapes_where_its_own_posterior_finds_a_far_larger_error(kl, own_kl, expected):
+    assert has_escaped({"kl": kl, "own_kl": own_kl}) == expected
+
+
+@pytest.mark.parametrize(("before", "after", "expected"), [(74.0, 6e3, True), (74.0, 20.0, False)])
+def test_rounds_end_where_they_get_far_worse(before, after, expected):
+    assert got_far_worse(report(before), report(after)) == expected
+    assert not got_far_worse(report(1e-3), report(0.5))
