@@ -328,20 +328,21 @@ class FadedRemainder:
     unravel: Callable
 
     def __call__(self, draw: Mapping[str, Array], data: PyTree) -> Float[Array, " n"]:
-        """The remainders of rows, faded out, at one of the draws that `around` returns."""
+        """The remainders of rows, faded out, at one of the draws that `around` returns.
+
+        In a batch of draws the center is not to be batched: what depends on it alone is then
+        evaluated once, and that is all that is not linear in the rest.
+        """
         found = _remainder(self.log_likelihood, self.unravel, draw["center"], draw["delta"], data)
         return draw["fade"] * found
 
 
-def around(expansion: Expansion, draws: Params) -> dict[str, Array]:
-    """Draws as what `FadedRemainder` takes, with their leading axis."""
+def around(expansion: Expansion, draws: Params) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Draws as what `FadedRemainder` takes: with a leading axis, and what they have in common."""
     flat = flat_draws(draws)
-    given = {
-        "center": np.broadcast_to(expansion.center, flat.shape),
-        "delta": flat - expansion.center,
-        "fade": expansion.fade(flat),
-    }
-    return {name: jnp.asarray(value, default_float()) for name, value in given.items()}
+    given = {"delta": flat - expansion.center, "fade": expansion.fade(flat)}
+    of_draws = {name: jnp.asarray(value, default_float()) for name, value in given.items()}
+    return of_draws, {"center": jnp.asarray(expansion.center, default_float())}
 
 
 def _remainder(

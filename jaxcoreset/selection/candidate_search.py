@@ -66,6 +66,7 @@ class _Criterion(eqx.Module):
     parts: tuple[int, ...] = eqx.field(static=True)
     num: int = eqx.field(static=True)
     removed: tuple[Array, Array] | None = None
+    common: dict[str, Array] | None = None
 
 
 def search_rows(
@@ -79,6 +80,7 @@ def search_rows(
     known: Int[np.ndarray, " m"],
     scale: float,
     removed: tuple[Float[Array, "s p"], Float[Array, "p s"]] | None = None,
+    common: dict[str, Array] | None = None,
 ) -> FoundRows:
     """The rows that would improve a solution most.
 
@@ -93,6 +95,7 @@ def search_rows(
         known: the row numbers of the candidates.
         scale: ‖y‖ of the target; the residual is accurate to float precision relative to it.
         removed: two factors; their product, applied to an atom, is subtracted from it.
+        common: entries that all draws have in common, if these are dictionaries.
     """
     noise = _NOISE * scale * jnp.finfo(residual.dtype).eps
     basis = _basis(chosen)
@@ -120,7 +123,17 @@ def search_rows(
 
     states = rows.map_reduce(
         _block_scores,
-        _Criterion(log_likelihood, draws, residual, jnp.asarray(noise), basis, parts, num, removed),
+        _Criterion(
+            log_likelihood,
+            draws,
+            residual,
+            jnp.asarray(noise),
+            basis,
+            parts,
+            num,
+            removed,
+            common,
+        ),
         residual.size,
         start,
         add,
@@ -153,9 +166,12 @@ def _basis(chosen: Float[Array, "k s"]) -> Float[Array, "s k"]:
 def _block_scores(criterion: _Criterion, rows: tuple, counted: Array) -> tuple:
     """The best rows of a block: their scores ⟨φ, r⟩/‖φ⊥‖, their positions, and their data."""
     data, _ = rows
-    values = jax.vmap(criterion.log_likelihood, in_axes=(0, None), out_axes=-1)(
-        criterion.draws, data
-    )
+
+    def evaluate(draw: PyTree) -> Array:
+        given = draw if criterion.common is None else draw | criterion.common
+        return criterion.log_likelihood(given, data)
+
+    values = jax.vmap(evaluate, out_axes=-1)(criterion.draws)
     ends = np.cumsum(criterion.parts)[:-1]
     parts = [centred(part) for part in jnp.split(values, ends, -1)]
     atoms = jnp.concatenate(parts, -1) / np.sqrt(values.shape[-1])

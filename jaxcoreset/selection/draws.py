@@ -211,10 +211,10 @@ class DrawPool:
         parts = [part for part in self._parts["solver"] if part.size > 1]
         rows = self.likelihood.rows
         draws = jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in parts))
-        evaluate, removed = self.likelihood.program.log_likelihood, None
+        evaluate, common, removed = self.likelihood.program.log_likelihood, None, None
         if approach == "proxy and rows":
             assert self._expansion is not None
-            draws = around(self._expansion, draws)
+            draws, common = around(self._expansion, draws)
             evaluate = FadedRemainder(evaluate, self.likelihood.unravel)
             if self._regression is not None:
                 removed = self._regression.removed([flat_draws(part.draws) for part in parts])
@@ -229,6 +229,7 @@ class DrawPool:
             known=self.indices,
             scale=float(jnp.linalg.norm(problem.target)),
             removed=removed,
+            common=common,
         )
         if rows.is_ragged:
             rows.keep(found.indices)
