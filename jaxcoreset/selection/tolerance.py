@@ -106,7 +106,7 @@ def smallest_within(
     It also shifts no posterior mean by more than `max_shift`, two standard errors included.
 
     Draws are added while they are the limit: while an estimate is below `tol` but its upper end is
-    not, and while its standard error is more than a tenth of `tol`.
+    not, and while its standard error is more than a tenth of `tol` and may make a difference.
 
     Args:
         pool: draws and log-likelihoods; draws are added to it.
@@ -136,7 +136,7 @@ def smallest_within(
         estimate = estimate_at(pool, path, at, "confirmation", approach)
         while (
             estimate.standard_error > PRECISION * tol
-            and estimate.lower <= tol
+            and _may_be_confirmed(estimate, tol)
             and _double(pool, "confirmation", most)
         ):
             estimate = estimate_at(pool, path, at, "confirmation", approach)
@@ -176,6 +176,15 @@ def _may_be_within(curve: dict[str, np.ndarray], tol: float, first: int, max_shi
     """Whether a size would be within, if more draws made its standard error small enough."""
     is_near = (curve["kl"] <= tol) & (curve["mean_shift"] <= max_shift)
     return bool(is_near[first:].any())
+
+
+def _may_be_confirmed(estimate: KLEstimate, tol: float) -> bool:
+    """Whether more draws may well confirm a choice, or make the estimate of one more precise.
+
+    With the standard error that is aimed at, an estimate is within if it is below 0.8 `tol`. Where
+    that is more than a standard error away, another row costs less than many draws.
+    """
+    return estimate.kl - estimate.standard_error <= (1 - 2 * PRECISION) * tol
 
 
 def _double(pool: DrawPool, use: Use, most: int) -> bool:
