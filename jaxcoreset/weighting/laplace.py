@@ -23,6 +23,7 @@ from jaxcoreset.data.rows import Rows
 from jaxcoreset.data.utils import host_generator
 from jaxcoreset.likelihood.expansion import Expansion, Terms
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.likelihood.precision import runs_in_float64
 from jaxcoreset.likelihood.program import with_program
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.weighting.errors import UnusableWeightingError
@@ -217,12 +218,21 @@ def laplace_approximation(
 
     Raises:
         ValueError: if the mode is not reached or the Hessian there is not positive definite; the
-            message names the directions.
+            message names the directions. In float32 rounding may be the reason; the message then
+            suggests float64, which `CoresetBuilder` switches to by itself.
     """
     # What the model uses may have changed since the likelihood was made.
-    return LaplaceFitter(with_program(likelihood))(
-        weights=weights, start=start, key=key, max_iters=max_iters, on_pass=on_pass
-    )
+    fitter = LaplaceFitter(with_program(likelihood))
+    try:
+        return fitter(weights=weights, start=start, key=key, max_iters=max_iters, on_pass=on_pass)
+    except UnusableWeightingError as error:
+        if default_float() == np.float64 or not runs_in_float64(likelihood):
+            raise
+        advice = (
+            "This may be due to rounding in float32: make the likelihood and call this function "
+            "within jax.enable_x64(True)."
+        )
+        raise UnusableWeightingError(f"{error} {advice}", error.reason) from error
 
 
 def parameter_names(params: Mapping[str, Any]) -> list[str]:

@@ -364,3 +364,28 @@ def test_streamed_log_posterior_is_that_of_all_rows(conjugate):
     for batch_size in (7, 600, 1000):
         value = log_posterior(likelihood, params, data, batch_size)
         np.testing.assert_allclose(value, whole, rtol=1e-5)
+
+
+def test_a_mode_that_float32_does_not_resolve_is_found_in_float64_as_the_message_says():
+    rng = np.random.default_rng(0)
+    groups = rng.integers(20, size=100_000).astype(np.int32)
+    x = rng.normal(size=100_000).astype(np.float32)
+    means = (1 + 0.8 * rng.normal(size=20))[groups] + 0.5 * x
+    y = (means + 0.5 * rng.normal(size=100_000)).astype(np.float32)
+
+    def non_centred(groups, x, y=None):
+        mean = numpyro.sample("mean", dist.Normal(0, 2))
+        tau = numpyro.sample("tau", dist.HalfNormal(2))
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        sd = numpyro.sample("sd", dist.HalfNormal(1))
+        with numpyro.plate("groups", 20):
+            z = numpyro.sample("z", dist.Normal(0, 1))
+        with numpyro.plate("rows", len(groups)):
+            eta = (mean + tau * z)[groups] + slope * x
+            numpyro.sample("y", dist.Normal(eta, sd), obs=y)
+
+    with pytest.raises(ValueError, match=r"within jax.enable_x64\(True\)"):
+        laplace_approximation(jc.model_likelihood(non_centred, (groups, x, y)))
+    with jax.enable_x64(True):
+        found = laplace_approximation(jc.model_likelihood(non_centred, (groups, x, y)))
+    assert np.all(found.sd > 0)
