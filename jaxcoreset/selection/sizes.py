@@ -22,15 +22,17 @@ from jaxcoreset.selection.tolerance import Selection
 # of it and the error on other draws is not, for this number of consecutive sizes: few of the draws
 # then make up the error.
 _FITTED, _MAX_STALLED = 0.01, 2
-# The solver gets more draws for a row where its error at others is this many times that at its own.
-_OVERFITTED, _MOST_DRAWS_PER_ROW = 4.0, 16
+# The solver gets more draws for a row where its error at others is this many times that at its own,
+# up to a number for a row, and one in all.
+_OVERFITTED, _MOST_DRAWS_PER_ROW, _MOST_DRAWS = 4.0, 16, 8192
 # Rows alone are not tried again if their error was this many times that of rows beside an
 # expansion, and the size is below this fraction of the coefficients of a quadratic: they must match
 # that first.
 _FAR_WORSE, _FAR_FEWER = 10.0, 0.25
-# The search ends if the last sizes suggest that this many times the rows would be needed that may
-# be taken. Each of these sizes is twice the one before; with fewer the trend is not known.
-_HOPELESS, _SIZES_OF_TREND = 4.0, 3
+# The search ends if the last sizes suggest that more rows would be needed than may be taken: this
+# many times as many, times the root of what the size may still grow by, since the trend may change.
+# Each of these sizes is twice the one before; with fewer the trend is not known.
+_HOPELESS, _SIZES_OF_TREND = 1.25, 3
 # An error that falls more slowly than this power of the number of rows does not reach a tolerance.
 _SLOWEST = 0.1
 
@@ -84,7 +86,7 @@ def _within_tolerance(
             return alone
         found.append(alone)
     while True:
-        construction.embed(pool, size, draws_per_row)
+        construction.embed(pool, size, max(DRAWS_PER_ROW, min(draws_per_row, _MOST_DRAWS // size)))
         if not construction.approaches(pool):
             return found[-1]
         enough = max(1, pool.count("solver") // DRAWS_PER_ROW)
@@ -125,8 +127,11 @@ def _within_tolerance(
 
 def is_hopeless(construction: Construction, selection: Selection) -> bool:
     """Whether the tolerance would take far more rows than may be taken."""
+    if selection.rows_needed is None:
+        return False
     largest = min(construction.max_size, construction.num_choices)
-    return selection.rows_needed is not None and selection.rows_needed > _HOPELESS * largest
+    growth = largest / min(largest, int(selection.sizes[-1]))
+    return selection.rows_needed > _HOPELESS * math.sqrt(growth) * largest
 
 
 def _tried(
