@@ -32,7 +32,7 @@ _FAR_WORSE, _FAR_FEWER = 10.0, 0.25
 # The search ends if the last sizes suggest that more rows would be needed than may be taken: this
 # many times as many, times the root of what the size may still grow by, since the trend may change.
 # Each of these sizes is twice the one before; with fewer the trend is not known.
-_HOPELESS, _SIZES_OF_TREND = 1.25, 3
+_HOPELESS, _SIZES_OF_TREND = 1.5, 3
 # An error that falls more slowly than this power of the number of rows does not reach a tolerance.
 _SLOWEST = 0.1
 
@@ -183,12 +183,14 @@ def _rows_needed(construction: Construction, found: list[Selection]) -> int | No
 def extrapolate(sizes: Sequence[int], errors: Sequence[float], tol: float) -> float:
     """The size of a tolerance, if the error goes on falling as the same power of the size.
 
+    The power is that of the steepest step, since the error of a well-filled coreset falls faster.
+
     Args:
         sizes: sizes in increasing order.
         errors: their errors, in nats.
         tol: the tolerance, in nats.
     """
-    power = float(np.log(errors[0] / errors[-1]) / np.log(sizes[-1] / sizes[0]))
+    power = float(np.max(-np.diff(np.log(errors)) / np.diff(np.log(sizes))))
     if power < _SLOWEST:
         return math.inf
     return sizes[-1] * max(1.0, errors[-1] / tol) ** (1 / power)

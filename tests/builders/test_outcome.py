@@ -236,9 +236,9 @@ def test_a_tolerance_that_takes_too_many_rows_says_how_many():
     tol = jc.Tolerance(0.005, max_size=128)
     with pytest.raises(ValueError, match="By the sizes that were tried") as error:
         jc.CoresetBuilder(rare_logistic, tol=tol).run(jax.random.key(0), z, y)
-    # A build with max_size = 1500 keeps 179 rows.
+    # A build with max_size = 1500 keeps 179 rows: near them the error falls faster than before.
     (told,) = re.findall(r"it would take about (\d+) rows", str(error.value))
-    assert 120 < int(told) < 300
+    assert 150 < int(told) < 400
 
 
 def rare_logistic(z, y=None):
@@ -254,6 +254,7 @@ def rare_logistic(z, y=None):
         ([0.4, 0.2, 0.1], 1280),
         ([0.16, 0.08, 0.04], 512),
         ([0.16, 0.04, 0.01], 128),
+        ([0.16, 0.16, 0.04], 256),
         ([0.4, 0.4, 0.4], np.inf),
     ],
 )
