@@ -157,7 +157,7 @@ class CoresetBuilder:
             )
         if not isinstance(solver, Solver | None):
             raise TypeError(
-                f"solver is {solver!r}; expected a Solver, as ExchangePursuit(), or None."
+                f"solver is {solver!r}; expected a Solver, such as ExchangePursuit(), or None."
             )
         if not isinstance(execution, Execution):
             raise TypeError(
@@ -168,7 +168,7 @@ class CoresetBuilder:
             raise TypeError(f'proxy is {proxy!r}; expected "auto", Taylor() or None.')
         if not isinstance(groups, str | None) or not isinstance(integration, Integration | None):
             raise TypeError(
-                f"groups is {groups!r} and integration {integration!r}; expected the name of an "
+                f"groups is {groups!r} and integration is {integration!r}; expected the name of an "
                 "argument, and AdaptiveQuadrature(), LaplaceIntegral() or None."
             )
         self.model = model

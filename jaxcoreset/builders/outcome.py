@@ -43,20 +43,20 @@ def check_tolerance(tol: Tolerance, report: Report, pool: DrawPool) -> None:
     tried = int(report.curve["size"][-1])
     advice = "Raise max_size, tol or candidates"
     if pool.is_exhausted and tried < tol.max_size:
-        advice = f"The weighting has only {pool.source.limit} draws: bring more, or raise tol"
+        advice = f"The weighting has only {pool.source.limit} draws: pass more draws, or raise tol"
     elif report.held_out_error > _UNLIKE * report.relative_error:
         advice = (
             "The error is large only at draws that the solver did not see, so more rows hardly "
-            "help: the posterior may have several modes, or the weighting long tails"
+            "help: the posterior may have several modes, or the weighting may have long tails"
         )
     elif report.rows_needed is not None:
         needed = rows_text(report)
-        advice = f"By the sizes that were tried, it would take {needed}: run NUTS on all rows"
+        advice = f"The sizes that were tried suggest that it takes {needed}: run NUTS on all rows"
     elif report.rounds and report.rounds[-1]["agrees"] is False:
         advice = "The coreset's own posterior does not agree with π̂: raise rounds, or max_size"
     limit = f"max_size = {tried}" if tried == tol.max_size else str(tried)
     raise ValueError(
-        f"tol is {tol.kl} nats, but with {limit} rows of {report.num_data} {found}. {advice}; or "
+        f"tol is {tol.kl} nats, but with {limit} rows of {report.num_data}, {found}. {advice}; or "
         f"take the best coreset that was found, with tol=Tolerance({tol.kl}, throw=False), and "
         "weight its draws by jaxcoreset.correct."
     )

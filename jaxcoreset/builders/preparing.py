@@ -98,8 +98,8 @@ def likelihood_of(
             if integration is not None:
                 raise ValueError(
                     f"integration is {integration!r}, but groups is None and no latent site has an "
-                    "entry for each row; expected effects to integrate out: name the argument that "
-                    "says to which group a row belongs, groups=."
+                    "entry for each row, so there are no effects to integrate out. Pass groups=, "
+                    "the name of the argument that says to which group each row belongs."
                 )
             return found
     return group_likelihood(model, args, kwargs, groups=groups, integration=integration, **settings)
@@ -181,7 +181,7 @@ def expand(
     elif isinstance(proxy, Taylor):
         raise ValueError(
             "the second-order expansion of the log-posterior is not concave at the proxy's "
-            'center, so that it is no density; expected a point near the mode. proxy="auto" '
+            'center, so it is not a density; expected a point near the mode. proxy="auto" '
             "takes rows alone then."
         )
     return construction

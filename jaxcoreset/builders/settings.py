@@ -177,7 +177,7 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         if not _is_real(self.every) or self.every < 0:
-            raise ValueError(f"every is {self.every!r}; expected a number of seconds.")
+            raise ValueError(f"every is {self.every!r}; expected a number of seconds, 0 or more.")
 
 
 def _is_real(value: Any) -> bool:

@@ -176,8 +176,9 @@ def verdict(report: Report) -> str:
     other = (
         ""
         if report.other_mode is None
-        else " That is so around one mode: the posterior of all rows has another one about "
-        f"{report.other_mode:.0f} standard deviations away, of which the number says nothing."
+        else " This holds around one mode only: the posterior of all rows has another mode about "
+        f"{report.other_mode:.0f} standard deviations away, and the number says nothing about that "
+        "mode."
     )
     return (
         f"{rows} The estimated symmetrised KL divergence between the coreset's posterior and that "

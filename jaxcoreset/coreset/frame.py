@@ -172,9 +172,9 @@ def write_proxy(proxy: Proxy | None, path: str | os.PathLike | None) -> None:
         return
     if path is None:
         raise ValueError(
-            "the coreset's rows only make up for what its proxy does not say, so a table of them "
-            'is not a coreset; expected proxy="proxy.json", a file for the proxy, or a coreset '
-            "that was built with proxy=None."
+            "the coreset's rows only correct its proxy, so a table of them is not a coreset; "
+            'expected proxy="proxy.json", a file for the proxy, or a coreset that was built with '
+            "proxy=None."
         )
     plain = {
         name: value.tolist() if isinstance(value, np.ndarray) else value

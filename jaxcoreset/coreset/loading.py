@@ -107,6 +107,9 @@ def _check_rows(
     if indices.dtype.kind != "i" or (np.diff(indices, prepend=-1) < 1).any():
         raise ValueError("indices are not increasing integers from 0 on")
     if indices.size and indices[-1] >= num_data:
-        raise ValueError(f"row {indices[-1]} is in indices; the report tells of {num_data} rows")
+        raise ValueError(
+            f"row {indices[-1]} is in indices, but the report says that the data have "
+            f"{num_data} rows"
+        )
     if weights.dtype.kind != "f" or not (np.isfinite(weights) & (weights > 0)).all():
         raise ValueError("weights are not positive numbers")

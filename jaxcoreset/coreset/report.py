@@ -269,8 +269,8 @@ class Report(ShownAsTable):
             )
         if self.other_mode is not None:
             return (
-                f"of one mode: {distance} nats there, but the full posterior has another one about "
-                f"{self.other_mode:.0f} standard deviations away."
+                f"one mode only: {distance} nats there, but the full posterior has another mode "
+                f"about {self.other_mode:.0f} standard deviations away."
             )
         upper = self.kl + 2 * self.kl_standard_error
         if self.tol is not None:

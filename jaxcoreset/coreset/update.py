@@ -69,9 +69,9 @@ def updated(
             "" if before.num_used == before.num_data else f"{before.num_used:,} distinct ones of "
         )
         raise ValueError(
-            f"the coreset is {kind}all {before.num_data:,} rows themselves, which keeps no summary "
-            "of the rows that new ones could be added to. Build a new coreset from these rows and "
-            "the new ones together."
+            f"the coreset is {kind}all {before.num_data:,} rows themselves, so it keeps no summary "
+            "to which new rows could be added. Build a new coreset from these rows and the new "
+            "ones together."
         )
     if summary is None:
         raise ValueError(

@@ -98,8 +98,8 @@ def gather(
     need, free = gathered_bytes(leaves), shutil.disk_usage(folder).free
     if need > free:
         raise DataError(
-            f"the rows of groups have to be gathered in {need:,} bytes of temporary files, and "
-            f"{folder} has {free:,} left; sort the rows by group, or set TMPDIR to a larger folder."
+            f"gathering the rows of groups takes {need:,} bytes of temporary files, but {folder} "
+            f"has {free:,} left; sort the rows by group, or set TMPDIR to a larger folder."
         )
     bounds = window_bounds(ends - scan.sizes, num_rows, row_bytes(leaves))
     window_of = np.searchsorted(bounds, ends - scan.sizes, side="right") - 1

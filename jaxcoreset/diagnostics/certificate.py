@@ -189,8 +189,9 @@ class Certificate(ShownAsTable):
         if self._is_elsewhere:
             return (
                 "The chains are in a mode that only the weighted density has: it is "
-                f"{self.excess:.3g} nats too high there, against where the coreset was built. "
-                "Start them there: init_params=coreset.init_params(num_chains)."
+                f"{self.excess:.3g} nats too high there, compared with the point where the coreset "
+                "was built. Start the chains at that point: "
+                "init_params=coreset.init_params(num_chains)."
             )
         if self.chains_verdict == "not converged":
             return (

@@ -235,7 +235,7 @@ def _warn(bad: Int[np.ndarray, " b"], num: int, good: float, unit: str) -> None:
     warnings.warn(
         f"Pareto's k is above {good:.2f} for {bad.size:,} of {num:,} {unit}s, the first of them "
         f"{first}: leaving one of them out changes the posterior too much for its value to be "
-        f"trusted. Look at these {unit}s, or take a model that expects them, such as one with "
-        f"heavier tails; `bad_rows` has all of their numbers.",
+        f"trusted. Look at these {unit}s, or use a model that allows for them, such as one with "
+        "heavier tails; `bad_rows` lists all their numbers.",
         stacklevel=4,
     )

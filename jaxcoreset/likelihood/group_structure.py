@@ -196,7 +196,7 @@ def structure_of(
     )
     if set(first.log_prob) != set(second.log_prob):
         changed = set(first.log_prob) ^ set(second.log_prob)
-        raise ModelError(f"the sites {sorted(changed)[:3]} come and go with the number of groups.")
+        raise ModelError(f"the sites {sorted(changed)[:3]} exist for some numbers of groups only.")
     local: dict[str, LocalSite] = {}
     summed: dict[str, tuple[int, int]] = {}
     hidden, rows, of_groups, effects, shared = set(), {}, [], {}, []

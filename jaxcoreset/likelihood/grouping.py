@@ -81,8 +81,8 @@ class Grouping:
         )
         if table.positions != self.positions:
             raise ModelError(
-                f"the arguments ({arguments}) are laid out otherwise than those that the coreset "
-                "was built from; pass the same arguments, in which only the groups differ."
+                f"the arguments ({arguments}) have a different structure from those that the "
+                "coreset was built from; pass the same arguments, in which only the groups differ."
             )
         layout = lay_out(table)
         self._counted(before).check_same_constants(self._counted(layout.arguments))

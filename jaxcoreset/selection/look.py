@@ -77,17 +77,17 @@ class FirstLook:
         if self.groups is not None:
             name, num, _ = self.groups
             return (
-                f"groups={name!r} integrates the effects of the {num:,} groups out, and a coreset "
-                "of groups needs far fewer of them."
+                f"groups={name!r} integrates out the effects of the {num:,} groups, and the "
+                "coreset then keeps only some of the groups."
             )
         if self.num_params > self.num_data:
             return (
-                "There are fewer rows than parameters, so no rows can be spared: run NUTS on all "
-                "of them, or use fewer parameters."
+                "There are fewer rows than parameters, so a coreset cannot leave any rows out: "
+                "run NUTS on all rows, or use fewer parameters."
             )
         return (
-            'proxy="auto", the default, needs fewer rows than rows alone; fewer parameters, or '
-            "a hierarchy with groups=, need less of everything."
+            'proxy="auto", the default, needs fewer rows than a coreset of rows alone; fewer '
+            "parameters, or a hierarchy with groups=, need fewer rows, less memory and less time."
         )
 
 
@@ -157,7 +157,7 @@ def foretold(
 
     def say() -> None:
         logging.getLogger("jaxcoreset").warning(
-            "the build has taken %.0f s, three times what was foretold; it is in the stage %r.",
+            "the build has taken %.0f s, three times the estimate; it is in the stage %r.",
             time.perf_counter() - start,
             stage(),
         )

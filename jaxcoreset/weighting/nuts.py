@@ -80,9 +80,9 @@ class SubsampleNUTS(Weighting):
         if draws.trouble is not None:
             raise UnusableWeightingError(
                 f"the chains of SubsampleNUTS on {size:,} rows have not mixed: {draws.trouble}. "
-                "Raise num_warmup or num_rows, write the model so that NUTS moves in it (a "
-                "non-centred hierarchy, tighter priors, scaled parameters), or pass draws of your "
-                "own: weighting=Draws(samples).",
+                "Raise num_warmup or num_rows, write the model so that NUTS mixes (a non-centred "
+                "hierarchy, tighter priors, scaled parameters), or pass draws of your own: "
+                "weighting=Draws(samples).",
                 f"its chains on {size:,} rows have not mixed ({draws.trouble})",
             )
         return draws

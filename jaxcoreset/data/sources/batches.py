@@ -50,12 +50,12 @@ def batches(
     finally:
         _close(iterator)
     if first is None:
-        raise SourceError("batches has none to hand out; expected at least one.")
+        raise SourceError("batches yielded no batch; expected at least one.")
     leaves, tree = _flat(first)
     arrays = tuple(_as_array(leaf, 0, 0) for leaf in leaves)
     if any(not array.ndim for array in arrays):
         raise SourceError(
-            "batches, batch 0: a number stands where an array was expected, with one row per datum."
+            "batches, batch 0: found a number; expected an array with one row per datum."
         )
     return _BatchSource(start, num_rows, tree, arrays, fingerprint, allow_nonfinite)
 
@@ -131,7 +131,8 @@ def _starter(source: Any) -> Callable[[], Iterator[Any]]:
     if hasattr(source, "__iter__"):
         if iter(source) is source:
             raise SourceError(
-                f"batches was given a {type(source).__name__}, which can be read once. {_AGAIN}"
+                f"batches was given a {type(source).__name__}, which can be read only "
+                f"once. {_AGAIN}"
             )
         return lambda: iter(source)
     if not callable(source):
@@ -160,8 +161,8 @@ def _starter(source: Any) -> Callable[[], Iterator[Any]]:
     _close(two)
     if same:
         raise SourceError(
-            "the function that batches was given returns the same iterator each time, which can be "
-            f"read once. {_AGAIN}"
+            "the function that batches was given returns the same iterator each time, which can "
+            f"be read only once. {_AGAIN}"
         )
     return start
 
@@ -182,8 +183,8 @@ def _as_array(leaf: Any, number: int, row: int) -> np.ndarray:
         return np.ma.array(leaf, copy=True) if np.ma.isMaskedArray(leaf) else np.array(leaf)
     except (ValueError, TypeError) as error:
         raise SourceError(
-            f"batches, batch {number}, rows from {row:,}: a {type(leaf).__name__} stands where an "
-            f"array was expected: {error}"
+            f"batches, batch {number}, rows from {row:,}: a {type(leaf).__name__} was found; "
+            f"expected an array: {error}"
         ) from error
 
 

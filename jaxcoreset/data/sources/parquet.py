@@ -70,8 +70,8 @@ def parquet(
     files = find_files(path, filesystem)
     if not columns:
         raise SourceError(
-            f"parquet was not told which columns of {path} to read; expected for example "
-            f"X=['a', 'b'], y='c'. The columns are {listed(list(files[0].columns))}."
+            f"parquet was not given the columns of {path} to read; expected for example X=['a', "
+            f"'b'], y='c'. The columns are {listed(list(files[0].columns))}."
         )
     names = [[value] if isinstance(value, str) else list(value) for value in columns.values()]
     for name, value in zip(columns, names, strict=True):
