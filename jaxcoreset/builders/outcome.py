@@ -1,4 +1,4 @@
-"""What becomes of the coresets of all rounds: which is returned, and what is said of it."""
+"""Which coreset of all rounds a build returns, and what its report says."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -51,7 +51,9 @@ def check_tolerance(tol: Tolerance, report: Report, pool: DrawPool) -> None:
         )
     elif report.rows_needed is not None:
         needed = rows_text(report)
-        advice = f"The sizes that were tried suggest that it takes {needed}: run NUTS on all rows"
+        advice = (
+            f"The sizes that were tried suggest that it would take {needed}: run NUTS on all rows"
+        )
     elif report.rounds and report.rounds[-1]["agrees"] is False:
         advice = "The coreset's own posterior does not agree with π̂: raise rounds, or max_size"
     limit = f"max_size = {tried}" if tried == tol.max_size else str(tried)
@@ -119,7 +121,7 @@ def with_more_draws(construction: Construction, coreset: Coreset) -> Constructio
 
 
 def up_to_best(found: list[Coreset]) -> list[Coreset]:
-    """The coresets of rounds up to the best one, whose report tells of all rounds.
+    """The coresets of rounds up to the best one, whose report lists all rounds.
 
     That is the last one, unless it misses the tolerance or there is none, and the error of an
     earlier one is far smaller.

@@ -151,7 +151,7 @@ def expand(
     Where the posterior is seen to have another mode, "auto" takes rows alone.
 
     Returns:
-        The construction, with what the report tells of another mode.
+        The construction, with what the report says about another mode.
 
     Raises:
         ValueError: if it is not, and `proxy` is a `Taylor`.

@@ -165,7 +165,7 @@ def add_build_parser(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace, arguments: Sequence[str]) -> None:
-    """Build and write; what a user's model raises is told as a user's error."""
+    """Build and write; an exception of the user's model is reported as a user's error."""
     _check_options(options)
     try:
         _build(options, arguments)

@@ -1,4 +1,4 @@
-"""The command ``jaxcoreset demo``: 325,000 flights, 20 weighted rows, the same posterior."""
+"""The command ``jaxcoreset demo``: 20 weighted rows with the posterior of 325,000 flights."""
 
 import sys
 import time

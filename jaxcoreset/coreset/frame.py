@@ -166,7 +166,7 @@ def write_proxy(proxy: Proxy | None, path: str | os.PathLike | None) -> None:
     """Write a proxy as JSON, if there is one: the arrays of `Proxy.to_dict` as lists.
 
     Raises:
-        ValueError: if there is a proxy and no path, since weighted rows are of no use without it.
+        ValueError: if there is a proxy and no path, since weighted rows cannot be used without it.
     """
     if proxy is None:
         return

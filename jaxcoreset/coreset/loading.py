@@ -1,4 +1,4 @@
-"""Read a coreset from its file, which may be damaged or made to deceive: each part is checked."""
+"""Read a coreset from its file, which may be damaged or malicious, so each part is checked."""
 
 import dataclasses
 import os
@@ -33,7 +33,7 @@ def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if the file is not a coreset, is damaged, or was written by a newer version; the
-            message says where in the file the trouble is.
+            message says which part of the file is wrong.
     """
     path = Path(path)
     if not path.exists() and path.with_name(path.name + ".npz").exists():

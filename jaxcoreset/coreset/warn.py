@@ -1,4 +1,4 @@
-"""Warnings of coresets that should not be used as they are."""
+"""Warnings about coresets that should not be used as they are."""
 
 import warnings
 

@@ -1,8 +1,8 @@
 """The arguments of a model as people have them, as arrays: data frames, columns, tables and lists.
 
-NumPyro's models compute with arrays. Whatever holds numbers with one plain meaning becomes an array
-here, whichever package it is from: objects are told apart by their methods, and no package is
-imported. All else is refused by a sentence that names the argument.
+NumPyro's models compute with arrays. This module turns anything that holds numbers with one plain
+meaning into an array, whichever package it is from. It recognises objects by their methods and
+imports no package. It refuses everything else with an error that names the argument.
 """
 
 from collections.abc import Sequence

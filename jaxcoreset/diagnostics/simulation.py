@@ -1,8 +1,8 @@
 """The rows to predict and what is drawn for them: new responses from the user's model, by blocks.
 
-The arguments to predict have the names of those of the build, but the response may be missing. What
-holds rows is told by these names. Responses are sampled even if they are given, so that those which
-a model cannot do without may be passed, and be compared with new ones. Other observed sites, such
+The arguments to predict have the names of those of the build, but the response may be missing.
+These names say which arguments hold rows. Responses are sampled even if they are given, so that you
+can pass responses that the model needs, and compare them with new ones. Other observed sites, such
 as a parameter that `numpyro.handlers.condition` fixes, keep their values.
 """
 

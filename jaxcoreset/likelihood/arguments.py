@@ -19,7 +19,7 @@ from jaxcoreset.data.sources.base import SourceArray
 
 
 class ModelError(ValueError):
-    """A model or its arguments cannot be used; the message says which part, and what to do."""
+    """A model or its arguments cannot be used. The message says which part, and what to do."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,8 @@
 """Check that a group's rows and effects depend on no other group's effects, nor on its size.
 
-Nor may what groups share depend on effects, or on how many groups there are.
+What groups share must not depend on effects, or on how many groups there are.
 
-The shapes of a model's sites do not tell that: a row may use the effects of two groups, a running
+The shapes of a model's sites do not show this: a row may use the effects of two groups, a running
 sum of effects makes a random walk of them, and a prior may use how many rows a group has. So some
 groups are evaluated together, as the model's user does, and each alone, with copies of its rows.
 """

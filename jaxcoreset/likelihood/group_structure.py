@@ -2,7 +2,7 @@
 
 The model is traced abstractly with two numbers of rows and of groups. A latent site that grows with
 the groups is *local*: its entry for a group is that group's effect. An observed site grows with the
-rows, or with the groups; all else is shared.
+rows, or with the groups; all other sites are shared.
 """
 
 import dataclasses

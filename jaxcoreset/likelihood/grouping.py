@@ -1,4 +1,4 @@
-"""`Grouping`: what a coreset keeps of its groups, from which its marginal model is made again."""
+"""`Grouping`: what a coreset keeps of its groups, to make its marginal model again."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

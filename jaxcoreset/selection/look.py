@@ -1,8 +1,9 @@
-"""A first look before a build: how many parameters there are, what that takes, and what to do.
+"""A first look before a build: how many parameters there are, what the build costs, and what to do.
 
-A posterior that is nearly Gaussian needs about D(D + 3)/2 rows for D parameters, and the search of
-its mode a D × D matrix for each row. A hierarchy whose effects are parameters has hundreds of them,
-and is much easier as a model of groups. So such a build is timed on a few rows before it begins.
+A posterior that is nearly Gaussian needs about D(D + 3)/2 rows for D parameters, and the search for
+its mode needs a D × D matrix for each row. A hierarchy whose effects are parameters has hundreds of
+them, and is much easier as a model of groups. So such a build is timed on a few rows before it
+begins.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ _PASSES = 20
 # and what a build takes in any case.
 _SOLVER_SECONDS, _LEAST_SECONDS = 10.0, 20.0
 # A build that is expected to take more seconds is announced. It is said to be late after this
-# multiple of the time that was foretold.
+# multiple of the estimated time.
 _LONG, _LATE = 60.0, 3.0
 
 
@@ -137,7 +138,7 @@ def foretold(
 ) -> Iterator[FirstLook]:
     """Warn of a build that takes long before it begins, and log a line if it takes far longer.
 
-    A hierarchy whose effects are parameters is told of in any case.
+    A hierarchy whose effects are parameters is reported in any case.
 
     Args:
         likelihood: the model's likelihood and data.

@@ -1,11 +1,11 @@
-"""The smallest size on a solver's path that keeps to a tolerance, and an honest estimate for it.
+"""The smallest size on a solver's path that meets a tolerance, and an honest estimate of its error.
 
 The smallest of many estimates on the same draws is too low, because it was selected for being low.
 So a size is selected by the "selection" draws, and the estimate that is reported comes from the
 "confirmation" draws, which had no part in the selection. Where they do not confirm the size, they
 join the "selection" draws, and new ones are drawn for the next selection. The "confirmation" draws
-have to keep to the tolerance too, so estimates that come within two standard errors of it are low
-by about half a standard error; a standard error is at most a tenth of the tolerance.
+have to meet the tolerance too, so estimates that come within two standard errors of it are low by
+about half a standard error; a standard error is at most a tenth of the tolerance.
 """
 
 import dataclasses
@@ -38,11 +38,11 @@ class Selection:
         at: the entry.
         estimate: its error, on draws that had no part in the selection.
         curve: the errors along the path, on the draws that had.
-        is_within: whether the tolerance is kept to; True where there is none.
+        is_within: whether the tolerance is met; True if there is none.
         approach: what stands for all rows.
         candidates: the row numbers of the candidates that the path is about; None for all rows.
         rows_needed: how many rows the tolerance would take, by the trend of the sizes that were
-            tried; None where it is kept to or the trend is not known.
+            tried; None if it is met or the trend is not known.
     """
 
     path: Solution
@@ -118,7 +118,7 @@ def smallest_within(
         max_shift: the largest shift of a posterior mean, in standard deviations.
 
     Returns:
-        The selection; if no size keeps to `tol`, the best one, with `is_within` false.
+        The selection; if no size meets `tol`, the best one, with `is_within` false.
     """
     most = _MOST_HELD_OUT * num_held_out
     first = 0

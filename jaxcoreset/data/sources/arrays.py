@@ -14,7 +14,7 @@ from jaxcoreset.data.sources.base import BATCH_BYTES, RawBatch, RowSource, Sourc
 _SAMPLE_ROWS = 64
 # Rows that lie nearer than this many bytes are read in one go.
 _NEAR_BYTES = 1 << 16
-# A chunk of more bytes than so many batches is read in parts, though that costs time.
+# A chunk with more bytes than this number of batches is read in parts, though that costs time.
 _LARGE_CHUNK = 8
 
 

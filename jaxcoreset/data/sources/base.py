@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 from jaxcoreset.data.dtypes import cast, handed_on, is_float, is_number
 from jaxcoreset.data.messages import DataError
 
-# Where a source can choose, a batch has about so many bytes.
+# If a source can choose, a batch has about this number of bytes.
 BATCH_BYTES = 1 << 24
 
 
@@ -187,7 +187,7 @@ class RowSource(abc.ABC):
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """A short hash that changes with the data, as far as it reads them; not all are read."""
+        """A short hash that changes with the data. It reads only a part of them."""
 
     @abc.abstractmethod
     def _read(self, first: int) -> Iterator[RawBatch]:
@@ -384,7 +384,7 @@ def checked_rows(rows: Any, num_rows: int, name: str) -> np.ndarray:
     array = array.astype(np.int64)
     if array.size and not (array.min() >= 0 and array.max() < num_rows):
         bad = array.min() if array.min() < 0 else array.max()
-        raise IndexError(f"row {bad} was asked for; {name} has the rows 0 to {num_rows - 1:,}.")
+        raise IndexError(f"row {bad} was requested; {name} has the rows 0 to {num_rows - 1:,}.")
     return array
 
 

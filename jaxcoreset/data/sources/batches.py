@@ -1,4 +1,4 @@
-"""Batches from a program of yours: a loader, a query, a list of arrays."""
+"""Batches from your own program: a loader, a query, a list of arrays."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from jaxcoreset.data.sources.base import RawBatch, RowSource, SourceError
 from jaxcoreset.data.utils import check_int
 
 _AGAIN = (
-    "It is read more than once: pass a list, an object whose __iter__ starts anew, or a function "
+    "It is read more than once: pass a list, an object whose __iter__ starts again, or a function "
     "without arguments that returns a new iterator, as batches(lambda: load(path), num_rows)."
 )
 
@@ -31,8 +31,8 @@ def batches(
         iterable: a list, an object with ``__iter__``, or a function without arguments that returns
             an iterator. It yields pytrees of arrays with a common leading axis, whose length may
             differ from batch to batch; a data frame or an Arrow table is a dictionary of its
-            columns. The function may also return what has the Arrow C stream interface, such as a
-            DuckDB relation. The first batch determines structure, shapes and types.
+            columns. The function may also return an object with the Arrow C stream interface, such
+            as a DuckDB relation. The first batch determines structure, shapes and types.
         num_rows: the total number of rows of all batches.
         fingerprint: a value that changes with the data, such as a version or a date. A checkpoint
             compares it, and the first batch.
