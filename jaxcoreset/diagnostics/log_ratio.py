@@ -102,7 +102,9 @@ def full_likelihood(
     """
     if args or kwargs:
         if likelihood is not None:
-            raise ValueError("likelihood is given and so are the model's arguments; give only one.")
+            raise ValueError(
+                "both likelihood and the model's arguments are given; expected only one of them."
+            )
         likelihood = _likelihood_of(coreset, args, kwargs)
     elif likelihood is None:
         likelihood = coreset.likelihood

@@ -89,10 +89,10 @@ def check_groups(marginal: GroupModel, layout: Layout, sizes: Int[np.ndarray, " 
                 raise ModelError(
                     f"a row of observed site {name!r} depends on the effect of a group that it is "
                     "not in; expected rows that depend on the effects of their own group only. "
-                    "With crossed effects, name one argument as groups and leave the effects of "
-                    "the others with a size that no argument with this length counts: they stay "
-                    "parameters. Effects that depend on one another, by a running sum or a sum to "
-                    "zero, cannot be integrated out group by group."
+                    "With crossed effects, name one argument as groups; the effects of the other "
+                    "arguments stay parameters if their number differs from the number of groups. "
+                    "Effects that depend on one another, by a running sum or a sum to zero, "
+                    "cannot be integrated out group by group."
                 )
         for name, values in of_priors.items():
             found = np.sum(np.asarray(log_prob(sites[name])))

@@ -159,7 +159,7 @@ def find_table(model: Callable, arguments: Arguments, groups: str) -> GroupTable
         raise ModelError(f"{expected}. The model said: {failure}") from failure
     raise ModelError(
         f"{expected}; none was found among {listed(arguments.names)}. Pass the number of groups as "
-        "an argument, or name another argument by groups."
+        "an argument, or name another argument with groups=."
     )
 
 

@@ -140,7 +140,7 @@ def find_structure(model: Callable, readings: list[Arguments]) -> Structure:
         raise FixedSizeError(
             f"the data were taken to be {names}, with {arguments.num_data} rows, the length of an "
             f"observed site's longest axis (its axes have {lengths}); if that is wrong, name the "
-            f"data by data_axes, or their plate by plate. If it is right: {error}"
+            f"data with data_axes, or their plate with plate. If it is right: {error}"
         ) from error
 
 
