@@ -65,7 +65,7 @@ def check_tolerance(tol: Tolerance, report: Report, pool: DrawPool) -> None:
 
 
 def look_for_spike(coreset: Coreset) -> None:
-    """Note in the report if the weighted density has a mode that the full posterior has not."""
+    """Note in the report if the weighted density has a mode of its own."""
     if coreset.likelihood is None or coreset.summary is None:
         return
     spike = find_spike(
@@ -82,7 +82,7 @@ def look_for_spike(coreset: Coreset) -> None:
 def is_futile(
     construction: Construction, checker: Checker, selection: Selection, found: list[Coreset]
 ) -> bool:
-    """Whether another round would not help: what is missing is rows or draws, or it got worse."""
+    """Return whether another round cannot help: it needs more rows or draws, or it got worse."""
     if checker.were_alike and is_hopeless(construction, selection):
         return True
     if len(found) == 1:
@@ -91,12 +91,12 @@ def is_futile(
 
 
 def got_far_worse(before: Report, after: Report) -> bool:
-    """Whether a round's coreset cannot be used, and is much further off than the one before."""
+    """Return whether a round's coreset cannot be used, and is much worse than the one before."""
     return after.kl > max(MAX_KL, _FAR_WORSE * before.kl)
 
 
 def has_escaped(last: Mapping[str, Any]) -> bool:
-    """Whether a coreset's own posterior reaches where its error is far larger than at the draws.
+    """Return whether a coreset's own posterior goes where the error is far larger than under π̂.
 
     Args:
         last: a round, as `Report.rounds` has it.

@@ -139,7 +139,7 @@ def refined(construction: Construction, source: DrawSource, key: PRNGKeyArray) -
 
 
 def is_allowed(proxy: Literal["auto"] | Taylor | None, solver: Solver | None) -> bool:
-    """Whether there may be a proxy: "auto" takes rows alone where a constraint is on them."""
+    """Return whether a proxy is allowed: with a constraint on rows, "auto" uses rows alone."""
     return proxy is not None and not (proxy == "auto" and constraints_of(solver))
 
 

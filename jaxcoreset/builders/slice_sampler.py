@@ -34,7 +34,7 @@ class Chains(eqx.Module):
 
 
 class SliceSampler(PosteriorSampler):
-    """Draws by Markov chains that go on from call to call, with slice moves in random directions.
+    """Draws by Markov chains that continue from call to call, with random slice moves.
 
     Args:
         num_chains: how many chains run side by side; each gives the same number of draws.

@@ -19,12 +19,12 @@ _NARROW = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
 
 
 def is_float(dtype: Any) -> bool:
-    """Whether a type is one of real numbers that can be NaN or infinite, bfloat16 among them."""
+    """True if a type is one of real numbers that can be NaN or infinite, bfloat16 among them."""
     return bool(jnp.issubdtype(dtype, np.floating))
 
 
 def is_number(dtype: Any) -> bool:
-    """Whether a type is boolean, integer or real."""
+    """Return whether a type is boolean, integer or real."""
     return bool(dtype == np.dtype(bool) or is_float(dtype) or jnp.issubdtype(dtype, np.integer))
 
 

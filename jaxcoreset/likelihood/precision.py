@@ -1,4 +1,4 @@
-"""Whether float32 is enough for a model and its data, by measured rounding.
+"""Return whether float32 is enough for a model and its data, by measured rounding.
 
 A row's log-likelihood is a difference of numbers that may be far larger, such as ``gammaln`` of a
 count of 60,000. What all rows share, such as log σ, has the same rounding error in each row. So

@@ -124,7 +124,7 @@ def _within_tolerance(
 
 
 def is_hopeless(construction: Construction, selection: Selection) -> bool:
-    """Whether the tolerance would take far more rows than may be taken."""
+    """Return whether the tolerance would need far more rows than are allowed."""
     largest = min(construction.max_size, construction.num_choices)
     return selection.rows_needed is not None and selection.rows_needed > _HOPELESS * largest
 
@@ -151,7 +151,7 @@ def _tried(
 
 
 def _are_far_worse(construction: Construction, size: int, before: list[Selection]) -> bool:
-    """Whether rows alone were far from what rows beside an expansion reach, and still will be."""
+    """Return whether rows alone were far worse than rows with an expansion, and will stay so."""
     if size >= _FAR_FEWER * num_features(construction.num_params):
         return False
     errors = {one.approach: one.estimate.kl for one in before}  # the last of each

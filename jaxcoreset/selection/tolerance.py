@@ -173,13 +173,13 @@ def _first_within(
 
 
 def _may_be_within(curve: dict[str, np.ndarray], tol: float, first: int, max_shift: float) -> bool:
-    """Whether a size would be within, if more draws made its standard error small enough."""
+    """Return whether a size would be within, if more draws made its standard error small enough."""
     is_near = (curve["kl"] <= tol) & (curve["mean_shift"] <= max_shift)
     return bool(is_near[first:].any())
 
 
 def _may_be_confirmed(estimate: KLEstimate, tol: float) -> bool:
-    """Whether more draws may well confirm a choice, or make the estimate of one more precise.
+    """True if more draws may well confirm a choice, or make the estimate of one more precise.
 
     With the standard error that is aimed at, an estimate is within if it is below 0.8 `tol`. Where
     that is more than a standard error away, another row costs less than many draws.
