@@ -21,7 +21,7 @@ X, Y = np.ones((5, 2), np.float32), np.zeros(5, np.int32)
     [
         (
             [(X, Y), (X, Y[:4])],
-            r"batch 1, rows 5 to 9: .*array 0 \(5, 2\), array 1 \(4,\); expected as",
+            r"batch 1, rows 5 to 9: .*array 0 \(5, 2\), array 1 \(4,\); expected the same",
         ),
         (
             [(X, Y), (X[:0], Y)],
@@ -32,7 +32,10 @@ X, Y = np.ones((5, 2), np.float32), np.zeros(5, np.int32)
         ([(X, Y), (X.astype(float), Y)], r"array 0 is of type float64, but was of type float32 at"),
         ([(X, Y), (X, Y + 0.5)], r"array 1 is of type float64, but was of type int32"),
         ([(X, Y), (X, Y.astype(str))], r"array 1 is of type <U11, but was of type int32"),
-        ([(X, Y), (X, Y), (X, Y)], r"batch 2, rows 10 to 14: there are more than the 10 rows"),
+        (
+            [(X, Y), (X, Y), (X, Y)],
+            r"batch 2, rows 10 to 14: there are more than the expected 10 rows",
+        ),
         ([(X, Y), (X[:4], Y[:4])], r"ended after 9 rows; expected 10 in every pass"),
         (
             [(X, Y), (X * np.nan, Y)],
