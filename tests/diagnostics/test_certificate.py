@@ -338,7 +338,7 @@ def test_other_data_are_refused(poor):
         jc.certify(coreset, draws, x[1:], y[1:])
     with pytest.raises(ValueError, match="same data in the same order"):
         jc.certify(coreset, draws, x[::-1].copy(), y[::-1].copy())
-    with pytest.raises(ValueError, match="laid out"):
+    with pytest.raises(ValueError, match="have the structure"):
         jc.certify(coreset, draws, x, y=y)
     with pytest.raises(ValueError, match="not the coreset's own rows"):
         jc.certify(coreset, draws, *coreset.args)
