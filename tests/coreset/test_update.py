@@ -288,7 +288,7 @@ def test_update_refuses_what_does_not_fit(old):
     with pytest.raises(ValueError, match="have the structure"):
         old.update(jax.random.key(0), x, y, 1.0)
     whole = build(rows(0, 10), size=10)
-    with pytest.raises(ValueError, match="no summary of the rows"):
+    with pytest.raises(ValueError, match="keeps no summary"):
         whole.update(jax.random.key(0), x, y)
 
 
