@@ -1,4 +1,4 @@
-"""Bayesian coresets in JAX: a few weighted rows whose posterior is the full posterior."""
+"""Bayesian coresets in JAX: a few weighted rows whose posterior is close to the full one."""
 
 from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType

@@ -1,4 +1,4 @@
-"""A NumPyro model and its data in, a coreset out: configured once, then run."""
+"""Builders, which make a coreset of a NumPyro model's data: configure one, then run it."""
 
 from jaxcoreset.builders.builder import CoresetBuilder as CoresetBuilder
 from jaxcoreset.builders.posterior_sampler import LaplaceSampler as LaplaceSampler

@@ -1,4 +1,4 @@
-"""`CoresetBuilder`: a NumPyro model and its data in, a coreset out.
+"""`CoresetBuilder`, which makes a coreset of a NumPyro model's data.
 
 The stages are: find the weighting π̂, draw from it, sum the log-likelihoods of *all* rows at the
 draws into the target, evaluate those of the candidates into atoms, solve, and measure the error on
@@ -69,16 +69,16 @@ class CoresetBuilder:
         model: a NumPyro model whose observations are independent given its parameters.
         size: the maximum number of rows.
         tol: the largest symmetrised KL divergence that is accepted, in nats, as a number or as a
-            `Tolerance`. The coreset has as few rows as keep the estimate plus two Monte Carlo
-            standard errors below it, and shift no posterior mean by more than half its root in
-            standard deviations: 0.05 for 0.01 nats. Sizes are tried by doubling, and draws are
-            added: four for each row that is tried, and held-out draws until the standard error is
-            at most a tenth of `tol`. Some of the held-out draws choose the size, and others give
+            `Tolerance`. The coreset has the fewest rows with which the estimate plus two Monte
+            Carlo standard errors stays below `tol`, and no posterior mean shifts by more than
+            √tol/2 standard deviations: 0.05 for 0.01 nats. Sizes are tried by doubling, and draws
+            are added: four for each row that is tried, and held-out draws until the standard error
+            is at most a tenth of `tol`. Some of the held-out draws choose the size, and others give
             the estimate that is reported.
         weighting: how the weighting distribution π̂ is found: `Laplace`, `Draws`, `Guide`,
-            `Pathfinder` or `SubsampleNUTS`. "auto", the default, is `Laplace`; where it finds no
-            mode, the builder warns and goes on with `SubsampleNUTS`, and if its chains do not mix,
-            with `Pathfinder` where that is installed.
+            `Pathfinder` or `SubsampleNUTS`. "auto", the default, is `Laplace`. If it finds no mode,
+            the builder warns and continues with `SubsampleNUTS`. If the chains of that do not mix,
+            it continues with `Pathfinder`, if BlackJAX is installed.
         solver: the solver; by default that of `solve`. A solver with a constraint, such as
             ``AIHT2(constraint=StratifiedTopK("carrier", reserved=5))``, keeps to it over all n
             rows. A constraint takes its labels from an array of length n, or from the argument of
@@ -86,11 +86,11 @@ class CoresetBuilder:
         num_draws: how many draws of π̂ the solver gets, S. The default is four times the size and at
             least 500; with `tol` it is at least four times the size in any case.
         rounds: the maximum number of builds. After each build NUTS samples the coreset's own
-            posterior, and if the error that is estimated under it does not agree with the one under
-            π̂, the coreset is built again with these draws as π̂; see `jaxcoreset.selection.rounds`.
-            1 builds once and does not check. "auto", the default, checks only if importance weights
-            say that less than a tenth of π̂'s draws is worth a draw of the full posterior, which
-            costs nothing; then there are at most five builds, and at least two unless `tol` is met.
+            posterior. If the error estimate under it does not agree with that under π̂, the coreset
+            is built again with these draws as π̂; see `jaxcoreset.selection.rounds`. 1 builds once
+            and does not check. "auto", the default, checks only if importance weights give π̂'s
+            draws an effective sample size below a tenth of their number; then there are at most
+            five builds, and at least two unless `tol` is met.
         num_held_out: how many further draws measure the error.
         candidates: the rows to choose from, as their number or as `Candidates`; by default all rows
             up to n = 10,000.
@@ -102,19 +102,18 @@ class CoresetBuilder:
             called again.
         progress_bar: whether to show progress, as bars on a terminal and as a line each 30 seconds
             elsewhere; the lines go to the logger "jaxcoreset" if it logs INFO, else to stderr.
-        proxy: what stands for all rows beside those of the coreset. `Taylor` is the second-order
-            expansion of their log-likelihood; the coreset's rows then only make up for what it does
-            not say, and there may be none. "auto" solves with and without it, and takes the coreset
-            with fewer rows that keeps to `tol`, or with `size` that of the smaller error; where the
-            draws are enough it regresses what the expansion leaves on quadratics. None is a coreset
-            of rows alone.
+        proxy: an approximation of the log-likelihood of all rows, which the coreset's rows correct.
+            `Taylor` is its second-order expansion; the coreset may then have no rows. "auto" solves
+            with and without it, and takes the coreset with fewer rows that meets `tol`, or with
+            `size` the one with the smaller error. If there are enough draws, it also regresses the
+            remainder of the expansion on quadratics. None is a coreset of rows alone.
         groups: the argument that says to which group a row belongs, such as "plane" or
-            "data['plane']", for a model with an effect of each group. A group is then what is
-            chosen and weighted, and `size` is a number of groups: their effects are integrated out,
-            and the coreset's model has the shared parameters only. If None, each row with a latent
-            of its own is a group.
+            "data['plane']", for a model with an effect of each group. The builder then chooses and
+            weights groups, and `size` is a number of groups. The effects are integrated out, and
+            the coreset's model has the shared parameters only. If None, each row with a latent
+            variable of its own is a group.
         integration: how the effects are integrated out, `AdaptiveQuadrature` or `LaplaceIntegral`;
-            by default the first for effects of one or two dimensions, and the second beyond.
+            by default the first for effects of one or two dimensions, and the second for more.
 
     Raises:
         TypeError: if `weighting`, `solver` or another setting has the wrong type.
@@ -157,7 +156,7 @@ class CoresetBuilder:
             )
         if not isinstance(solver, Solver | None):
             raise TypeError(
-                f"solver is {solver!r}; expected a Solver, as ExchangePursuit(), or None."
+                f"solver is {solver!r}; expected a Solver, such as ExchangePursuit(), or None."
             )
         if not isinstance(execution, Execution):
             raise TypeError(
@@ -168,7 +167,7 @@ class CoresetBuilder:
             raise TypeError(f'proxy is {proxy!r}; expected "auto", Taylor() or None.')
         if not isinstance(groups, str | None) or not isinstance(integration, Integration | None):
             raise TypeError(
-                f"groups is {groups!r} and integration {integration!r}; expected the name of an "
+                f"groups is {groups!r} and integration is {integration!r}; expected the name of an "
                 "argument, and AdaptiveQuadrature(), LaplaceIntegral() or None."
             )
         self.model = model
@@ -224,9 +223,9 @@ class CoresetBuilder:
 
         Raises:
             ValueError: if the model or the data cannot be used, if `tol` cannot be met, or if the
-                coreset's rows have other log-likelihoods when the model gets no other rows. The
+                log-likelihoods of the coreset's rows change when the model gets no other rows. The
                 message says what to do.
-            RuntimeError: if the compiler has made a wrong program of the model.
+            RuntimeError: if XLA compiles the model to a program with wrong results.
         """
         return self.run_rounds(key, *args, **kwargs)[-1]
 
@@ -293,8 +292,9 @@ class CoresetBuilder:
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Predict what `run` takes with these arguments: passes, memory and time.
 
-        Each kind of pass is tried on the first batch of rows. Solving and rounds come on top; with
-        a hundred parameters or more, the plan has an estimate of all of it, and says what helps.
+        Each kind of pass is tried on the first batch of rows. The estimate does not include solving
+        and rounds. With a hundred parameters or more, the plan also has an estimate of the whole
+        build, and says how to make it cheaper.
 
         Args:
             *args: the model's positional arguments.

@@ -1,4 +1,4 @@
-"""Coreset MCMC: chains on the coreset posterior, whose draws train its weights as they go.
+"""Coreset MCMC: the draws of chains on the coreset posterior train its weights.
 
 A few chains make one step each on the current coreset posterior, and the covariance of their
 log-likelihoods gives a noisy gradient of KL(π_w‖π) in the weights, for one step of Adam. The chains
@@ -33,17 +33,18 @@ class CoresetMCMC(UniformSupport):
     Chen and Campbell, "Coreset Markov chain Monte Carlo" (AISTATS 2024, Algorithm 1): k rows drawn
     at random, with weights n/k; then `num_iters` times a step of each of K chains on the coreset
     posterior, and a projected stochastic gradient step in the weights. The result is the coreset
-    with the last weights, to be sampled like any other. It is here to compare with.
+    with the last weights, which you sample like any other coreset. The package has this method for
+    comparisons.
 
     Args:
         model: a NumPyro model whose observations are independent given its parameters.
         size: the number of rows, k.
         num_chains: the number of chains, K, at least 2.
         num_iters: the number of steps.
-        optimizer: the steps as an optax transformation, for the weights in units of n/k. The
-            default is Adam with the rates 0.1/√t, t = 1, 2, …; the papers tune theirs for each
-            data set.
-        num_gradient_rows: how many rows stand for the data in a step, drawn anew each time; by
+        optimizer: an optax transformation for the steps, with the weights in units of n/k. The
+            default is Adam with the rates 0.1/√t, t = 1, 2, …; the papers tune theirs for each data
+            set.
+        num_gradient_rows: how many rows represent the data in a step, drawn again for each step; by
             default ten for each row of the coreset.
         sampler: how the chains move; by default `SliceSampler` with one move for each step.
             A `LaplaceSampler` or a function as in `SparseVI` makes independent draws instead.

@@ -1,4 +1,4 @@
-"""The error of weighted rows at draws that their algorithm did not see, for its report."""
+"""The error of weighted rows at draws that the algorithm did not see, for its report."""
 
 import equinox as eqx
 import jax

@@ -1,4 +1,4 @@
-"""What becomes of the coresets of all rounds: which is returned, and what is said of it."""
+"""Which coreset of all rounds a build returns, and what its report says."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -43,27 +43,29 @@ def check_tolerance(tol: Tolerance, report: Report, pool: DrawPool) -> None:
     tried = int(report.curve["size"][-1])
     advice = "Raise max_size, tol or candidates"
     if pool.is_exhausted and tried < tol.max_size:
-        advice = f"The weighting has only {pool.source.limit} draws: bring more, or raise tol"
+        advice = f"The weighting has only {pool.source.limit} draws: pass more draws, or raise tol"
     elif report.held_out_error > _UNLIKE * report.relative_error:
         advice = (
             "The error is large only at draws that the solver did not see, so more rows hardly "
-            "help: the posterior may have several modes, or the weighting long tails"
+            "help: the posterior may have several modes, or the weighting may have long tails"
         )
     elif report.rows_needed is not None:
         needed = rows_text(report)
-        advice = f"By the sizes that were tried, it would take {needed}: run NUTS on all rows"
+        advice = (
+            f"The sizes that were tried suggest that it would take {needed}: run NUTS on all rows"
+        )
     elif report.rounds and report.rounds[-1]["agrees"] is False:
         advice = "The coreset's own posterior does not agree with π̂: raise rounds, or max_size"
     limit = f"max_size = {tried}" if tried == tol.max_size else str(tried)
     raise ValueError(
-        f"tol is {tol.kl} nats, but with {limit} rows of {report.num_data} {found}. {advice}; or "
+        f"tol is {tol.kl} nats, but with {limit} rows of {report.num_data}, {found}. {advice}; or "
         f"take the best coreset that was found, with tol=Tolerance({tol.kl}, throw=False), and "
         "weight its draws by jaxcoreset.correct."
     )
 
 
 def look_for_spike(coreset: Coreset) -> None:
-    """Note in the report if the weighted density has a mode that the full posterior has not."""
+    """Note in the report if the weighted density has a mode of its own."""
     if coreset.likelihood is None or coreset.summary is None:
         return
     spike = find_spike(
@@ -80,7 +82,7 @@ def look_for_spike(coreset: Coreset) -> None:
 def is_futile(
     construction: Construction, checker: Checker, selection: Selection, found: list[Coreset]
 ) -> bool:
-    """Whether another round would not help: what is missing is rows or draws, or it got worse."""
+    """Return whether another round cannot help: it needs more rows or draws, or it got worse."""
     if checker.were_alike and is_hopeless(construction, selection):
         return True
     if len(found) == 1:
@@ -89,12 +91,12 @@ def is_futile(
 
 
 def got_far_worse(before: Report, after: Report) -> bool:
-    """Whether a round's coreset cannot be used, and is much further off than the one before."""
+    """Return whether a round's coreset cannot be used, and is much worse than the one before."""
     return after.kl > max(MAX_KL, _FAR_WORSE * before.kl)
 
 
 def has_escaped(last: Mapping[str, Any]) -> bool:
-    """Whether a coreset's own posterior reaches where its error is far larger than at the draws.
+    """Return whether a coreset's own posterior goes where the error is far larger than under π̂.
 
     Args:
         last: a round, as `Report.rounds` has it.
@@ -119,7 +121,7 @@ def with_more_draws(construction: Construction, coreset: Coreset) -> Constructio
 
 
 def up_to_best(found: list[Coreset]) -> list[Coreset]:
-    """The coresets of rounds up to the best one, whose report tells of all rounds.
+    """The coresets of rounds up to the best one, whose report lists all rounds.
 
     That is the last one, unless it misses the tolerance or there is none, and the error of an
     earlier one is far smaller.

@@ -98,8 +98,8 @@ def likelihood_of(
             if integration is not None:
                 raise ValueError(
                     f"integration is {integration!r}, but groups is None and no latent site has an "
-                    "entry for each row; expected effects to integrate out: name the argument that "
-                    "says to which group a row belongs, groups=."
+                    "entry for each row, so there are no effects to integrate out. Pass groups=, "
+                    "the name of the argument that says to which group each row belongs."
                 )
             return found
     return group_likelihood(model, args, kwargs, groups=groups, integration=integration, **settings)
@@ -139,7 +139,7 @@ def refined(construction: Construction, source: DrawSource, key: PRNGKeyArray) -
 
 
 def is_allowed(proxy: Literal["auto"] | Taylor | None, solver: Solver | None) -> bool:
-    """Whether there may be a proxy: "auto" takes rows alone where a constraint is on them."""
+    """Return whether a proxy is allowed: with a constraint on rows, "auto" uses rows alone."""
     return proxy is not None and not (proxy == "auto" and constraints_of(solver))
 
 
@@ -151,7 +151,7 @@ def expand(
     Where the posterior is seen to have another mode, "auto" takes rows alone.
 
     Returns:
-        The construction, with what the report tells of another mode.
+        The construction, with what the report says about another mode.
 
     Raises:
         ValueError: if it is not, and `proxy` is a `Taylor`.
@@ -181,7 +181,7 @@ def expand(
     elif isinstance(proxy, Taylor):
         raise ValueError(
             "the second-order expansion of the log-posterior is not concave at the proxy's "
-            'center, so that it is no density; expected a point near the mode. proxy="auto" '
+            'center, so it is not a density; expected a point near the mode. proxy="auto" '
             "takes rows alone then."
         )
     return construction

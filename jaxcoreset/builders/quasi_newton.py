@@ -1,8 +1,9 @@
 """Quasi-Newton coresets: rows drawn at random, weights by regularised Newton steps.
 
 With f the log-likelihoods of the k rows and L that of all data, the gradient of KL(π_w‖π) in the
-weights is −g with g = Cov_{π_w}[f, L − Σ w f], and G = Cov_{π_w}[f, f] takes the place of its
-Hessian, which it is where the coreset posterior is right. Both are estimated from draws of π_w.
+weights is −g with g = Cov_{π_w}[f, L − Σ w f], and G = Cov_{π_w}[f, f] takes the place of the
+Hessian, to which it is equal if the coreset posterior is exact. Both are estimated from draws of
+π_w.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,8 @@ class QuasiNewton(UniformSupport):
     Naik, Rousseau and Campbell, "Fast Bayesian coresets via subsampling and quasi-Newton
     refinement" (NeurIPS 2022, Algorithm 1): k rows drawn at random, without replacement, with
     weights n/k; then `num_iters` times w ← max(0, w + γ (G + τI)⁻¹ g). The length γ of the first
-    step is searched; it is 1 in the others. It is here to compare with.
+    step is found by a search; it is 1 in the other steps. The package has this method for
+    comparisons.
 
     Args:
         model: a NumPyro model whose observations are independent given its parameters.
@@ -39,8 +41,8 @@ class QuasiNewton(UniformSupport):
         num_draws: draws of the coreset posterior for each step, S.
         num_iters: the number of steps.
         regularisation: τ, in squared nats. It also keeps directions that the draws do not show.
-        num_gradient_rows: how many rows stand for the data in a step, drawn anew each time; all by
-            default.
+        num_gradient_rows: how many rows represent the data in a step, drawn again for each step;
+            all by default.
         sampler: how to draw from the coreset posterior: `SliceSampler`, chains that go on from
             step to step; `LaplaceSampler`; or a function as in `SparseVI`.
         weighting: the distribution whose draws measure the report's held-out error and divergence;
@@ -51,7 +53,7 @@ class QuasiNewton(UniformSupport):
         progress_bar: whether to show the stages on a terminal.
 
     Raises:
-        ValueError: if a number is out of range; a TypeError where it is of the wrong kind.
+        ValueError: if a number is out of range; TypeError if it has the wrong type.
     """
 
     def __init__(

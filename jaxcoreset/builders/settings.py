@@ -1,7 +1,7 @@
 """The settings of a build that are more than a number: frozen, checked when they are made.
 
-Those that change what is built are `Tolerance` and `Candidates`; `Execution`, `Processes` and
-`Checkpoint` say how the work is done and change nothing in the result.
+`Tolerance`, `Candidates` and `Taylor` change the coreset. `Execution`, `Processes` and `Checkpoint`
+say how the work is done and do not change the result.
 """
 
 import os
@@ -18,7 +18,7 @@ from jaxcoreset.data.utils import check_int
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How close the coreset's posterior has to be, and how large a coreset may become for it.
+    """The required accuracy of the coreset's posterior, and the maximum size of the coreset.
 
     Args:
         kl: the largest symmetrised KL divergence that is accepted, in nats. The estimate plus two
@@ -46,7 +46,7 @@ class Tolerance:
     def max_shift(self) -> float:
         """The largest shift of a posterior mean that is accepted, in its standard deviations.
 
-        It is half the root of `kl`, 0.05 for 0.01 nats; `kl` alone allows up to the root.
+        It is half the square root of `kl`, 0.05 for 0.01 nats; `kl` alone allows up to √kl.
         """
         return 0.5 * self.kl**0.5
 
@@ -69,7 +69,7 @@ class Taylor(eqx.Module):
 class Candidates:
     """The rows that the solver may choose from.
 
-    The target is the sum over all rows, whatever the candidates are.
+    The target is the sum over all rows; it does not depend on the candidates.
 
     Args:
         num: how many rows are drawn at random as candidates. By default all rows are candidates up
@@ -177,7 +177,7 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         if not _is_real(self.every) or self.every < 0:
-            raise ValueError(f"every is {self.every!r}; expected a number of seconds.")
+            raise ValueError(f"every is {self.every!r}; expected a number of seconds, 0 or more.")
 
 
 def _is_real(value: Any) -> bool:

@@ -2,8 +2,8 @@
 
 A chain makes slice moves along random directions (hit-and-run; Bélisle, Romeijn and Smith 1993,
 with Neal's slice sampling, 2003), as in the experiments of Chen and Campbell (2024). These need no
-adaptation, so they are valid for whatever weights the next call brings. The directions are drawn
-with the covariance of the Laplace approximation at the first weights, from which the chains start.
+adaptation, so they are valid for any weights of the next call. The directions are drawn with the
+covariance of the Laplace approximation at the first weights, from which the chains start.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class Chains(eqx.Module):
 
 
 class SliceSampler(PosteriorSampler):
-    """Draws by Markov chains that go on from call to call, with slice moves in random directions.
+    """Draws by Markov chains that continue from call to call, with random slice moves.
 
     Args:
         num_chains: how many chains run side by side; each gives the same number of draws.

@@ -1,9 +1,9 @@
 """Sparse variational inference: a coreset that needs no weighting distribution to start from.
 
 Other builders compare log-likelihoods at draws of one distribution π̂, which they find first. Here
-the draws come from the *coreset posterior* π_w itself, anew for every choice and every change of
-the weights, and the algorithm minimises KL(π_w‖π) directly. With f_n the log-likelihood of datum n
-and L = Σ_n f_n, its gradient in the weights is −Cov_{π_w}[f, L − Σ_m w_m f_m].
+the draws come from the *coreset posterior* π_w itself, with new draws for every choice and every
+change of the weights, and the algorithm minimises KL(π_w‖π) directly. With f_n the log-likelihood
+of datum n and L = Σ_n f_n, its gradient in the weights is −Cov_{π_w}[f, L − Σ_m w_m f_m].
 
 The draws are what is expensive: T times S of them for every row. So a choice and its T steps are
 one compiled call, the same for every number of rows; the search for the mode of π_w starts at the
@@ -54,9 +54,9 @@ class SparseVI:
     """Builds a coreset by sparse variational inference. Use it as you use `CoresetBuilder`.
 
     Algorithm 1 of Campbell and Beronov, "Sparse variational inference: Bayesian coresets from
-    scratch" (NeurIPS 2019, section 3), which Zhang et al. (2021, section 5) compare with. It
-    starts without rows and repeats `size` times: draw from the coreset posterior π_w; take the row
-    whose log-likelihood f_n has the largest correlation with L − Σ w f, or the largest absolute
+    scratch" (NeurIPS 2019, section 3), a baseline of Zhang et al. (2021, section 5). It starts
+    without rows and repeats `size` times: draw from the coreset posterior π_w; take the row whose
+    log-likelihood f_n has the largest correlation with L − Σ w f, or the largest absolute
     correlation if the row has weight already; then make `num_iters` steps of projected stochastic
     gradient on KL(π_w‖π) in the weights of all rows taken, each with `num_draws` draws. The best
     row may be in the coreset already, so the result can have fewer rows than `size`.
@@ -77,20 +77,20 @@ class SparseVI:
         learning_rate: the step length γ_t of change t = 1, …, T; by default 1/t, as in the papers.
             That is short if few rows stand for many: a weight of a hundred takes many choices to
             grow.
-        optimizer: the steps as an optax transformation, which starts anew for every choice. The
-            default is Adam with `learning_rate`, as in the authors' programs; plain ``optax.sgd``
-            takes steps in proportion to a gradient that grows with the data, and does worse.
-            Weights that become negative are set to zero.
+        optimizer: an optax transformation for the steps, which is initialised again for every
+            choice. The default is Adam with `learning_rate`, as in the authors' programs; the steps
+            of plain ``optax.sgd`` are proportional to a gradient that grows with the data, and its
+            results are worse. Weights that become negative are set to zero.
         sampler: how to draw from the coreset posterior: `LaplaceSampler`, or, if the model has a
             closed form, any traceable function ``sampler(weights, rows, key, num)`` that returns a
             dictionary of unconstrained parameters with leading axis `num`. `rows` are the k rows
             laid out as `ModelLikelihood.data`; rows that are not used yet have weight 0.
         redraw_every: how many steps use the same draws, with importance weights π_w/π_v after the
             weights moved from v to w. The papers redraw at every step (1); 10 costs about a tenth.
-        num_candidates: how many rows each choice is made among, drawn anew each time; by default
-            all rows up to n = 10,000 and 2,000 beyond.
-        num_gradient_rows: how many rows m stand for the data in a gradient, counted n/m times and
-            drawn anew each time; by default all rows up to n = 10,000 and 10,000 beyond.
+        num_candidates: how many rows each choice is made from, drawn again for each choice; by
+            default all rows up to n = 10,000 and 2,000 beyond.
+        num_gradient_rows: how many rows m represent the data in a gradient, counted n/m times and
+            drawn again for each gradient; by default all rows up to n = 10,000 and 10,000 beyond.
         weighting: the distribution whose draws measure the report's held-out error and divergence;
             the algorithm itself does not see them. None takes draws of the coreset's own posterior.
         num_held_out: how many such draws to take.
@@ -180,9 +180,9 @@ class SparseVI:
         """The coresets of every size up to `size`, from one run; arguments and errors as in `run`.
 
         Returns:
-            From k = 1, …, `size` to the coreset after k iterations, in increasing order; a k after
-            which no row has a weight is left out. If `size` is at least n, the only entry is
-            `size`, with all rows.
+            A dictionary from k = 1, …, `size` to the coreset after k iterations, in increasing
+            order, without each k after which no row has a weight. If `size` is at least n, the only
+            entry is `size`, with all rows.
         """
         model_key, weighting_key, held_out_key, path_key = jax.random.split(as_key(key), 4)
         clock = Clock(show=self.progress_bar)

@@ -6,8 +6,8 @@ start near the full posterior never see such a spike, and chains from NumPyro's 
 end in it. So the weighted density is maximised from starting points that are spread as NumPyro's
 are, and what is found is compared with the log-likelihood of all rows.
 
-With a proxy the remainders of a few heavy rows may have a mode where no draw of π̂ was. It is looked
-for around the first mode.
+With a proxy the remainders of a few heavy rows may have a mode where no draw of π̂ was. The search
+for it starts around the first mode.
 """
 
 import functools
@@ -62,7 +62,7 @@ def find_spike(
         data: the rows of the coreset.
         weights: their weights.
         draw: unconstrained parameters where the full posterior has its mass.
-        proxy: what stands for all rows beside these, if anything.
+        proxy: the approximation of all rows that these rows correct, if there is one.
     """
     reference, num_params = likelihood.reference, likelihood.num_params
     if reference is None or not len(weights):

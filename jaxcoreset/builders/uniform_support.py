@@ -1,8 +1,8 @@
 """Coresets whose rows are drawn at random, and whose weights are then improved.
 
-The construction methods of after 2021 differ from `SparseVI` in that they do not choose rows: a
-uniform subsample is the support, and all work goes into its weights. `QuasiNewton` and
-`CoresetMCMC` share here what is around the weights: arguments, the report, the embedding.
+Construction methods that were published after 2021 differ from `SparseVI` in that they do not
+choose rows: a uniform subsample is the support, and all work goes into its weights. This module has
+what `QuasiNewton` and `CoresetMCMC` share: arguments, the report, the embedding.
 """
 
 import abc

@@ -50,7 +50,7 @@ EPILOG = """\
 The output has one line for each row of the coreset: "row", its number in FILE counted from 0,
 "weight", and, in CSV and Parquet, the unchanged columns of FILE. NPZ holds the coreset itself, for
 jaxcoreset.load. With --proxy auto there is a second file beside CSV and Parquet, NAME.proxy.json,
-and the rows are of no use without it; the programs in the report read both.
+and the rows cannot be used without it; the programs in the report read both.
 
 examples:
   jaxcoreset build flights.csv --likelihood logistic --response late --out coreset.csv
@@ -112,7 +112,7 @@ def add_build_parser(commands: Any) -> None:
     how_many.add_argument(
         "--tol",
         type=positive_number,
-        help=f"use as few rows as keep the estimated KL divergence below TOL nats ({_TOL})",
+        help=f"use the fewest rows that keep the estimated KL divergence below TOL nats ({_TOL})",
     )
     parser.add_argument(
         "--max-size",
@@ -165,7 +165,7 @@ def add_build_parser(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace, arguments: Sequence[str]) -> None:
-    """Build and write; what a user's model raises is told as a user's error."""
+    """Build and write; an exception of the user's model is reported as a user's error."""
     _check_options(options)
     try:
         _build(options, arguments)
@@ -206,15 +206,15 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.formula is not None:
         for option in ("response", "columns", "categorical"):
             if getattr(options, option):
-                problems.append(f"--{option} does not go with --formula, which says it already.")
+                problems.append(f"--{option} does not go with --formula, which already says it.")
     if options.positive is not None and options.likelihood != "logistic":
         problems.append("--positive goes with --likelihood logistic.")
     if options.model is not None:
         for option in ("prior_scale", "no_standardise", "formula"):
             if getattr(options, option):
                 problems.append(
-                    f"--{option.replace('_', '-')} goes with --likelihood; a --model defines its "
-                    "priors and scales itself."
+                    f"--{option.replace('_', '-')} goes with --likelihood; with --model, the model "
+                    "defines its own priors and scales."
                 )
     suffix = options.out.suffix.lower()
     if suffix not in _OUTPUTS:
@@ -356,7 +356,8 @@ def _report(
     elif inputs.formula is not None:
         notes.append(
             f"The formula {inputs.formula} made the columns of the regression from those of the "
-            "file. There are no programs for other tools, since these would have to evaluate it."
+            "file. There are no programs for other tools, since these would have to evaluate the "
+            "formula."
         )
     elif inputs.likelihood:
         is_escaped = options.out.suffix.lower() == ".csv" and not options.keep_formulas

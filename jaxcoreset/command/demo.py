@@ -1,4 +1,4 @@
-"""The command ``jaxcoreset demo``: 325,000 flights, 20 weighted rows, the same posterior."""
+"""The command ``jaxcoreset demo``: 20 weighted rows with the posterior of 325,000 flights."""
 
 import sys
 import time
@@ -78,9 +78,9 @@ def run_demo(
     largest = float(np.abs((draws.mean(0) - mean) / sd).max())
     ratios = float((draws.std(0) / sd).min()), float((draws.std(0) / sd).max())
     say(
-        "Against the same draws weighted towards the posterior of all rows, which have the same "
-        f"Monte Carlo error, the largest error of a posterior mean is {largest:.4f} sd, and the "
-        f"ratios of the standard deviations are {ratios[0]:.3f} to {ratios[1]:.3f}.\n"
+        "Compared with the same draws reweighted to the posterior of all rows, which have the "
+        f"same Monte Carlo error, the largest error of a posterior mean is {largest:.4f} sd, and "
+        f"the ratios of the standard deviations are {ratios[0]:.3f} to {ratios[1]:.3f}.\n"
     )
     if full_nuts:
         say("NUTS on all rows; this takes a while ...")

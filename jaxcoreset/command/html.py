@@ -112,7 +112,7 @@ def html_report(
         title: the title of the page.
         facts: where the coreset comes from, by name: the file, the model, the command.
         notes: sentences on what was done with the table.
-        tol: the tolerance that was asked for, in nats.
+        tol: the requested tolerance, in nats.
         comparison: the comparison of the two posteriors, by `compare_laplace`.
         scaling: for each standardised column its mean and standard deviation.
         programs: how to use the coreset elsewhere: programs by the tool's name.
@@ -176,8 +176,9 @@ def verdict(report: Report) -> str:
     other = (
         ""
         if report.other_mode is None
-        else " That is so around one mode: the posterior of all rows has another one about "
-        f"{report.other_mode:.0f} standard deviations away, of which the number says nothing."
+        else " This holds around one mode only: the posterior of all rows has another mode about "
+        f"{report.other_mode:.0f} standard deviations away, and the number says nothing about that "
+        "mode."
     )
     return (
         f"{rows} The estimated symmetrised KL divergence between the coreset's posterior and that "
@@ -205,7 +206,7 @@ def _comparison_rows(comparison: Comparison) -> list[tuple]:
 
 
 def _curve(report: Report) -> list[tuple]:
-    """The errors by size; of a long curve 40 sizes, ever further apart."""
+    """The errors by size; of a long curve only 40 sizes, with increasing gaps."""
     keys = ("num_used", "kl", "kl_standard_error", "held_out_error")
     rows = list(zip(*(report.curve[key].tolist() for key in keys), strict=True))
     if len(rows) > _MAX_SIZES:

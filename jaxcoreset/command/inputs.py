@@ -162,7 +162,7 @@ def regression_inputs(
             coefficients.append(name)
     problems.refuse()
     if not parts:
-        raise TableError(f"{table.path} has no column left to explain {response!r} by.")
+        raise TableError(f"{table.path} has no column left to explain {response!r} with.")
     if repeated := [name for name in coefficients if coefficients.count(name) > 1]:
         raise TableError(
             f"{table.path}: two columns of the regression would be called {repeated[0]!r}, one "

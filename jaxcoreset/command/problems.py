@@ -1,4 +1,4 @@
-"""All problems of a table and of the options at once, and rows with missing values."""
+"""Report all problems of a table and of the options at once, and drop rows with missing values."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -54,11 +54,11 @@ class Coreset(AsTable):
     ``coreset.model(*coreset.args, **coreset.kwargs)`` is a plain NumPyro model: it works with NUTS,
     SVI, ``Predictive`` and the functions of ``numpyro.infer.util``.
 
-    It can be pickled, as for other processes, if its model can: by pickle a function that can be
-    imported, by cloudpickle, which joblib uses, any function. The `likelihood` is left behind;
-    copies within a process keep it.
+    You can pickle it, for instance to send it to other processes, if you can pickle its model: with
+    pickle this is a function that can be imported, and with cloudpickle, which joblib uses, any
+    function. The pickle does not include the `likelihood`; copies within a process keep it.
 
-    The builder, `merge` and `load` make coresets.
+    `CoresetBuilder`, `merge` and `load` make coresets.
 
     Args:
         model: the NumPyro model of all rows; None to import it by its name when it is needed.
@@ -79,11 +79,11 @@ class Coreset(AsTable):
             neither saved nor pickled, and None for a coreset that was loaded. Set it to None to
             free the data.
         summary: what `update` needs of the rows that the coreset was built from, or None.
-        proxy: what stands for all rows beside the weighted ones; None if nothing does. With it
-            there may be no rows; `args` and `kwargs` then hold one row, which counts for nothing.
-        grouping: of a coreset of groups, what is known of the arguments and the integral over
-            effects; None for one of rows. With groups `indices` number groups, and `args` and
-            `kwargs` hold all the rows of these groups, whose labels are 0, 1, ….
+        proxy: the approximation of all rows that the weighted rows correct, or None. With it there
+            may be no rows; `args` and `kwargs` then hold one row of weight zero.
+        grouping: for a coreset of groups, the arguments and the integral over effects; None for a
+            coreset of rows. With groups, `indices` are group numbers, and `args` and `kwargs` hold
+            all the rows of these groups, whose labels are 0, 1, ….
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Coreset(AsTable):
 
     @property
     def model(self) -> Callable:
-        """The weighted model; of groups, that of the shared parameters.
+        """The weighted model; for groups, the weighted model of the shared parameters.
 
         Raises:
             ValueError: if the coreset was loaded without its model, and without trust in the name
@@ -161,28 +161,28 @@ class Coreset(AsTable):
         return self.arguments.data_names
 
     def update(self, key: PRNGKeyArray | int, *args: Any, **kwargs: Any) -> "Coreset":
-        """The coreset of the rows before and of new ones, without going back to the rows before.
+        """Add new rows to the coreset, without reading the earlier rows again.
 
         The log-likelihoods of the new rows are added to the sums over all rows at the draws that
         the coreset was built with, some of the new rows join the candidates, and the default solver
-        runs, without the constraint of the build, if there was one. The sums are exact; the draws
-        are of the posterior before. The report says what they are still worth, and the error under
-        importance weights towards the new posterior. If they are worth less than a tenth of new
-        draws, or fewer than 20 draws, the error is not known and may be of any size: the `kl` of
-        the report is infinite, `is_within_tol` is False if there is a tolerance, a warning says
-        that the error is not known, and you should build a new coreset from all rows.
+        runs, without the constraint of the build, if there was one. The sums are exact, but the
+        draws come from the earlier posterior. The report gives their effective sample size for the
+        new posterior, and the error under importance weights. If that size is below a tenth of
+        their number, or below 20, the error is not known: the `kl` of the report is infinite,
+        `is_within_tol` is False if there is a tolerance, a warning says so, and you should build a
+        new coreset from all rows.
 
         Args:
             key: a JAX random key or an integer seed; the same key gives the same coreset.
-            *args: the model's positional arguments with the new rows, and all else as before.
+            *args: the model's positional arguments, in which only the rows are new.
             **kwargs: its keyword arguments.
 
         Returns:
-            A coreset of the same size, whose row numbers continue those before.
+            A coreset of the same size; new rows are numbered after the earlier ones.
 
         Raises:
-            ValueError: if the coreset has no `summary`, or the arguments differ from those before
-                in more than the rows.
+            ValueError: if the coreset has no `summary`, or the arguments differ from the earlier
+                ones in more than the rows.
             ModelError: if a row's log-likelihood depends on other rows.
         """
         model = self.full_model
@@ -249,15 +249,15 @@ class Coreset(AsTable):
             *args: the model's positional arguments with all rows; needed if the coreset was loaded.
             num_draws: the number of draws of the shared parameters, evenly spaced, each with one
                 draw of all effects.
-            moments: whether to return the mean and the standard deviation of each effect only, for
-                as many groups as their draws would not fit in memory.
+            moments: whether to return only the mean and the standard deviation of each effect, for
+                so many groups that the draws of their effects would not fit in memory.
             **kwargs: the model's keyword arguments with all rows.
 
         Returns:
-            By site, for the latent sites of groups and deterministic sites with one entry per
-            group, an array of shape (num_draws, G, …) whose groups are in the order of `indices`;
-            with `moments` one of shape (2, G, …). ``arviz.from_dict`` takes the draws with a
-            leading axis of chains.
+            A dictionary by site, for the latent sites of groups and deterministic sites with one
+            entry per group: an array of shape (num_draws, G, …) whose groups are in the order of
+            `indices`; with `moments` one of shape (2, G, …). ``arviz.from_dict`` takes the draws
+            with a leading axis of chains.
 
         Raises:
             ValueError: if the coreset is not one of groups, or its data are missing.
@@ -267,9 +267,9 @@ class Coreset(AsTable):
     def init_params(self, num_chains: int = 1) -> dict[str, Array]:
         """Starting points for chains on the coreset, for ``MCMC.run(..., init_params=...)``.
 
-        They are the likeliest of the draws that the coreset was built with, or draws around the
-        mode of its rows if it was built without any. Chains that start there need less warmup, and
-        do not end in a mode that only the weighted density has.
+        They are the most likely of the draws that the coreset was built with, or draws around the
+        mode of its rows if it was built without draws. Chains that start there need less warmup,
+        and do not end in a mode that only the weighted density has.
 
         Args:
             num_chains: the number of chains of the `MCMC`.
@@ -279,7 +279,7 @@ class Coreset(AsTable):
             than one.
 
         Raises:
-            ValueError: if the coreset keeps no draws, as one of all rows, and has no mode.
+            ValueError: if the coreset keeps no draws, as a coreset of all rows, and has no mode.
         """
         num_chains = check_int("num_chains", num_chains, 1)
         if self.summary is not None:

@@ -166,15 +166,15 @@ def write_proxy(proxy: Proxy | None, path: str | os.PathLike | None) -> None:
     """Write a proxy as JSON, if there is one: the arrays of `Proxy.to_dict` as lists.
 
     Raises:
-        ValueError: if there is a proxy and no path, since weighted rows are of no use without it.
+        ValueError: if there is a proxy and no path, since weighted rows cannot be used without it.
     """
     if proxy is None:
         return
     if path is None:
         raise ValueError(
-            "the coreset's rows only make up for what its proxy does not say, so a table of them "
-            'is not a coreset; expected proxy="proxy.json", a file for the proxy, or a coreset '
-            "that was built with proxy=None."
+            "the coreset's rows only correct its proxy, so a table of them is not a coreset; "
+            'expected proxy="proxy.json", a file for the proxy, or a coreset that was built with '
+            "proxy=None."
         )
     plain = {
         name: value.tolist() if isinstance(value, np.ndarray) else value

@@ -112,8 +112,8 @@ class JointLikelihood:
         is_mode = gradient @ covariance @ gradient <= _DECREMENT
         if not (is_mode and (np.linalg.eigvalsh(precision) > 0).all()):
             raise ValueError(
-                "the joint posterior of the coresets has no mode that was reached, so they cannot "
-                "be merged; expected coresets of a model whose posterior has one."
+                "the search for the mode of the joint posterior of the coresets failed, so they "
+                "cannot be merged; expected coresets of a model whose posterior has a mode."
             )
         (value, slope, bend), _ = self._exactly(evaluate, mode)
         expansion = Expansion(mode, float(value), slope, bend, precision)

@@ -1,4 +1,4 @@
-"""Read a coreset from its file, which may be damaged or made to deceive: each part is checked."""
+"""Read a coreset from its file, which may be damaged or malicious, so each part is checked."""
 
 import dataclasses
 import os
@@ -33,7 +33,7 @@ def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if the file is not a coreset, is damaged, or was written by a newer version; the
-            message says where in the file the trouble is.
+            message says which part of the file is wrong.
     """
     path = Path(path)
     if not path.exists() and path.with_name(path.name + ".npz").exists():
@@ -107,6 +107,9 @@ def _check_rows(
     if indices.dtype.kind != "i" or (np.diff(indices, prepend=-1) < 1).any():
         raise ValueError("indices are not increasing integers from 0 on")
     if indices.size and indices[-1] >= num_data:
-        raise ValueError(f"row {indices[-1]} is in indices; the report tells of {num_data} rows")
+        raise ValueError(
+            f"row {indices[-1]} is in indices, but the report says that the data have "
+            f"{num_data} rows"
+        )
     if weights.dtype.kind != "f" or not (np.isfinite(weights) & (weights > 0)).all():
         raise ValueError("weights are not positive numbers")

@@ -60,8 +60,8 @@ def merge(
         infinite if that of a coreset is, as after an `update` whose error is not known.
 
     Raises:
-        ValueError: if there are no coresets, they differ in more than the rows of their model's
-            arguments, or the posterior has no mode.
+        ValueError: if there are no coresets, their arguments differ in more than the rows, or the
+            posterior has no mode.
         ModelError: if a row's log-likelihood depends on other rows.
     """
     size = check_int("size", size, 1)
@@ -70,8 +70,8 @@ def merge(
         raise ValueError("coresets is empty; expected at least one.")
     if any(one.grouping is not None for one in coresets):
         raise ValueError(
-            "one of the coresets is of groups; expected coresets of rows: add new groups to it by "
-            "its update, or build a coreset of all groups."
+            "one of the coresets is a coreset of groups; expected coresets of rows. Add new "
+            "groups to it with its method update, or build a coreset of all groups."
         )
     is_exact = any(one.report.precision == "float64" for one in coresets)
 

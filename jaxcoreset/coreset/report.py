@@ -42,8 +42,8 @@ class Report(ShownAsTable):
             and the full posterior, in nats: the variance over the held-out draws of the difference
             of the two log-likelihoods. It is accurate below about 0.3, and a lower bound above. If
             a size was selected by a tolerance, these draws had no part in the selection. It is
-            infinite if it is not known: after an `update` with rows for which the old draws are
-            worth too little, and after a `merge` of such a coreset.
+            infinite if it is not known: after an `update` for which the effective sample size of
+            the old draws is too small, and after a `merge` of such a coreset.
         kl_standard_error: its Monte Carlo standard error, in nats; infinite where `kl` is.
         solver: the solver's name.
         converged: whether the solver stopped by its own rule.
@@ -55,8 +55,8 @@ class Report(ShownAsTable):
         peak_memory: the maximum memory of the process so far, in bytes; None if unknown.
         tol: the tolerance, in nats; None if a size was given.
         is_within_tol: whether the tolerance is met, as far as is known; None without one.
-        rows_needed: how many rows the tolerance would take if the error went on falling with the
-            number of rows as it did; None where the tolerance is met, or too few sizes were tried.
+        rows_needed: how many rows the tolerance would need if the error kept falling at the same
+            rate; None if the tolerance is met, or too few sizes were tried.
         rounds: the results of each build, in order; see `jaxcoreset.selection.Round` for the keys.
             If the estimates of the last build do not agree, `kl` is the larger of the two.
         passes: the number of passes over all rows, by their purpose.
@@ -68,8 +68,8 @@ class Report(ShownAsTable):
             old draws for the posterior with the new rows ("relative_ess"), that size for the
             held-out draws ("ess"), and the estimate on these draws as they are ("kl") and weighted
             towards that posterior ("kl_weighted"). The report's `kl` is the larger of the two. But
-            if the relative size is below 0.1, or the size below 20, both mean nothing, and it is
-            infinite. For a "merge" the number of coresets ("num_coresets"), the sum of their
+            if the relative size is below 0.1, or the size below 20, both are meaningless, and `kl`
+            is infinite. For a "merge" the number of coresets ("num_coresets"), the sum of their
             estimates ("kl_of_parts"), and that of the reduction ("kl"); the report's own is the sum
             of both.
         rounding: the rounding error of the coreset's log-density in float32, in nats, if it is so
@@ -79,21 +79,24 @@ class Report(ShownAsTable):
         spike: by how many nats the weighted density is too high at a mode that the full posterior
             does not have; None if none was found. Chains should then start at
             `Coreset.init_params`.
-        other_mode: where the density of the full posterior rises again, in standard deviations from
-            the mode; None if it was not seen to do so. `kl` then tells of the first mode only.
-        num_distinct: the number of distinct rows of the data; None where it was not counted: of
-            rows that are not in memory, unless the first of them suggest that many are equal, and
-            after an `update` or a `merge`.
-        proxy: "Taylor" if an expansion, regressed or not, stands for all rows; else None.
-        unit: what a datum is, "rows" or "groups"; with groups, all numbers of rows are of groups.
+        other_mode: the distance from the mode, in standard deviations, at which the density of the
+            full posterior rises again; None if no such place was found. If there is one, `kl`
+            covers the first mode only.
+        num_distinct: the number of distinct rows of the data; None if it was not counted. Rows that
+            are not in memory are counted only if the first of them suggest that many are equal.
+            There is no count after an `update` or a `merge`.
+        proxy: "Taylor" if the coreset corrects an expansion of the log-likelihood of all rows, with
+            a regression or without; else None.
+        unit: what a datum is, "rows" or "groups"; with groups, all counts of rows are counts of
+            groups.
         integration: how the groups' effects are integrated out, such as "quadrature, 9 nodes"; None
             without groups.
         integral_kl: what the error of these integrals adds to `kl`, in nats, measured on some
-            groups with more accurate ones; None likewise.
-        gaussian_kl: the estimate of the symmetrised KL divergence between the posterior and a
-            Gaussian alone, on the held-out draws, in nats: the Laplace approximation, or for draws
-            of another weighting the Gaussian of their mean and covariance. Above 0.3 it is a lower
-            bound. None if it was not measured.
+            groups with more accurate integrals; None without groups.
+        gaussian_kl: the estimate, on the held-out draws, of the symmetrised KL divergence between
+            the posterior and a Gaussian without any rows, in nats. The Gaussian is the Laplace
+            approximation, or for draws of another weighting the one with their mean and covariance.
+            Above 0.3 it is a lower bound. None if it was not measured.
         gaussian_kl_standard_error: its standard error.
         gaussian_relative_ess: the effective sample size of the Gaussian's draws for the posterior,
             as a fraction of their number.
@@ -269,8 +272,8 @@ class Report(ShownAsTable):
             )
         if self.other_mode is not None:
             return (
-                f"of one mode: {distance} nats there, but the full posterior has another one about "
-                f"{self.other_mode:.0f} standard deviations away."
+                f"one mode only: {distance} nats there, but the full posterior has another mode "
+                f"about {self.other_mode:.0f} standard deviations away."
             )
         upper = self.kl + 2 * self.kl_standard_error
         if self.tol is not None:

@@ -67,7 +67,7 @@ def _gaussian_row(report: Any) -> list[tuple[str, str]]:
     text = report.gaussian_verdict
     if text is None:
         return []
-    worth = f"its draws are worth {report.gaussian_relative_ess:.0%} of as many"
+    worth = f"effective sample size of its draws {report.gaussian_relative_ess:.0%}"
     shape = "" if report.gaussian_k_hat is None else f", k-hat {report.gaussian_k_hat:.2f}"
     return [("Gaussian alone", f"{text} ({worth}{shape})")]
 
@@ -131,8 +131,8 @@ def _history_rows(report: Any) -> list[tuple[str, str]]:
             text = f"of {step['num_coresets']} coresets, {of_parts}"
         else:
             text = (
-                f"{step['num_rows']:,} rows were added; the old draws are worth "
-                f"{step['relative_ess']:.0%} of new ones"
+                f"{step['num_rows']:,} rows were added; the effective sample size "
+                f"of the old draws is {step['relative_ess']:.0%}"
             )
             if is_unreliable(step):
                 text += f": {NEEDS_BUILD}"

@@ -1,10 +1,10 @@
-"""Rows that arrive later: a coreset of all rows, made without going back to the old ones.
+"""Add rows that arrive later: a coreset of all rows, without reading the old rows again.
 
 `DataSummary` is what a build keeps of the rows that it saw: the draws of π̂, the log-likelihood of
 all rows at each draw, and the candidates. `updated` adds the log-likelihoods of the new rows at the
 same draws, adds some of the new rows to the candidates, and solves again. The sums over all rows
-are exact. Only other draws cannot be had without the old rows, so the report says how much the old
-ones are still worth.
+are exact. New draws would need the old rows, so the report gives the effective sample size of the
+old draws for the new posterior.
 """
 
 import dataclasses
@@ -55,11 +55,12 @@ def updated(
 
     Args:
         likelihood_in: makes the likelihood of the new rows, in a context.
-        before: the report of the coreset before.
-        summary: what is known of the rows before.
+        before: the report of the earlier coreset.
+        summary: what is known about the earlier rows.
         key: a JAX random key.
         context: where the new rows are evaluated.
-        proxy: what stands for all rows before beside those of the coreset, if anything.
+        proxy: the approximation of all earlier rows that the coreset's rows correct, if there is
+            one.
 
     Returns:
         The arguments of `coreset_of_selection`.
@@ -69,9 +70,9 @@ def updated(
             "" if before.num_used == before.num_data else f"{before.num_used:,} distinct ones of "
         )
         raise ValueError(
-            f"the coreset is {kind}all {before.num_data:,} rows themselves, which keeps no summary "
-            "of the rows that new ones could be added to. Build a new coreset from these rows and "
-            "the new ones together."
+            f"the coreset is {kind}all {before.num_data:,} rows themselves, so it keeps no summary "
+            "to which new rows could be added. Build a new coreset from these rows and the new "
+            "ones together."
         )
     if summary is None:
         raise ValueError(

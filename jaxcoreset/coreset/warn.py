@@ -1,4 +1,4 @@
-"""Warnings of coresets that should not be used as they are."""
+"""Warnings about coresets that should not be used as they are."""
 
 import warnings
 
@@ -8,17 +8,18 @@ from jaxcoreset.coreset.report import GOOD_KL, MAX_KL, Report
 def warn_if_bad(report: Report) -> None:
     """Warn of a coreset that is far from the full posterior, or whose error was not checked."""
     remedies = (
-        "raise size (or lower tol), write the model so that NUTS moves in it, or use another "
-        "weighting, such as SubsampleNUTS() or Draws(samples)"
+        "raise size (or lower tol), write the model so that NUTS mixes, or use another weighting, "
+        "such as SubsampleNUTS() or Draws(samples)"
     )
     if report.kl > MAX_KL or report.trouble is not None:
         warnings.warn(f"{report.verdict} To fix this, {remedies}.", stacklevel=4)
     if (report.integral_kl or 0.0) > (report.tol or GOOD_KL):
         warnings.warn(
-            f"the effects of groups are {report.integration}, and the error of that adds "
-            f"{report.integral_kl:.1g} nats, which kl does not count. Take "
-            "integration=AdaptiveQuadrature() if a group's effects have one or two dimensions, or "
-            "else fewer effects for each group: the others stay parameters that groups share.",
+            f"the effects of groups are {report.integration}, and the error of these integrals "
+            f"adds {report.integral_kl:.1g} nats, which kl does not include. Use "
+            "integration=AdaptiveQuadrature() if a group's effects have one or two dimensions. "
+            "Otherwise use fewer effects for each group, and make the other effects parameters "
+            "that all groups share.",
             stacklevel=4,
         )
     if report.spike is not None:
@@ -31,10 +32,10 @@ def warn_if_bad(report: Report) -> None:
         )
     if report.other_mode is not None:
         warnings.warn(
-            "the posterior of all rows has another mode, about "
-            f"{report.other_mode:.0f} standard deviations from the first; kl tells of the first "
-            "one only, and chains that start there may not find the other. Write the model so that "
-            "it has one, for instance with ordered parameters, or pass draws that visit both, "
+            f"the posterior of all rows has another mode, about {report.other_mode:.0f} standard "
+            "deviations from the first; kl covers the first mode only, and chains that start "
+            "there may not find the other mode. Write the model so that it has one mode, for "
+            "instance with ordered parameters, or pass draws that visit both, "
             "weighting=Draws(samples).",
             stacklevel=4,
         )

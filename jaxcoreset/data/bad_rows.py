@@ -1,4 +1,4 @@
-"""Rows whose values are not finite, counted and named by a pass over all rows."""
+"""Rows whose values are not finite: a pass over all rows counts and names them."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Some of the groups, as lists in memory: read from files, and had from other processes."""
+"""Some of the groups, as lists in memory, read from files or received from other processes."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tables of any package, told apart by their methods: data frames and Arrow tables."""
+"""Tables of any package, recognised by their methods: data frames and Arrow tables."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def table_columns(table: Any, name: str) -> dict[str, np.ndarray]:
 
 
 def column_values(column: Any) -> np.ndarray:
-    """A column as an array; Arrow's arrays copy only if they are told to."""
+    """A column as an array; Arrow's arrays copy only on request."""
     if hasattr(column, "type") and not hasattr(column, "num_chunks"):
         return np.asarray(column.to_numpy(zero_copy_only=False))
     return np.asarray(column.to_numpy())

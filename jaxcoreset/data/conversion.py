@@ -1,8 +1,8 @@
 """The arguments of a model as people have them, as arrays: data frames, columns, tables and lists.
 
-NumPyro's models compute with arrays. Whatever holds numbers with one plain meaning becomes an array
-here, whichever package it is from: objects are told apart by their methods, and no package is
-imported. All else is refused by a sentence that names the argument.
+NumPyro's models compute with arrays. This module turns anything that holds numbers with one plain
+meaning into an array, whichever package it is from. It recognises objects by their methods and
+imports no package. It refuses everything else with an error that names the argument.
 """
 
 from collections.abc import Sequence
@@ -95,13 +95,13 @@ def _as_array(leaf: Any, name: str, num_rows: int) -> Any:
         read = "collect" if hasattr(leaf, "collect") else "df"
         raise DataError(
             f"argument {name} is a {type(leaf).__name__}, a query whose rows are not in memory; "
-            f"pass {name}.{read}() if they fit, or stream them by jaxcoreset.sources."
+            f"pass {name}.{read}() if they fit, or stream them with jaxcoreset.sources."
         )
     if hasattr(leaf, "to_numpy"):
         return _numbers(column_values(leaf), name)
     if hasattr(leaf, "__array__") and hasattr(leaf, "chunks"):
         raise DataError(
-            f"argument {name} is a {type(leaf).__name__}, an array that is read from elsewhere; "
+            f"argument {name} is a {type(leaf).__name__}, an array whose values are not in memory; "
             f"pass a source, jaxcoreset.sources.arrays({name}).arrays, which is read in batches, "
             f"or numpy.asarray({name}), which reads all of it."
         )
@@ -121,8 +121,8 @@ def _of_table(table: Any, name: str) -> np.ndarray:
     if text:
         raise DataError(
             f"argument {name} is a table whose {'columns' if len(text) > 1 else 'column'} "
-            f"{listed(text)} hold{'' if len(text) > 1 else 's'} no numbers; drop what the model "
-            "does not use, and number the categories of the rest: "
+            f"{listed(text)} hold{'' if len(text) > 1 else 's'} no numbers; drop the columns that "
+            "the model does not use, and number the categories of the other columns: "
             f"numpy.unique({name}[{text[0]!r}], return_inverse=True)[1]."
         )
     return np.column_stack(found)

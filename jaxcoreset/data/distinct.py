@@ -25,7 +25,7 @@ HashWords = Callable[[Words], UInt[np.ndarray, " m"]]
 # Bytes of rows that are hashed or compared at a time: they fit a cache; where other processes send
 # them, fewer exchanges matter more.
 _CHUNK_BYTES, _SHARED_CHUNK_BYTES = 1 << 20, 1 << 24
-# The maximum number of distinct rows that a process tells the other processes of.
+# The maximum number of distinct rows that a process sends to the other processes.
 _MOST_SHARED = 1 << 20
 # A source is read for its distinct rows if at least this fraction of its first rows occurs again
 # among them, and as long as the distinct rows take at most these bytes.

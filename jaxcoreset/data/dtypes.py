@@ -1,4 +1,4 @@
-"""The types of numbers that sources hand on, casts that lose nothing but precision, and float64."""
+"""The types of numbers that sources return, casts that only lose precision, and float64."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,22 +14,22 @@ from jaxcoreset.data.ragged import Ragged
 T = TypeVar("T")
 
 
-# What JAX makes of types of eight bytes unless it is told to keep them.
+# The types that JAX makes of types of eight bytes unless x64 is on.
 _NARROW = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
 
 
 def is_float(dtype: Any) -> bool:
-    """Whether a type is one of real numbers that can be NaN or infinite, bfloat16 among them."""
+    """True if a type is one of real numbers that can be NaN or infinite, bfloat16 among them."""
     return bool(jnp.issubdtype(dtype, np.floating))
 
 
 def is_number(dtype: Any) -> bool:
-    """Whether a type is boolean, integer or real."""
+    """Return whether a type is boolean, integer or real."""
     return bool(dtype == np.dtype(bool) or is_float(dtype) or jnp.issubdtype(dtype, np.integer))
 
 
 def default_float() -> np.dtype:
-    """The type of real numbers that JAX makes unless told otherwise: float32, with x64 float64."""
+    """The default type of real numbers in JAX: float32, and float64 with x64."""
     return np.dtype(jnp.zeros(()).dtype)
 
 

@@ -1,9 +1,9 @@
-"""Rows of groups that are read from files or batches: found, gathered and read group by group.
+"""Find, gather and read the rows of groups that are in files or batches, group by group.
 
 One pass over the labels finds the groups, their sizes, and whether each group's rows follow one
 another. If they do, each further pass reads the source once, in order. If not, the rows are
 *gathered*: a second pass writes them to temporary files, where each *window* of some megabytes gets
-the rows of its groups, and each window is then sorted by itself. So no more than a window and a few
+the rows of its groups, and each window is then sorted by itself. So at most a window and a few
 batches are in memory, and the disk is written in long pieces.
 """
 
@@ -98,8 +98,8 @@ def gather(
     need, free = gathered_bytes(leaves), shutil.disk_usage(folder).free
     if need > free:
         raise DataError(
-            f"the rows of groups have to be gathered in {need:,} bytes of temporary files, and "
-            f"{folder} has {free:,} left; sort the rows by group, or set TMPDIR to a larger folder."
+            f"gathering the rows of groups takes {need:,} bytes of temporary files, but {folder} "
+            f"has {free:,} left; sort the rows by group, or set TMPDIR to a larger folder."
         )
     bounds = window_bounds(ends - scan.sizes, num_rows, row_bytes(leaves))
     window_of = np.searchsorted(bounds, ends - scan.sizes, side="right") - 1
@@ -168,7 +168,7 @@ def window_bounds(
     """
     starts = np.unique(starts)
     size = max(1, _WINDOW_BYTES // max(num_bytes, 1))
-    # The first group that begins in each stretch of so many rows.
+    # The first group that begins in each stretch of this number of rows.
     return np.append(starts[np.unique(starts // size, return_index=True)[1]], num_rows)
 
 

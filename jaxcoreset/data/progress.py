@@ -89,7 +89,7 @@ def progress_bar(total: int | None, what: str, *, show: bool, unit: str = "rows"
 
 @contextmanager
 def stage_shown(name: str) -> Iterator[None]:
-    """Show that a stage goes on while a block runs, if nothing within it is shown."""
+    """Show that a stage is still running while a block runs, if nothing within it is shown."""
     start, stage = time.monotonic(), object()
     terminal = on_terminal()
     bars: list[Any] = []
@@ -120,7 +120,7 @@ def stage_shown(name: str) -> Iterator[None]:
 def repeated(
     call: Callable[[], None], seconds: float, first: float | None = None
 ) -> Iterator[None]:
-    """Call a function in a thread every so many seconds while a block runs."""
+    """Call a function in a thread at fixed intervals while a block runs."""
     ended = threading.Event()
 
     def run() -> None:

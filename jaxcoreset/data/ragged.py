@@ -1,9 +1,10 @@
-"""Rows that are themselves lists of different lengths, such as groups of data, in few shapes.
+"""Rows that are lists of different lengths, such as groups of data, stored in a few shapes.
 
-A list becomes a row of a fixed number of places, some of which are empty. If all had as many as the
-longest one, a single long list would multiply the memory and the work. So the lists are put in the
-order of a few lengths, chosen such that few places are empty, and each length is evaluated by
-itself: a program is compiled for each. The arrays are padded as they are read.
+A list becomes a row of a fixed number of places, some of which are empty. If every row had as many
+places as the longest list, a single long list would multiply the memory and the work. So the lists
+are padded to one of a few lengths, chosen such that few places are empty, and sorted by it. Each
+length is evaluated by itself, with its own compiled program. The arrays are padded as they are
+read.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from jaxtyping import Int, PyTree
 
 # Places that are evaluated without further ado, since a program more takes longer than they do.
 _FEW_PLACES = 1 << 16
-# Another length is used if it leaves at most this part of the places, up to so many lengths.
+# Another length is used if it leaves at most this part of the places, up to a number of lengths.
 _WORTHWHILE, _MOST_LENGTHS = 0.8, 8
 # The lengths that are tried grow by this factor.
 _GROWTH = 1.2

@@ -1,10 +1,9 @@
 """All the rows of the data, wherever they are: in memory, in files, on several machines.
 
-A build takes a few rows by number, and makes passes over all rows that end in something small. A
-pass is a map-reduce: a function is evaluated on blocks of rows on the devices, and its values are
-added on the host, in float64 and in the order of the rows, so that neither chunks nor devices
-change the result. Each process reduces its own rows, and the results are merged in the order of the
-processes.
+A build takes a few rows by number, and makes passes over all rows whose results are small. A pass
+is a map-reduce: a function is evaluated on blocks of rows on the devices, and its values are added
+on the host, in float64 and in the order of the rows, so that neither chunks nor devices change the
+result. Each process reduces its own rows, and the results are merged in the order of the processes.
 """
 
 import contextlib
@@ -262,7 +261,7 @@ class Rows:
     def keep(self, indices: Int[np.ndarray, " m"]) -> None:
         """Read rows that are going to be taken, all at once, where each `take` would cost a pass.
 
-        Of rows that can be had one by one, and are all here, nothing is read.
+        If the rows are all in this process and can be read one by one, nothing is read now.
         """
         if self.is_local and self.has_random_access:
             return

@@ -1,4 +1,4 @@
-"""How far a coreset's posterior is from that of all rows, and what its draws say of all rows."""
+"""Compare a coreset's posterior with that of all rows, and use its draws for all rows."""
 
 from jaxcoreset.diagnostics.correction import CorrectionError as CorrectionError
 from jaxcoreset.diagnostics.gaussian import Divergence as Divergence

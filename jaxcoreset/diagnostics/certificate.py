@@ -97,14 +97,14 @@ class Certificate(ShownAsTable):
 
     @property
     def verdict(self) -> str:
-        """What to do with the draws of the coreset posterior, in a few words for programs.
+        """What to do with the draws of the coreset posterior, in words for programs.
 
         "good" (use them as they are): the symmetrised KL plus two standard errors is at most 0.02
         nats, and the draws `can_be_reweighted`. "usable with correction" (use them through
         `correct`): the KL may be larger, but the draws can be reweighted. "don't use": they cannot
         be reweighted, or the chains have not converged.
 
-        `summary` is a sentence that judges the coreset and the chains apart.
+        `summary` is a sentence that judges the coreset and the chains separately.
         """
         usable = self.chains_verdict in ("converged", "short")
         return self.coreset_verdict if usable else "don't use"
@@ -167,9 +167,10 @@ class Certificate(ShownAsTable):
     def can_be_reweighted(self) -> bool:
         """True if weighted averages can be trusted.
 
-        They can if k-hat is at most `khat_limit`. They also can if all log-ratios are within 0.5
+        They can be trusted if k-hat is at most `khat_limit`, or if all log-ratios are within 0.5
         nats of one another, `weight_ess` is at least 99.7 per cent of the draws, and there are at
-        least 100 effective draws: the shape of the tail of nearly equal weights says little.
+        least 100 effective draws. If the weights are nearly equal, the shape of their tail says
+        little.
         """
         return self.khat <= self.khat_limit or self._is_narrow
 
@@ -189,8 +190,9 @@ class Certificate(ShownAsTable):
         if self._is_elsewhere:
             return (
                 "The chains are in a mode that only the weighted density has: it is "
-                f"{self.excess:.3g} nats too high there, against where the coreset was built. "
-                "Start them there: init_params=coreset.init_params(num_chains)."
+                f"{self.excess:.3g} nats too high there, compared with the point where the coreset "
+                "was built. Start the chains at that point: "
+                "init_params=coreset.init_params(num_chains)."
             )
         if self.chains_verdict == "not converged":
             return (

@@ -3,7 +3,7 @@
 A posterior is given as a `LaplaceApproximation`, as a pair (mean, covariance) of a Gaussian, as
 draws of shape (draws, D), or as a dictionary of samples with one leading axis, as
 ``mcmc.get_samples()`` returns it. Draws are represented by the Gaussian of their mean and
-covariance. `certify` looks beyond means and covariances.
+covariance. `certify` also measures what means and covariances do not show.
 """
 
 from collections.abc import Mapping, Sequence
@@ -159,7 +159,7 @@ def relative_errors(full: Any, coreset: Any, sites: Sequence[str] | None = None)
 
 
 def relative_error(problem: CoresetProblem, indices: ArrayLike, weights: ArrayLike) -> float:
-    """‖y − Φw‖ / ‖y‖ of weighted rows on a problem, such as that of held-out draws, in float64.
+    """The relative error ‖y − Φw‖ / ‖y‖ of weighted rows on a problem, in float64.
 
     Args:
         problem: the atoms and the target.
@@ -175,7 +175,7 @@ def relative_error(problem: CoresetProblem, indices: ArrayLike, weights: ArrayLi
 def gaussian_fisher_distance(
     mean: ArrayLike, covariance: ArrayLike, other_mean: ArrayLike, other_covariance: ArrayLike
 ) -> float:
-    """√E‖∇log p − ∇log q‖² under p = N(mean, covariance), with q the other, in closed form.
+    """√E‖∇log p − ∇log q‖² under p = N(mean, covariance), with q the other Gaussian.
 
     The difference is the linear function A(θ − μ) + Σ_q⁻¹(μ − μ_q) with A = Σ_q⁻¹ − Σ⁻¹, whose
     expected square is tr(AΣA) + ‖Σ_q⁻¹(μ − μ_q)‖².

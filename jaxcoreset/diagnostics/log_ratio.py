@@ -1,7 +1,7 @@
 """Full against coreset log-likelihood at draws: log π/π_w up to a constant, streamed and exact.
 
 The prior cancels: the log-ratio at a draw is L(θ) − L_w(θ). Both are of the order of n nats, and
-their difference must be right to a fraction of one, see `jaxcoreset.likelihood.totals`.
+their difference must be accurate to a fraction of a nat; see `jaxcoreset.likelihood.totals`.
 """
 
 from collections.abc import Callable, Mapping
@@ -102,7 +102,9 @@ def full_likelihood(
     """
     if args or kwargs:
         if likelihood is not None:
-            raise ValueError("likelihood is given and so are the model's arguments; give only one.")
+            raise ValueError(
+                "both likelihood and the model's arguments are given; expected only one of them."
+            )
         likelihood = _likelihood_of(coreset, args, kwargs)
     elif likelihood is None:
         likelihood = coreset.likelihood

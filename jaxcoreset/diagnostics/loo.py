@@ -42,14 +42,14 @@ def loo(
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """Estimate how well the full posterior predicts each row that is left out of it.
+    """Estimate how well the posterior of the other rows predicts each row that is left out.
 
     This is PSIS-LOO (Vehtari, Gelman and Gabry, Statistics and Computing 27, 2017) with draws of an
     approximation of the posterior (Magnusson, Andersen, Jonasson and Vehtari, ICML 2019): the
     importance weights are those from the coreset posterior to that of all rows but one. *All* rows
-    are left out in turn, not only those of the coreset. It takes two passes over them: one for the
-    weights, which a result of `correct` saves, and one that evaluates, smooths and reduces a block
-    of rows at a time. Nothing of the size draws × rows is stored.
+    are left out in turn, not only those of the coreset. It takes two passes over the rows: one for
+    the weights, which is not needed if you pass a result of `correct`, and one that evaluates,
+    smooths and reduces a block of rows at a time. It stores no array of size draws × rows.
 
     With a coreset of groups (``groups=``) the unit that is left out is a whole group: its effect is
     integrated out, and the result says how well a *new* group is predicted. It cannot be compared
@@ -62,9 +62,9 @@ def loo(
         subsample: how many rows to evaluate at all draws, chosen at random. All other rows are
             evaluated at one point only, the posterior mean of the unconstrained parameters, and the
             *difference estimator* corrects their sum (Magnusson, Vehtari, Jonasson and Andersen,
-            AISTATS 2020). All rows if None.
-        key: a JAX random key, for `subsample`; take the same key for all models that you compare,
-            so that they have the same rows.
+            AISTATS 2020). If None, all rows.
+        key: a JAX random key, for `subsample`; use the same key for all models that you compare, so
+            that they have the same rows.
         num_draws: see `certify`.
         likelihood: see `certify`.
         batch_size: see `certify`.
@@ -235,7 +235,7 @@ def _warn(bad: Int[np.ndarray, " b"], num: int, good: float, unit: str) -> None:
     warnings.warn(
         f"Pareto's k is above {good:.2f} for {bad.size:,} of {num:,} {unit}s, the first of them "
         f"{first}: leaving one of them out changes the posterior too much for its value to be "
-        f"trusted. Look at these {unit}s, or take a model that expects them, such as one with "
-        f"heavier tails; `bad_rows` has all of their numbers.",
+        f"trusted. Look at these {unit}s, or use a model that allows for them, such as one with "
+        "heavier tails; `bad_rows` lists all their numbers.",
         stacklevel=4,
     )

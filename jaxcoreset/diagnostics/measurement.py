@@ -1,4 +1,4 @@
-"""Measure a coreset posterior against all the data, at the draws that NUTS took on the coreset."""
+"""Measure a coreset posterior against all the data, at the draws of NUTS on the coreset."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ def certify(
 ) -> Certificate:
     """Measure how far the posterior that `mcmc` sampled on a coreset is from the full one.
 
-    It evaluates one row's log-likelihood draws × rows times, in one streamed pass over all the
+    It makes draws × rows evaluations of one row's log-likelihood, in one streamed pass over all the
     data; see `certificate_cost`.
 
     Args:

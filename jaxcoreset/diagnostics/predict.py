@@ -56,37 +56,38 @@ def predict(
 
     The rows are those of the arguments, or all rows of the build if there are none. NumPyro's
     `Predictive` draws one response per row and posterior draw, block by block; a block is reduced
-    to its means, standard deviations and quantiles before the next one is drawn, so that nothing of
-    the size draws × rows is stored. The devices of the build share the rows; each of several
+    to its means, standard deviations and quantiles before the next one is drawn, so that no array
+    of size draws × rows is stored. The devices of the build share the rows; each of several
     processes predicts the rows that it passes.
 
-    The draws are resampled by the weights of `correct`, so that they are of the full posterior; it
-    costs one pass over all rows, which a result of `correct` saves.
+    The draws are resampled by the weights of `correct`, so that they follow the full posterior.
+    This costs one pass over all rows, which is not needed if you pass a result of `correct`.
 
     With a coreset of groups, pass the rows to predict, with the labels of the build, and the number
     of groups, new ones included. Groups of the build have their own effects, drawn as by
     `Coreset.group_effects`. Groups with other labels, which come after those of the build, are new:
-    their effects are drawn from the prior given the shared parameters. If each row is a group, each
-    row's effect is.
+    their effects are drawn from the prior given the shared parameters. If each row is a group, the
+    effect of each row is drawn in this way.
 
     Args:
         coreset: the coreset.
         mcmc: see `certify`; or what `correct` returned, whose weights are then used.
         *args: the model's positional arguments with the rows to predict. The response may be None
-            or left out, as far as the model allows that. If it is given, it is replaced by new
-            responses, and kept for checks.
+            or missing, if the model allows that. If you pass it, it is replaced by new responses,
+            and kept for checks.
         key: a JAX random key.
         sites: names of sites with one value per row, deterministic ones among them; by default the
             observed sites.
-        quantiles: the levels of the quantiles to compute, between 0 and 1. They are values that
-            were drawn, so those of counts are whole numbers. () for none, which is faster.
+        quantiles: the levels of the quantiles to compute, between 0 and 1. Quantiles are values
+            that were drawn, so quantiles of counts are whole numbers. Pass () for no quantiles,
+            which is faster.
         draws: whether to keep all draws, of shape (num_draws, n, …).
         num_draws: see `certify`.
-        reweight: whether to weight the draws. Without, no data of the build are needed, and the
-            predictions are those of the coreset posterior.
+        reweight: whether to weight the draws. If False, the data of the build are not needed, and
+            the predictions are those of the coreset posterior.
         likelihood: for a coreset that was loaded, the `model_likelihood` of the data that it was
-            built from; for one of groups, their ``group_likelihood``, of the module
-            `jaxcoreset.likelihood.group_likelihood`.
+            built from; for a coreset of groups, the ``group_likelihood`` of these data, from the
+            module `jaxcoreset.likelihood.group_likelihood`.
         batch_size: the number of rows that are read and moved to the device at a time.
         progress_bar: whether to show the progress on a terminal.
         **kwargs: the model's keyword arguments.
@@ -362,10 +363,10 @@ class Prediction:
             reduce: "mean", "max" or "min", of these numbers over the rows.
             of: a function of the reduced numbers, () or (j,), in JAX.
             bins: shape (n,), whole numbers from 0 on: the test statistic is computed for each bin
-                of rows. It shows where a model fails, where a plot of all rows would be too much.
+                of rows. Bins show where a model fails if there are too many rows for a plot.
 
         Raises:
-            ValueError: if the responses were not passed, or an argument is none of these.
+            ValueError: if the responses were not passed, or an argument is not one of these.
         """
         names = [name for name in self.observed if site in (None, name)]
         if len(names) != 1:

@@ -112,7 +112,7 @@ class _Statistics:
         if found.shape[:1] != at.shape:
             raise ValueError(
                 f"statistic returned shape {found.shape} for {at.size} rows; expected one number "
-                "of each row, (m,), or several, (m, j)."
+                "for each row, (m,), or several, (m, j)."
             )
         found = found.astype(jnp.result_type(float))
         counted = counted.reshape(-1, *[1] * (found.ndim - 1))

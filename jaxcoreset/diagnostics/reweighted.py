@@ -44,7 +44,7 @@ class ReweightedDraws:
 
 
 def plain_draws(coreset: Coreset, samples: Any, num_draws: int | None) -> ReweightedDraws:
-    """Draws that count alike."""
+    """Draws with equal weights."""
     found = chain_samples(samples, latent_shapes(coreset.model, (coreset.args, coreset.kwargs)))
     used = found.thin(num_draws)[0]
     zeros = np.zeros(used.shape)

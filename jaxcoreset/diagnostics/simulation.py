@@ -1,8 +1,8 @@
 """The rows to predict and what is drawn for them: new responses from the user's model, by blocks.
 
-The arguments to predict have the names of those of the build, but the response may be missing. What
-holds rows is told by these names. Responses are sampled even if they are given, so that those which
-a model cannot do without may be passed, and be compared with new ones. Other observed sites, such
+The arguments to predict have the names of those of the build, but the response may be missing.
+These names say which arguments hold rows. Responses are sampled even if they are given, so that you
+can pass responses that the model needs, and compare them with new ones. Other observed sites, such
 as a parameter that `numpyro.handlers.condition` fixes, keep their values.
 """
 
@@ -75,7 +75,8 @@ def rows_to_predict(
     lengths = {arguments.names[i]: arguments.leaves[i].shape[0] for i in found}
     if len(set(lengths.values())) > 1:
         raise ModelError(
-            f"the rows to predict differ in their number: {lengths}; expected one for each row."
+            f"the arguments with the rows to predict differ in their number of rows: {lengths}; "
+            "expected the same number in each."
         )
     counted = {known[i] for i in counts}
     counts_at = tuple(i for i, name in enumerate(arguments.names) if name in counted)
@@ -275,15 +276,15 @@ def effects_to_predict(
     num, known = int(counts[0]), groups.num_rows
     if num < known:
         raise ModelError(
-            f"the rows to predict are of {num} groups, but the coreset was built from {known}; "
-            "expected the same groups with the same numbers, and new ones after them."
+            f"the rows to predict belong to {num} groups, but the coreset was built from {known}; "
+            "expected the same groups with the same numbers, and new groups after them."
         )
     labels = np.asarray(by_name[label])
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= num:
         raise ModelError(
             f"argument {label} has labels from {labels.min()} to {labels.max()} for {num} groups; "
             "expected the labels of the build, or the numbers of groups, from 0 on, in the order "
-            "of its sorted labels, and a number of groups that counts new ones."
+            "of its sorted labels, and a number of groups that includes new groups."
         )
     key, prior_key = jax.random.split(key)
     structure = coreset.grouping.model(coreset.full_model, coreset.arguments).structure

@@ -93,6 +93,6 @@ def check_distribution(name: str, table: Array) -> None:
     total, least = float(table.sum()), float(table.min())
     if least < 0 or abs(total - 1) > 1e-3:
         raise ValueError(
-            f"{name} sums to {total:.6g} and its least entry is {least:.6g}; expected a "
-            "distribution: nothing negative, and a sum of 1."
+            f"{name} sums to {total:.6g} and its smallest entry is {least:.6g}; expected a "
+            "distribution: no negative entry, and a sum of 1."
         )

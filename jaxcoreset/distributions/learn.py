@@ -186,7 +186,7 @@ def _checked_start(
         varying = int(varying_coordinates(table).sum())
         if is_concrete(k) and varying > k:
             raise ValueError(
-                f"start varies in {varying} coordinates; expected at most k = {k}. "
-                "Use sparse_projection(start, k)."
+                f"start varies in {varying} coordinates; expected at most k = {k}. Use "
+                "sparse_projection(start, k)."
             )
     return table

@@ -19,7 +19,7 @@ from jaxcoreset.data.sources.base import SourceArray
 
 
 class ModelError(ValueError):
-    """A model or its arguments cannot be used; the message says which part, and what to do."""
+    """A model or its arguments cannot be used. The message says which part, and what to do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +108,8 @@ class Arguments:
         leaves, tree = jax.tree.flatten(as_arrays(tuple(args), dict(kwargs), names))
         if tree != self.tree:
             raise ModelError(
-                f"the arguments are laid out as {tree}, but those of the coreset as {self.tree}; "
-                "pass the same arguments, in which only the rows differ."
+                f"the arguments have the structure {tree}, but those of the coreset have "
+                f"{self.tree}; pass the same arguments, in which only the rows differ."
             )
         return dataclasses.replace(self, leaves=tuple(leaves))
 

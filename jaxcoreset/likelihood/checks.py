@@ -203,8 +203,8 @@ def refuse_other_program(
         way_out = "Install"
         if not is_float64:
             way_out = (
-                "Build in float64, which computes these right: under jax.enable_x64(True), or with "
-                "JAX_ENABLE_X64=1 in the environment. Or install"
+                "Build in float64, which computes these correctly: under jax.enable_x64(True), or "
+                "with JAX_ENABLE_X64=1 in the environment. Or install"
             )
         raise RuntimeError(
             "the compiled program for many draws gives other log-likelihoods than that for one: "

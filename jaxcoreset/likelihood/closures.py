@@ -1,9 +1,10 @@
 """Float64 for a model that was run in float32 before.
 
-JAX remembers a NumPy array that a function uses without getting it as an argument in the precision
-in which it saw it first. In the other precision the program that is made of the function is wrong,
-and JAX says "Cannot lower jaxpr with verifier errors". Only `jax.clear_caches` makes JAX forget,
-and compiled programs with it, so it is called only for models that use such arrays.
+A function may use a NumPy array that is not one of its arguments. JAX caches such an array in the
+precision in which it saw it first. In the other precision the program of the function is then
+wrong, and JAX says "Cannot lower jaxpr with verifier errors". Only `jax.clear_caches` removes the
+array from the cache. It removes compiled programs too, so it is called only for models that use
+such arrays.
 """
 
 import contextlib

@@ -113,7 +113,7 @@ def _naming_data(arguments: Arguments, data_axes: Any) -> Iterator[None]:
             names = [arguments.names[i] for i in arguments.data_at]
             error.add_note(
                 f"taken as data, since they have {arguments.num_data} rows: {', '.join(names)}; if "
-                "one of them is not data, name those that are by data_axes"
+                "one of them is not data, name the arguments that are data with data_axes"
             )
         raise
 

@@ -1,8 +1,8 @@
 """Check that a group's rows and effects depend on no other group's effects, nor on its size.
 
-Nor may what groups share depend on effects, or on how many groups there are.
+What groups share must not depend on effects, or on how many groups there are.
 
-The shapes of a model's sites do not tell that: a row may use the effects of two groups, a running
+The shapes of a model's sites do not show this: a row may use the effects of two groups, a running
 sum of effects makes a random walk of them, and a prior may use how many rows a group has. So some
 groups are evaluated together, as the model's user does, and each alone, with copies of its rows.
 """
@@ -89,10 +89,10 @@ def check_groups(marginal: GroupModel, layout: Layout, sizes: Int[np.ndarray, " 
                 raise ModelError(
                     f"a row of observed site {name!r} depends on the effect of a group that it is "
                     "not in; expected rows that depend on the effects of their own group only. "
-                    "With crossed effects, name one argument as groups and leave the effects of "
-                    "the others with a size that no argument with this length counts: they stay "
-                    "parameters. Effects that depend on one another, by a running sum or a sum to "
-                    "zero, cannot be integrated out group by group."
+                    "With crossed effects, name one argument as groups; the effects of the other "
+                    "arguments stay parameters if their number differs from the number of groups. "
+                    "Effects that depend on one another, by a running sum or a sum to zero, "
+                    "cannot be integrated out group by group."
                 )
         for name, values in of_priors.items():
             found = np.sum(np.asarray(log_prob(sites[name])))

@@ -211,5 +211,5 @@ def _check_processes(
 
 
 def _mark(name: Any) -> int:
-    """A number of 64 bits that tells a label from other ones, in every process alike."""
+    """A 64-bit number that identifies a label, the same in every process."""
     return int.from_bytes(hashlib.blake2b(repr(name).encode(), digest_size=8).digest(), "little")

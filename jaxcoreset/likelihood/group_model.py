@@ -2,11 +2,11 @@
 
 `GroupModel` has the shared parameters only, and one factor with an entry log p_g(φ) = log ∫ Π p(y |
 z, φ) p(z | φ) dz for each group g. It is called with groups laid out as rows, see
-`jaxcoreset.likelihood.group_arguments`, so that all else in this package sees a model whose data
+`jaxcoreset.likelihood.group_arguments`, so that the rest of this package sees a model whose data
 are groups. `MarginalModel` is called as the user's model is.
 
-Weights belong on log p_g, where a group that counts w times is w groups alike, each with an effect
-of its own. On the joint density with a sampled effect they would count one effect w times.
+Weights multiply log p_g: a group that counts w times is w equal groups, each with an effect of its
+own. If weights multiplied the joint density with a sampled effect, one effect would count w times.
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
 The model is traced abstractly with two numbers of rows and of groups. A latent site that grows with
 the groups is *local*: its entry for a group is that group's effect. An observed site grows with the
-rows, or with the groups; all else is shared.
+rows, or with the groups; all other sites are shared.
 """
 
 import dataclasses
@@ -159,7 +159,7 @@ def find_table(model: Callable, arguments: Arguments, groups: str) -> GroupTable
         raise ModelError(f"{expected}. The model said: {failure}") from failure
     raise ModelError(
         f"{expected}; none was found among {listed(arguments.names)}. Pass the number of groups as "
-        "an argument, or name another argument by groups."
+        "an argument, or name another argument with groups=."
     )
 
 
@@ -196,7 +196,7 @@ def structure_of(
     )
     if set(first.log_prob) != set(second.log_prob):
         changed = set(first.log_prob) ^ set(second.log_prob)
-        raise ModelError(f"the sites {sorted(changed)[:3]} come and go with the number of groups.")
+        raise ModelError(f"the sites {sorted(changed)[:3]} exist for some numbers of groups only.")
     local: dict[str, LocalSite] = {}
     summed: dict[str, tuple[int, int]] = {}
     hidden, rows, of_groups, effects, shared = set(), {}, [], {}, []

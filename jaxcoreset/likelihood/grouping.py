@@ -1,4 +1,4 @@
-"""`Grouping`: what a coreset keeps of its groups, from which its marginal model is made again."""
+"""`Grouping`: what a coreset keeps of its groups, to make its marginal model again."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -81,8 +81,8 @@ class Grouping:
         )
         if table.positions != self.positions:
             raise ModelError(
-                f"the arguments ({arguments}) are laid out otherwise than those that the coreset "
-                "was built from; pass the same arguments, in which only the groups differ."
+                f"the arguments ({arguments}) have a different structure from those that the "
+                "coreset was built from; pass the same arguments, in which only the groups differ."
             )
         layout = lay_out(table)
         self._counted(before).check_same_constants(self._counted(layout.arguments))

@@ -5,8 +5,8 @@ The variance over the draws of the difference is what the integrals add to the s
 divergence. It is measured on some groups: their mean difference times the number of groups is the
 part that all groups share, and what is left is independent noise.
 
-Both integrals may be around the same mode, and miss another one. So those over one dimension are
-compared with a sum over points far beyond it too.
+Both integrals may be around the same mode, and miss another mode. So integrals over one dimension
+are also compared with a sum over points far beyond the mode.
 """
 
 import dataclasses

@@ -72,11 +72,11 @@ class Integration(eqx.Module):
 
 
 class AdaptiveQuadrature(Integration):
-    """Adaptive Gauss–Hermite quadrature, for an effect of one or two dimensions a group.
+    """Adaptive Gauss–Hermite quadrature, for an effect of one or two dimensions per group.
 
     Args:
-        num_nodes: the number of nodes for each dimension. It is the least number: where the error
-            that is measured matters, the builder takes more.
+        num_nodes: the number of nodes for each dimension. This is the minimum: if the measured
+            error matters, the builder uses more nodes.
 
     Raises:
         ValueError: if `num_nodes` is less than 1.

@@ -1,4 +1,4 @@
-"""A function of a group's effect, prepared for many calls: what does not change is kept.
+"""A function of a group's effect, prepared for many calls: what does not change is computed once.
 
 A group's log-density is evaluated at some thirty values of its effect for each draw of the shared
 parameters: by Newton's method, and at the nodes of a quadrature. `prepare` traces the function

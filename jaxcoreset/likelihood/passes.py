@@ -120,7 +120,7 @@ def feature_sum(
 
 
 class Progressed:
-    """Tells of all rows that are done, where a pass evaluates the distinct ones.
+    """Reports the progress in all rows where a pass evaluates the distinct ones.
 
     Args:
         on_rows: called with the number of rows done since the last call.

@@ -1,11 +1,11 @@
-"""Whether float32 is enough for a model and its data, by measured rounding.
+"""Return whether float32 is enough for a model and its data, by measured rounding.
 
 A row's log-likelihood is a difference of numbers that may be far larger, such as ``gammaln`` of a
-count of 60,000, and what all rows share, such as log σ, is rounded alike in each of them. So how
-much a sum over rows is rounded cannot be told from its size or from the number of rows. It is
-measured where the posterior is: the values in float32 are compared with those in float64. That
-takes a program more, so a look at the float32 values comes first: along a short line they are a
-cubic, and what is left of them is rounding.
+count of 60,000. What all rows share, such as log σ, has the same rounding error in each row. So
+neither the size of a sum over rows nor the number of rows says how large its rounding error is. It
+is measured near the posterior: the values in float32 are compared with those in float64. This takes
+another program, so the float32 values are checked first: along a short line they are nearly a
+cubic, and the remainder is rounding.
 
 Where all rows are summed too coarsely in float32, the build runs in float64, see
 `CoresetBuilder.run`. Where only weighted rows are, these are evaluated in float64.
@@ -74,7 +74,7 @@ class Noise:
         return cls(of_row, num_data * of_row + num_data**2 * max(0.0, shared))
 
     def of_all(self, likelihood: ModelLikelihood) -> "Noise":
-        """What the first process measured, so that all processes decide alike."""
+        """What the first process measured, so that all processes make the same decision."""
         own = {name: np.asarray(value) for name, value in vars(self).items()}
         found = likelihood.rows.context.processes.first(own)
         return Noise(**{name: float(value) for name, value in found.items()})

@@ -1,14 +1,14 @@
 """The functions of a likelihood as compiled programs use them: without rows, and shared by builds.
 
-What a compiled function is made from stays in JAX's caches for good, and with it all that it refers
-to. So programs are made from a likelihood that holds no rows of a build and no model, see
-`ModelLikelihood.program`. Likelihoods that compute the same share one, so that a second build of a
-model compiles nothing.
+JAX's caches keep what a compiled function is made from, and everything that it refers to. So
+programs are made from a likelihood that holds no rows of a build and no model, see
+`ModelLikelihood.program`. Likelihoods that compute the same values share one, so that a second
+build of a model compiles nothing.
 
-Whether two likelihoods compute the same cannot be told from their models, which may use arrays and
-settings that change from build to build. It is told from what JAX makes of them: the code in
+The models of two likelihoods do not show whether they compute the same values, since they may use
+arrays and settings that change from build to build. What JAX makes of them shows it: the code in
 StableHLO, with all its constants, for two numbers of rows. Rows do not depend on one another, so
-other numbers of rows need no look.
+there is no need to compare other numbers of rows.
 """
 
 import dataclasses

@@ -140,7 +140,7 @@ def find_structure(model: Callable, readings: list[Arguments]) -> Structure:
         raise FixedSizeError(
             f"the data were taken to be {names}, with {arguments.num_data} rows, the length of an "
             f"observed site's longest axis (its axes have {lengths}); if that is wrong, name the "
-            f"data by data_axes, or their plate by plate. If it is right: {error}"
+            f"data with data_axes, or their plate with plate. If it is right: {error}"
         ) from error
 
 
@@ -186,7 +186,9 @@ def _data_dim(few: Site, more: Site, arguments: Arguments) -> int | None:
             raise not_independent(few.name, "does not grow with the rows, though its value does")
         return None
     if len(shapes[0]) != len(shapes[1]):
-        raise not_independent(few.name, "has another number of axes for other rows")
+        raise not_independent(
+            few.name, "has a different number of axes for a different number of rows"
+        )
     dims = [d for d in range(-len(shapes[0]), 0) if shapes[0][d] != shapes[1][d]]
     if len(dims) > 1:
         columns = [name for name, i in arguments.data_names.items() if _is_column(i, arguments)]
@@ -222,12 +224,12 @@ def _per_datum_latent(site: Site) -> ModelError:
     if site.name.endswith("_unobserved"):
         return ModelError(
             f"{found}obs_mask makes such a site, which has no density where the row is observed: "
-            "leave out the rows whose response is missing, which say nothing of the parameters."
+            "leave out the rows whose response is missing, which say nothing about the parameters."
         )
     return LatentOfRowError(
-        f"{found}a coreset keeps few rows, so parameters must be shared by all of them: "
-        "CoresetBuilder integrates effects of a row's own out, and those of groups that an "
-        "argument names: groups=."
+        f"{found}a coreset keeps few rows, so all rows must share the parameters. CoresetBuilder "
+        "can integrate out an effect of each row, or of each group if groups= names the argument "
+        "with the groups."
     )
 
 

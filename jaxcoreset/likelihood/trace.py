@@ -261,8 +261,8 @@ def refuse_unusable_site(name: str, site: Mapping) -> None:
     if site["type"] == "param":
         raise ModelError(
             f"site {name!r} is a numpyro.param, which has no posterior; a numpyro.sample is "
-            "expected: give it a prior, or pass its value as an argument (LocScaleReparam "
-            "makes one unless it is told how far to centre: LocScaleReparam(0.0))."
+            "expected: give it a prior, or pass its value as an argument (LocScaleReparam makes "
+            "such a site unless you fix its centering: LocScaleReparam(0.0))."
         )
     if site["type"] == "plate":
         size, subsample_size = site["args"]

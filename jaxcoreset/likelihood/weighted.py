@@ -30,8 +30,8 @@ class WeightedModel:
     weighted models with the same model and weights are equal, so that compiled functions are found
     again. A weighted model can be pickled if the model can.
 
-    With a proxy the site ``proxy``, a `numpyro.factor`, stands for what the weighted rows do not
-    say of all rows. A single row of weight 0 then stands for no rows.
+    With a proxy, the site ``proxy``, a `numpyro.factor`, has the approximation of all rows that the
+    weighted rows correct. A single row of weight 0 then means that there are no rows.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ def weighted_model(
         model: a `ModelLikelihood`, or a NumPyro model together with `data_dims`.
         weights: shape (m,), finite and not negative; traced values are taken as they are.
         data_dims: `ModelLikelihood.data_dims`, needed for a bare model.
-        proxy: what stands for all rows beside the weighted ones, if anything.
+        proxy: the approximation of all rows that the weighted rows correct, if there is one.
 
     Returns:
         A NumPyro model, to be called with m rows.

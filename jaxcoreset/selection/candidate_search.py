@@ -3,9 +3,9 @@
 A solver chooses among candidate rows. Whether another row would help follows from its atom φ, the
 residual r of the solution, and the atoms chosen. If ⟨φ, r⟩ > 0 and all weights are fitted again,
 the row lowers the objective ‖r‖² by ⟨φ, r⟩²/‖φ⊥‖², where φ⊥ is φ without its projection on the
-chosen atoms, or by less if one of their weights would become negative. Otherwise it does not lower
-it. A pass evaluates this decrease for every row and keeps the best rows; they join the candidates,
-and the solver runs again.
+chosen atoms, or by less if one of their weights would become negative. Otherwise the row does not
+lower the objective. A pass evaluates this decrease for every row and keeps the best rows; they join
+the candidates, and the solver runs again.
 
 This is column generation (Gilmore and Gomory 1961), whose search is called pricing, with the
 selection rule of orthogonal least squares (Chen, Billings and Luo 1989).

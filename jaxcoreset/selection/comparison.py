@@ -130,8 +130,8 @@ def compare(
 ) -> Comparison:
     """Run several solvers over the same sizes on one problem.
 
-    Each solver makes one `sweep` over all sizes per run: the first is compiled anew, and the
-    further ones are timed without compilation.
+    Each solver makes one `sweep` over all sizes per run: the first is compiled, and the further
+    ones are timed without compilation.
 
     Args:
         problem: the problem.

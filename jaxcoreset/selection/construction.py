@@ -142,7 +142,7 @@ class Construction:
                 pool.regress()
 
     def approaches(self, pool: DrawPool) -> tuple[Approach, ...]:
-        """What may stand for all rows beside the coreset."""
+        """The approximation of all rows that the coreset may correct."""
         return approaches_of(pool, self.allows_rows_alone)
 
     def select(

@@ -36,7 +36,7 @@ from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.weighting import DrawSource
 from jaxcoreset.weighting.base import FEWEST, shares
 
-# There is room for this number of candidates to join, where there are at least so many.
+# There is room for this number of candidates to join, if there are at least that many.
 _SPARE, _FEWEST_PADDED = 256, 512
 # The fewest columns of standardised draws.
 _FEWEST_COLUMNS = 8

@@ -1,4 +1,4 @@
-"""Where the distinct rows are few enough, they are the coreset: their counts are exact weights."""
+"""If there are few enough distinct rows, they are the coreset, with their counts as weights."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -39,7 +39,7 @@ def representatives(
 ) -> Int[np.ndarray, " m"] | None:
     """The rows to choose among, one of each value; None if these are all the rows.
 
-    A constraint with labels may tell equal rows apart, so all of them are then chosen among; and so
+    A constraint with labels may distinguish equal rows, so all of them are then candidates; and so
     they are if the distinct ones are fewer than `size`, which only a constraint leads to.
     """
     if distinct is None or not distinct.has_repeats or distinct.num < size:

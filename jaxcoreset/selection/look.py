@@ -1,8 +1,9 @@
-"""A first look before a build: how many parameters there are, what that takes, and what to do.
+"""A first look before a build: how many parameters there are, what the build costs, and what to do.
 
-A posterior that is nearly Gaussian needs about D(D + 3)/2 rows for D parameters, and the search of
-its mode a D × D matrix for each row. A hierarchy whose effects are parameters has hundreds of them,
-and is much easier as a model of groups. So such a build is timed on a few rows before it begins.
+A posterior that is nearly Gaussian needs about D(D + 3)/2 rows for D parameters, and the search for
+its mode needs a D × D matrix for each row. A hierarchy whose effects are parameters has hundreds of
+them, and is much easier as a model of groups. So such a build is timed on a few rows before it
+begins.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ _PASSES = 20
 # and what a build takes in any case.
 _SOLVER_SECONDS, _LEAST_SECONDS = 10.0, 20.0
 # A build that is expected to take more seconds is announced. It is said to be late after this
-# multiple of the time that was foretold.
+# multiple of the estimated time.
 _LONG, _LATE = 60.0, 3.0
 
 
@@ -77,17 +78,17 @@ class FirstLook:
         if self.groups is not None:
             name, num, _ = self.groups
             return (
-                f"groups={name!r} integrates the effects of the {num:,} groups out, and a coreset "
-                "of groups needs far fewer of them."
+                f"groups={name!r} integrates out the effects of the {num:,} groups, and the "
+                "coreset then keeps only some of the groups."
             )
         if self.num_params > self.num_data:
             return (
-                "There are fewer rows than parameters, so no rows can be spared: run NUTS on all "
-                "of them, or use fewer parameters."
+                "There are fewer rows than parameters, so a coreset cannot leave any rows out: "
+                "run NUTS on all rows, or use fewer parameters."
             )
         return (
-            'proxy="auto", the default, needs fewer rows than rows alone; fewer parameters, or '
-            "a hierarchy with groups=, need less of everything."
+            'proxy="auto", the default, needs fewer rows than a coreset of rows alone; fewer '
+            "parameters, or a hierarchy with groups=, need fewer rows, less memory and less time."
         )
 
 
@@ -137,7 +138,7 @@ def foretold(
 ) -> Iterator[FirstLook]:
     """Warn of a build that takes long before it begins, and log a line if it takes far longer.
 
-    A hierarchy whose effects are parameters is told of in any case.
+    A hierarchy whose effects are parameters is reported in any case.
 
     Args:
         likelihood: the model's likelihood and data.
@@ -157,7 +158,7 @@ def foretold(
 
     def say() -> None:
         logging.getLogger("jaxcoreset").warning(
-            "the build has taken %.0f s, three times what was foretold; it is in the stage %r.",
+            "the build has taken %.0f s, three times the estimate; it is in the stage %r.",
             time.perf_counter() - start,
             stage(),
         )

@@ -1,4 +1,4 @@
-"""Some of the draws of a pool, and what is known at them."""
+"""Some of the draws of a pool, and the values at these draws."""
 
 import functools
 import itertools

@@ -69,7 +69,7 @@ class Plan(ShownAsTable):
         further_passes: the maximum number of passes, not among `passes`, that are made if the
             candidates turn out to limit the error.
         further_seconds: the time of all of these.
-        look: the number of parameters, and what to do instead if they are many.
+        look: the number of parameters, and what to do instead if there are many.
         temporary_bytes: the size of the temporary files that the rows of groups are gathered in.
     """
 

@@ -3,7 +3,7 @@
 Remainders fade out at a distance at which a Gaussian has no mass. A skewed posterior may have some:
 the effect of a level with one event in twenty rows falls by 12 nats at nine standard deviations on
 one side, and a rare component of a mixture by 5 nats at six, in a direction that is no parameter's.
-There the remainders have to count, so distances in such directions are made shorter.
+The remainders must count there, so distances in such directions are made shorter.
 """
 
 import dataclasses

@@ -65,13 +65,14 @@ class Round:
             tolerance; None if there is only one.
         r_hat: the largest split R-hat of the chains on the coreset posterior.
         num_divergent: the number of their divergent transitions.
-        trouble: what shows that these chains have not mixed, so that there is no `own_kl`; None if
-            nothing does.
+        trouble: the reason why these chains count as not mixed, so that there is no `own_kl`; None
+            if they have mixed.
         next_temperature: the divisor of the coreset's log-likelihood in the posterior that is the
             next π̂; 1 if `own_kl` is at most one nat.
-        efficiency: what fraction of the weighting's draws is worth a draw of the full posterior,
-            by importance weights under a Gaussian of the draws' mean and covariance, or under the
-            Laplace approximation where the draws are its own; None where it was not asked for.
+        efficiency: the effective sample size of the weighting's draws for the full posterior, as a
+            fraction of their number. The importance weights use a Gaussian with the draws' mean and
+            covariance, or the Laplace approximation if the draws come from it. None if it was not
+            measured.
     """
 
     weighting: str

@@ -1,7 +1,7 @@
-"""The selection of one build: at the size that is given, or the smallest that keeps to a tolerance.
+"""The selection of one build: at a given size, or at the smallest size that meets a tolerance.
 
-With a tolerance the largest size of a path is doubled until one of its sizes keeps to it. This ends
-early where more rows do not help, or where far more would be needed than may be taken.
+With a tolerance the largest size of a path is doubled until one of its sizes meets it. The search
+ends early if more rows do not help, or if far more rows would be needed than are allowed.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ def select_rows(
         is_final: whether the tolerance matters; if not, only sizes that are quick are tried.
 
     Returns:
-        The selection, or None if only all the rows keep to the tolerance.
+        The selection, or None if only all the rows meet the tolerance.
     """
     if construction.size is None:
         return _within_tolerance(construction, pool, key, is_final)
@@ -65,7 +65,7 @@ def select_rows(
 def _within_tolerance(
     construction: Construction, pool: DrawPool, key: PRNGKeyArray, is_final: bool
 ) -> Selection | None:
-    """The smallest size that keeps to `tol`, on paths whose largest size is doubled."""
+    """The smallest size that meets `tol`, on paths whose largest size is doubled."""
     assert construction.tol is not None
     n, largest = construction.num_choices, min(construction.max_size, construction.num_choices)
     begins_low, num_stalled, draws_per_row = pool.expansion is not None, 0, DRAWS_PER_ROW
@@ -126,7 +126,7 @@ def _within_tolerance(
 
 
 def is_hopeless(construction: Construction, selection: Selection) -> bool:
-    """Whether the tolerance would take far more rows than may be taken."""
+    """Return whether the tolerance would need far more rows than are allowed."""
     if selection.rows_needed is None:
         return False
     largest = min(construction.max_size, construction.num_choices)
@@ -142,7 +142,7 @@ def _tried(
     above: dict[Approach, int],
     before: list[Selection],
 ) -> list[Selection]:
-    """Selections of at most so many rows, the one that is likely to have fewest first."""
+    """Selections up to a maximum number of rows; the first is likely to have the fewest."""
     tried, longest = [], size
     for approach in construction.approaches(pool):
         if approach == "rows" and pool.expansion is not None:
@@ -156,7 +156,7 @@ def _tried(
 
 
 def _are_far_worse(construction: Construction, size: int, before: list[Selection]) -> bool:
-    """Whether rows alone were far from what rows beside an expansion reach, and still will be."""
+    """Return whether rows alone were far worse than rows with an expansion, and will stay so."""
     if size >= _FAR_FEWER * num_features(construction.num_params):
         return False
     errors = {one.approach: one.estimate.kl for one in before}  # the last of each
@@ -164,7 +164,7 @@ def _are_far_worse(construction: Construction, size: int, before: list[Selection
 
 
 def _rows_needed(construction: Construction, found: list[Selection]) -> int | None:
-    """How many rows the tolerance would take, if the error went on falling as it did.
+    """How many rows the tolerance would need if the error kept falling at the same rate.
 
     None if that is not known: too few sizes were tried, or rows alone have not matched the
     log-posterior's second derivatives yet, after which their error falls faster.
@@ -181,7 +181,7 @@ def _rows_needed(construction: Construction, found: list[Selection]) -> int | No
 
 
 def extrapolate(sizes: Sequence[int], errors: Sequence[float], tol: float) -> float:
-    """The size of a tolerance, if the error goes on falling as the same power of the size.
+    """The size that meets a tolerance if the error keeps falling as the same power of the size.
 
     The power is that of the steepest step, since the error of a well-filled coreset falls faster.
 

@@ -50,8 +50,8 @@ def solve_path(
         key: a JAX random key, for solvers that need one.
         has_tol: whether a size will be chosen by a tolerance, so that every size is of interest.
         approach: what stands for all rows.
-        above: the largest size that is known not to keep to the tolerance. Where many rows are
-            needed, smaller sizes are left out.
+        above: the largest size that is known not to meet the tolerance. Where many rows are needed,
+            smaller sizes are left out.
         longest: a larger size, up to which a path is computed and then cut, if it is short: another
             path of this length shares its program.
 
@@ -88,7 +88,7 @@ def solve_path(
 
 
 def _sizes_for_tolerance(size: int, above: int) -> Int[np.ndarray, " m"]:
-    """The sizes among which the smallest one within a tolerance is looked for."""
+    """The sizes that are searched for the smallest one within a tolerance."""
     if size <= _EVERY_SIZE:
         return np.arange(1, size + 1)
     first = above + 1 if _EVERY_SIZE / 2 < above < size else 1
@@ -108,7 +108,7 @@ def select_size(
     approach: Approach = "rows",
     max_shift: float = np.inf,
 ) -> Selection:
-    """One size of a path: the largest, or with a tolerance the smallest that keeps to it.
+    """One size of a path: the largest, or with a tolerance the smallest that meets it.
 
     Args:
         pool: draws; with a tolerance more may be added.
@@ -136,9 +136,10 @@ def solve_and_select(
     tol: float | None = None,
     allows_rows_alone: bool = True,
 ) -> Selection:
-    """The best selection of at most so many rows, with the pool's expansion or without.
+    """The best selection up to a number of rows, with the pool's expansion or without.
 
-    Arguments as above. With a tolerance it is the one of fewest rows that keeps to it, if any does.
+    Arguments as above. With a tolerance it is the selection with the fewest rows that meets it, if
+    there is one.
     """
     found = [] if pool.expansion is None else [select_none(pool, clock, tol=tol)]
     for approach in approaches_of(pool, allows_rows_alone):

@@ -1,11 +1,11 @@
-"""The smallest size on a solver's path that keeps to a tolerance, and an honest estimate for it.
+"""The smallest size on a solver's path that meets a tolerance, and an honest estimate of its error.
 
 The smallest of many estimates on the same draws is too low, because it was selected for being low.
 So a size is selected by the "selection" draws, and the estimate that is reported comes from the
 "confirmation" draws, which had no part in the selection. Where they do not confirm the size, they
 join the "selection" draws, and new ones are drawn for the next selection. The "confirmation" draws
-have to keep to the tolerance too, so estimates that come within two standard errors of it are low
-by about half a standard error; a standard error is at most a tenth of the tolerance.
+have to meet the tolerance too, so estimates that come within two standard errors of it are low by
+about half a standard error; a standard error is at most a tenth of the tolerance.
 """
 
 import dataclasses
@@ -38,11 +38,11 @@ class Selection:
         at: the entry.
         estimate: its error, on draws that had no part in the selection.
         curve: the errors along the path, on the draws that had.
-        is_within: whether the tolerance is kept to; True where there is none.
+        is_within: whether the tolerance is met; True if there is none.
         approach: what stands for all rows.
         candidates: the row numbers of the candidates that the path is about; None for all rows.
         rows_needed: how many rows the tolerance would take, by the trend of the sizes that were
-            tried; None where it is kept to or the trend is not known.
+            tried; None if it is met or the trend is not known.
     """
 
     path: Solution
@@ -118,7 +118,7 @@ def smallest_within(
         max_shift: the largest shift of a posterior mean, in standard deviations.
 
     Returns:
-        The selection; if no size keeps to `tol`, the best one, with `is_within` false.
+        The selection; if no size meets `tol`, the best one, with `is_within` false.
     """
     most = _MOST_HELD_OUT * num_held_out
     first = 0
@@ -173,13 +173,13 @@ def _first_within(
 
 
 def _may_be_within(curve: dict[str, np.ndarray], tol: float, first: int, max_shift: float) -> bool:
-    """Whether a size would be within, if more draws made its standard error small enough."""
+    """Return whether a size would be within, if more draws made its standard error small enough."""
     is_near = (curve["kl"] <= tol) & (curve["mean_shift"] <= max_shift)
     return bool(is_near[first:].any())
 
 
 def _may_be_confirmed(estimate: KLEstimate, tol: float) -> bool:
-    """Whether more draws may well confirm a choice, or make the estimate of one more precise.
+    """True if more draws may well confirm a choice, or make the estimate of one more precise.
 
     With the standard error that is aimed at, an estimate is within if it is below 0.8 `tol`. Where
     that is more than a standard error away, another row costs less than many draws.

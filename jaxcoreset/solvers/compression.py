@@ -227,7 +227,7 @@ def project(
     key: PRNGKeyArray | int,
     kind: Literal["gaussian", "sign"] = "gaussian",
 ) -> CoresetProblem:
-    """Multiply atoms and target by a random matrix with m columns: fewer coordinates, some error.
+    """Multiply atoms and target by a random matrix with m columns, which shortens them.
 
     For weights that do not depend on the matrix, the objective changes by a factor within 1 ± ε
     with probability at least 1 − δ if m is at least `projection_size(ε, δ)`. Entries are Gaussian

@@ -88,7 +88,7 @@ def median_bandwidth(points: ArrayLike, max_points: int = 1000) -> Float[Array, 
     median = _median_distance(points[::stride].reshape(-1, math.prod(points.shape[1:])))
     if is_concrete(median) and not median > 0:
         raise ValueError(
-            "points are all equal, so that there are no distances; pass a kernel with a bandwidth."
+            "all points are equal, so all distances are zero; pass a kernel with a bandwidth."
         )
     return median
 
@@ -249,7 +249,7 @@ def select_prototypes(
     if is_concrete(weights) and ((weights < 0).any() or abs(float(weights.sum()) - 1) > 1e-3):
         raise ValueError(
             f"target_weights sum to {float(weights.sum()):.6g} with {int((weights < 0).sum())} of "
-            "them negative; expected a distribution: nothing negative, and a sum of 1."
+            "them negative; expected a distribution: no negative entry, and a sum of 1."
         )
     kernel = GaussianKernel(median_bandwidth(points)) if kernel is None else kernel
     problem = kernel_problem(kernel, points, weights, rank=rank, tol=tol)

@@ -61,7 +61,7 @@ class Recombination(Solver):
     are the non-negative weights with the target's coordinates that are nearest to one common
     weight. If these are not found, since no weights have the coordinates or few weights do, the
     atoms are those of the non-negative weights with the nearest coordinates, found by matching
-    pursuit in the leading directions; there are no more of them than directions.
+    pursuit in the leading directions; there are at most as many atoms as directions.
 
     A group may be eliminated along several null vectors. The solver takes the one that most lowers
     Σ w_i ‖part of φ_i outside the leading directions‖, which bounds the part of Φw there.

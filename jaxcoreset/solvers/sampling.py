@@ -124,7 +124,7 @@ def _draw_with_replacement(
     """Draw rows with probability ∝ `proportions`: first one of √n blocks, then a row in it.
 
     A draw costs √n operations instead of n. Random float32 numbers have 23 bits, so that two small
-    choices tell the probabilities of a million rows apart, which one cumulative sum would not.
+    choices resolve the probabilities of a million rows, which one cumulative sum would not.
     """
     n = proportions.shape[0]
     width = math.isqrt(n - 1) + 1

@@ -9,7 +9,7 @@ algorithms for nonnegativity-constrained simultaneous sparse recovery" (Signal P
 
 Matching pursuit never removes an atom unless its weight reaches zero. Here every iteration doubles
 the support and removes the half with the smallest weights, so that an early choice can be revised
-until the end. In return a run is for one k.
+until the end. The price is that a run gives the solution for one k only.
 """
 
 import equinox as eqx

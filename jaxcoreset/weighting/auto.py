@@ -1,4 +1,4 @@
-"""π̂ for any model: the Laplace approximation, or where there is none the next way that works.
+"""π̂ for any model: the Laplace approximation, or, if there is none, the next weighting that works.
 
 Many posteriors have no mode that Newton's method can reach: a hierarchy whose scale may be near
 zero, a direction that the data leave flat, derivatives that are not finite where the search starts.

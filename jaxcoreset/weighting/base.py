@@ -20,10 +20,10 @@ class DrawSource(abc.ABC):
         approximation: the Laplace approximation that the draws come from; None for other draws.
         limit: the number of draws that there are; None if it is unlimited.
         inefficiency: the number of draws that are worth one independent draw, at least 1.
-        weighting: the name of the weighting that found it, where that was not the one that was
+        weighting: the name of the weighting that made the draws, if it is not the one that was
             configured; None otherwise.
-        has_repeats: whether more than half of the draws are equal to others, so that held-out draws
-            are not new.
+        has_repeats: whether more than half of the draws are copies of other draws, so that held-out
+            draws are not new.
     """
 
     approximation: LaplaceApproximation | None = None
@@ -102,5 +102,5 @@ class Weighting(eqx.Module):
         Args:
             likelihood: the model's likelihood and data.
             key: a JAX random key.
-            show_progress: show a progress bar on a terminal.
+            show_progress: whether to show a progress bar on a terminal.
         """

@@ -1,4 +1,4 @@
-"""The error of a weighting that found no π̂."""
+"""The error that a weighting raises if it finds no π̂."""
 
 
 class UnusableWeightingError(ValueError):

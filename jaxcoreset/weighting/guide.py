@@ -57,7 +57,8 @@ class Guide(Weighting):
             check_int(name, getattr(self, name), 1)
         if not self.learning_rate > 0:
             raise ValueError(
-                f"learning_rate is {self.learning_rate!r}; expected a positive number, as 0.02."
+                f"learning_rate is {self.learning_rate!r}; expected a positive number, such as "
+                "0.02."
             )
 
     def fit(

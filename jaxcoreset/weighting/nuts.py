@@ -43,8 +43,8 @@ Steps = tuple[Array, Array, Array]
 class SubsampleNUTS(Weighting):
     """π̂ as the posterior of a uniform subset of m rows, each counted n/m times, by NUTS.
 
-    It has about the width of the full posterior, and its centre is about √(n/m) of the full
-    posterior's standard deviations off; further rounds correct that. It needs no mode.
+    It is about as wide as the full posterior, and its centre is off by about √(n/m) of the full
+    posterior's standard deviations; further rounds correct this. It needs no mode.
 
     Args:
         num_rows: the number of rows of the subset, m; all rows if there are fewer.
@@ -80,9 +80,9 @@ class SubsampleNUTS(Weighting):
         if draws.trouble is not None:
             raise UnusableWeightingError(
                 f"the chains of SubsampleNUTS on {size:,} rows have not mixed: {draws.trouble}. "
-                "Raise num_warmup or num_rows, write the model so that NUTS moves in it (a "
-                "non-centred hierarchy, tighter priors, scaled parameters), or pass draws of your "
-                "own: weighting=Draws(samples).",
+                "Raise num_warmup or num_rows, write the model so that NUTS mixes (a non-centred "
+                "hierarchy, tighter priors, scaled parameters), or pass draws of your own: "
+                "weighting=Draws(samples).",
                 f"its chains on {size:,} rows have not mixed ({draws.trouble})",
             )
         return draws
@@ -176,7 +176,7 @@ class CoresetSampler:
             weights: the rows' weights, shape (m,).
             starts: a starting point for each chain, flat and unconstrained, shape (chains, D).
             covariance: an estimate of the posterior's covariance, shape (D, D), positive definite.
-            proxy: what stands for all rows beside these, if anything.
+            proxy: the approximation of all rows that these rows correct, if there is one.
         """
         data = self.likelihood.take(indices)
         points = np.asarray(starts, np.float64)

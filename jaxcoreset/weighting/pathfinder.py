@@ -38,7 +38,7 @@ class Pathfinder(Weighting):
         max_iters: the maximum number of L-BFGS steps.
         history: the number of corrections that L-BFGS keeps.
         num_elbo_draws: the number of draws per step that compare the approximations. With few
-            draws a poor approximation is sometimes taken for the best.
+            draws, a poor approximation is sometimes taken to be the best one.
     """
 
     num_paths: int = 4

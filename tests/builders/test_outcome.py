@@ -234,7 +234,7 @@ def test_a_tolerance_that_takes_too_many_rows_says_how_many():
     rate = 1 / (1 + np.exp(4 - z @ rng.normal(scale=0.5, size=25)))
     y = (rng.random(3000) < rate).astype(np.int32)
     tol = jc.Tolerance(0.005, max_size=128)
-    with pytest.raises(ValueError, match="By the sizes that were tried") as error:
+    with pytest.raises(ValueError, match="The sizes that were tried") as error:
         jc.CoresetBuilder(rare_logistic, tol=tol).run(jax.random.key(0), z, y)
     # A build with max_size = 1500 keeps 179 rows: near them the error falls faster than before.
     (told,) = re.findall(r"it would take about (\d+) rows", str(error.value))

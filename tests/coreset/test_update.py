@@ -285,10 +285,10 @@ def test_importance_weights_are_worth_what_the_closed_form_says(old):
 
 def test_update_refuses_what_does_not_fit(old):
     x, y = rows(1, 50)
-    with pytest.raises(ValueError, match="laid out as"):
+    with pytest.raises(ValueError, match="have the structure"):
         old.update(jax.random.key(0), x, y, 1.0)
     whole = build(rows(0, 10), size=10)
-    with pytest.raises(ValueError, match="no summary of the rows"):
+    with pytest.raises(ValueError, match="keeps no summary"):
         whole.update(jax.random.key(0), x, y)
 
 
@@ -366,7 +366,7 @@ def test_merge_refuses_what_does_not_fit(blocks):
     other, third = (build((*rows(0, 300), scale)) for scale in (2.0, 3.0))
     for coresets, message in (
         ([], "coresets is empty"),
-        ([blocks[0], other], "laid out as"),
+        ([blocks[0], other], "have the structure"),
         ([other, third], r"3.0 in place of 2.0"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -338,11 +338,11 @@ def test_other_data_are_refused(poor):
         jc.certify(coreset, draws, x[1:], y[1:])
     with pytest.raises(ValueError, match="same data in the same order"):
         jc.certify(coreset, draws, x[::-1].copy(), y[::-1].copy())
-    with pytest.raises(ValueError, match="laid out"):
+    with pytest.raises(ValueError, match="have the structure"):
         jc.certify(coreset, draws, x, y=y)
     with pytest.raises(ValueError, match="not the coreset's own rows"):
         jc.certify(coreset, draws, *coreset.args)
-    with pytest.raises(ValueError, match="give only one"):
+    with pytest.raises(ValueError, match="expected only one of them"):
         jc.certify(coreset, draws, x, y, likelihood=poor.likelihood)
     assert jc.certify(coreset, draws, likelihood=poor.likelihood, num_draws=50).num_draws == 52
 

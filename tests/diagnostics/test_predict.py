@@ -112,7 +112,7 @@ def test_statistics_are_those_of_the_draws_themselves(poor, corrected):
     np.testing.assert_allclose(binned.replicated, expected, atol=1e-6)
     assert binned.observed.shape == binned.p_value.shape == (4,)
     assert "of 4 values" in repr(binned)
-    with pytest.raises(ValueError, match="expected one number of each row"):
+    with pytest.raises(ValueError, match="expected one number for each row"):
         found.check(jnp.sum)
     with pytest.raises(ValueError, match="500 whole numbers"):
         found.check(lambda y: y, bins=np.array([0, 1]))

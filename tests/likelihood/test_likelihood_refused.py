@@ -324,7 +324,7 @@ def test_taken_for_the_data_is_said_where_an_observed_site_has_several_plates():
         with numpyro.plate("persons", 20, dim=-2), numpyro.plate("items", 100, dim=-1):
             numpyro.sample("y", dist.Normal(skill + easiness, 1.0), obs=answers)
 
-    message = "taken to be easiness, with 100 rows, .*axes have 100 and 20.* by data_axes, or"
+    message = "taken to be easiness, with 100 rows, .*axes have 100 and 20.* with data_axes, or"
     error = refused(model, (np.zeros(100), np.zeros((20, 100))), message)
     assert error.__cause__ is not None
 

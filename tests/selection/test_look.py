@@ -74,7 +74,7 @@ def test_a_build_that_takes_three_times_what_was_foretold_says_so(monkeypatch, c
         foretold(likelihood, 20, lambda: "solve"),
     ):
         time.sleep(0.2)
-    assert "three times what was foretold" in caplog.text
+    assert "three times the estimate" in caplog.text
     assert "'solve'" in caplog.text
 
 

@@ -88,7 +88,7 @@ def test_another_mode_is_told_and_no_proxy_stands_for_it():
         coreset = jc.CoresetBuilder(two_modes, size=12, progress_bar=False).run(0, y)
     assert coreset.proxy is None
     assert 10 < coreset.report.other_mode < 20
-    assert coreset.report.verdict.startswith("of one mode")
+    assert coreset.report.verdict.startswith("one mode only")
     merged = jc.merge([coreset, coreset], 12, jax.random.key(1))
     updated = coreset.update(jax.random.key(2), y[:20])
     for later in (merged, updated):

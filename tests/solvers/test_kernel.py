@@ -220,7 +220,7 @@ def test_prototypes_of_digits_classify_better_than_random_ones():
     ("call", "error", "words"),
     [
         (lambda x: GaussianKernel(0.0), ValueError, "bandwidth is"),
-        (lambda x: median_bandwidth(0 * x), ValueError, "all equal"),
+        (lambda x: median_bandwidth(0 * x), ValueError, "all points are equal"),
         (lambda x: median_bandwidth(x[:1]), ValueError, "at least two"),
         (lambda x: kernel_problem(GaussianKernel(1.0), x[:0]), ValueError, "points has shape"),
         (lambda x: kernel_problem(GaussianKernel(1.0), x * np.nan), ValueError, "not finite"),

@@ -14,7 +14,7 @@ from jaxcoreset.data.sources.base import BATCH_BYTES, RawBatch, RowSource, Sourc
 _SAMPLE_ROWS = 64
 # Rows that lie nearer than this many bytes are read in one go.
 _NEAR_BYTES = 1 << 16
-# A chunk of more bytes than so many batches is read in parts, though that costs time.
+# A chunk with more bytes than this number of batches is read in parts, though that costs time.
 _LARGE_CHUNK = 8
 
 
@@ -36,26 +36,31 @@ def array(dataset: Any = None, /, *, allow_nonfinite: bool = False, **datasets: 
     """
     if (dataset is None) == (not datasets):
         found = "one array and named ones" if datasets else "no array"
-        raise SourceError(f"array was given {found}; expected one, or several by name.")
+        raise SourceError(f"array was given {found}; expected one array, or several by name.")
     leaves, tree = jax.tree.flatten(
         datasets if dataset is None else dataset, is_leaf=lambda x: hasattr(x, "dtype")
     )
     if not leaves:
-        raise SourceError("array was given nothing with arrays in it; expected at least one.")
+        raise SourceError(
+            "array was given a structure without arrays; expected at least one array."
+        )
     for leaf in leaves:
         if not all(hasattr(leaf, name) for name in ("shape", "dtype", "__getitem__")):
             raise SourceError(
                 f"array was given a {type(leaf).__name__}; expected arrays with a shape, a type "
-                "and slices, as h5py.Dataset or zarr.Array. Of a group pass its arrays by name."
+                "and slices, such as h5py.Dataset or zarr.Array. Pass the arrays of a group by "
+                "name."
             )
         if not leaf.shape:
             raise SourceError(
-                "array was given a single number; expected arrays with one row a datum."
+                "array was given a single number; expected arrays with one row per datum."
             )
     lengths = [leaf.shape[0] for leaf in leaves]
     if len(set(lengths)) > 1:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
-        raise SourceError(f"array was given the shapes {shapes}; expected as many rows in each.")
+        raise SourceError(
+            f"array was given the shapes {shapes}; expected the same number of rows in each."
+        )
     return _ArraySource(tree, tuple(leaves), allow_nonfinite)
 
 

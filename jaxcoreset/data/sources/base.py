@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 from jaxcoreset.data.dtypes import cast, handed_on, is_float, is_number
 from jaxcoreset.data.messages import DataError
 
-# Where a source can choose, a batch has about so many bytes.
+# If a source can choose, a batch has about this number of bytes.
 BATCH_BYTES = 1 << 24
 
 
@@ -146,8 +146,8 @@ class RowSource(abc.ABC):
                 yield batch.start, leaves
         if done < self.num_rows:
             raise SourceError(
-                f"{self.name} ended after {done:,} rows; expected {self.num_rows:,}, in every pass."
-                " Give the number of rows that there are, and the same rows each time."
+                f"{self.name} ended after {done:,} rows; expected {self.num_rows:,} in every pass. "
+                "Pass the correct number of rows, and give the same rows in every pass."
             )
 
     def take(self, rows: Any) -> tuple[np.ndarray, ...]:
@@ -181,13 +181,13 @@ class RowSource(abc.ABC):
             if done == len(rows):
                 return taken
         raise SourceError(
-            f"{self.name} ended before row {ordered[done]:,}; expected {self.num_rows:,} rows, in "
-            "every pass. Give the number of rows that there are."
+            f"{self.name} ended before row {ordered[done]:,}; expected {self.num_rows:,} rows in "
+            "every pass. Pass the correct number of rows."
         )
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """A short hash that changes with the data, as far as it reads them; not all are read."""
+        """A short hash that changes with the data. It reads only a part of them."""
 
     @abc.abstractmethod
     def _read(self, first: int) -> Iterator[RawBatch]:
@@ -216,13 +216,13 @@ class RowSource(abc.ABC):
                 label,
                 start,
                 max(1, *(length or 0 for length in lengths)),
-                f"the arrays have the shapes {found}; expected as many rows in each.",
+                f"the arrays have the shapes {found}; expected the same number of rows in each.",
             )
         if start + count > self.num_rows:
             raise self.error(
                 *batch.place,
-                f"there are more than the {self.num_rows:,} rows that were expected, in every "
-                "pass. Give the number of rows that there are.",
+                f"there are more than the expected {self.num_rows:,} rows. Pass the correct number "
+                "of rows.",
             )
         return tuple(self._checked_leaf(batch, i, leaf) for i, leaf in enumerate(batch.leaves))
 
@@ -239,8 +239,8 @@ class RowSource(abc.ABC):
         ):
             raise self.error(
                 *batch.place,
-                f"{name} is of type {leaf.dtype}, and was of type {first} at first, "
-                f"which cannot hold all of that; expected {first} in every batch.",
+                f"{name} is of type {leaf.dtype}, but was of type {first} at first, which cannot "
+                f"hold all its values; expected {first} in every batch.",
             )
         if isinstance(leaf, np.ma.MaskedArray):
             masked = np.ma.getmaskarray(leaf)
@@ -266,7 +266,7 @@ class RowSource(abc.ABC):
             if bad.any():
                 place, row = self._first(batch, i, bad)
                 more = int(np.count_nonzero(bad)) - 1
-                others = f" and {more:,} more numbers like it follow" if more else ""
+                others = f" and {more:,} more values are not finite" if more else ""
                 raise self.error(
                     *batch.place,
                     f"{place} is {result[bad][0]} in row {row}{others}; expected finite numbers. "
@@ -345,15 +345,15 @@ class SourceArray:
             if indices.ndim == 1 and (indices.dtype.kind in "iu" or not indices.size):
                 return self.source.take(indices)[self.leaf]
         raise TypeError(
-            f"{self!r} was indexed with {rows!r}; it has only whole rows to give: expected a slice "
+            f"{self!r} was indexed with {rows!r}; only whole rows can be read: expected a slice "
             "with step 1 or a one-dimensional array of row numbers. Take rows first, then columns."
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         raise TypeError(
             f"{self!r} is read in batches and never whole ({self.nbytes:,} bytes), so it cannot be "
-            "used as an array. Take some rows, array[:1000], or walk over source.batches(); where "
-            "everything fits in memory, array[:] is the whole."
+            "used as an array. Take some rows, array[:1000], or iterate over source.batches(). If "
+            "everything fits in memory, read all of it with array[:]."
         )
 
     def _range(self, start: int, stop: int) -> np.ndarray:
@@ -384,7 +384,7 @@ def checked_rows(rows: Any, num_rows: int, name: str) -> np.ndarray:
     array = array.astype(np.int64)
     if array.size and not (array.min() >= 0 and array.max() < num_rows):
         bad = array.min() if array.min() < 0 else array.max()
-        raise IndexError(f"row {bad} was asked for; {name} has the rows 0 to {num_rows - 1:,}.")
+        raise IndexError(f"row {bad} was requested; {name} has the rows 0 to {num_rows - 1:,}.")
     return array
 
 

@@ -1,4 +1,4 @@
-"""Batches from a program of yours: a loader, a query, a list of arrays."""
+"""Batches from your own program: a loader, a query, a list of arrays."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from jaxcoreset.data.sources.base import RawBatch, RowSource, SourceError
 from jaxcoreset.data.utils import check_int
 
 _AGAIN = (
-    "It is read more than once: pass a list, an object whose __iter__ starts anew, or a function "
+    "It is read more than once: pass a list, an object whose __iter__ starts again, or a function "
     "without arguments that returns a new iterator, as batches(lambda: load(path), num_rows)."
 )
 
@@ -31,8 +31,8 @@ def batches(
         iterable: a list, an object with ``__iter__``, or a function without arguments that returns
             an iterator. It yields pytrees of arrays with a common leading axis, whose length may
             differ from batch to batch; a data frame or an Arrow table is a dictionary of its
-            columns. The function may also return what has the Arrow C stream interface, such as a
-            DuckDB relation. The first batch determines structure, shapes and types.
+            columns. The function may also return an object with the Arrow C stream interface, such
+            as a DuckDB relation. The first batch determines structure, shapes and types.
         num_rows: the total number of rows of all batches.
         fingerprint: a value that changes with the data, such as a version or a date. A checkpoint
             compares it, and the first batch.
@@ -50,12 +50,12 @@ def batches(
     finally:
         _close(iterator)
     if first is None:
-        raise SourceError("batches has none to hand out; expected at least one.")
+        raise SourceError("batches yielded no batch; expected at least one.")
     leaves, tree = _flat(first)
     arrays = tuple(_as_array(leaf, 0, 0) for leaf in leaves)
     if any(not array.ndim for array in arrays):
         raise SourceError(
-            "batches, batch 0: a number stands where an array was expected, with one row per datum."
+            "batches, batch 0: found a number; expected an array with one row per datum."
         )
     return _BatchSource(start, num_rows, tree, arrays, fingerprint, allow_nonfinite)
 
@@ -131,7 +131,8 @@ def _starter(source: Any) -> Callable[[], Iterator[Any]]:
     if hasattr(source, "__iter__"):
         if iter(source) is source:
             raise SourceError(
-                f"batches was given a {type(source).__name__}, which can be read once. {_AGAIN}"
+                f"batches was given a {type(source).__name__}, which can be read only "
+                f"once. {_AGAIN}"
             )
         return lambda: iter(source)
     if not callable(source):
@@ -160,8 +161,8 @@ def _starter(source: Any) -> Callable[[], Iterator[Any]]:
     _close(two)
     if same:
         raise SourceError(
-            "the function that batches was given returns the same iterator each time, which can be "
-            f"read once. {_AGAIN}"
+            "the function that batches was given returns the same iterator each time, which can "
+            f"be read only once. {_AGAIN}"
         )
     return start
 
@@ -182,8 +183,8 @@ def _as_array(leaf: Any, number: int, row: int) -> np.ndarray:
         return np.ma.array(leaf, copy=True) if np.ma.isMaskedArray(leaf) else np.array(leaf)
     except (ValueError, TypeError) as error:
         raise SourceError(
-            f"batches, batch {number}, rows from {row:,}: a {type(leaf).__name__} stands where an "
-            f"array was expected: {error}"
+            f"batches, batch {number}, rows from {row:,}: a {type(leaf).__name__} was found; "
+            f"expected an array: {error}"
         ) from error
 
 

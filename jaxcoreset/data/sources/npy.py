@@ -44,8 +44,8 @@ def npy(path: str | os.PathLike) -> np.memmap:
             begin = file.tell()
     except Exception as error:  # also those of Python's tokenizer, which reads the header
         raise SourceError(
-            f"{path} cannot be read: {error} Expected a file that numpy.save wrote; of an .npz "
-            "save each array on its own."
+            f"{path} cannot be read: {error} Expected a file that numpy.save wrote; save each "
+            "array of an .npz file to its own file."
         ) from error
     if not shape or not shape[0]:
         found = f"{shape[0]} rows" if shape else "no axes"

@@ -38,23 +38,23 @@ def parquet(
     categories: Sequence[str] = (),
     **columns: str | Sequence[str],
 ) -> "ParquetSource":
-    """A source of the rows of one Parquet file, or of all in a folder in the order of their names.
+    """A source of the rows of one Parquet file, or of all files in a folder, by name.
 
     Args:
         path: a file, or a folder with files that end in ``.parquet``. A subfolder with a name such
             as ``year=2013`` gives a column of numbers, here ``year``. A URL, such as
-            ``s3://bucket/trips``, is read by pyarrow or, if pyarrow does not know its kind, by
-            fsspec.
+            ``s3://bucket/trips``, is read by pyarrow, or by fsspec if pyarrow does not support this
+            kind of URL.
         filesystem: the file system of `path`, from pyarrow or fsspec; by default that of this
             machine or of the URL.
         dtype: the type of all arrays. By default one column keeps its kind (boolean, integer or
             real), and several become JAX's default real type. Types that JAX would shorten are
             shortened.
         allow_nonfinite: whether the data may contain NaN and infinities.
-        categories: names of columns whose values are categories: text, or numbers of which the
-            order means nothing. Such a column is read as an integer, 0, 1, …, the place of the
-            value among the different ones in increasing order, which are in the source's
-            `categories`. It takes one pass over these columns.
+        categories: names of columns whose values are categories: text, or numbers whose order means
+            nothing. Such a column is read as integers 0, 1, …: the position of a value among the
+            distinct values in increasing order, which are in the source's `categories`. To find
+            these values takes one pass over the columns.
         **columns: for each array of the source, the name of a column, which gives an array of shape
             (n,), or a list of d names, which gives an array of shape (n, d).
 
@@ -70,8 +70,8 @@ def parquet(
     files = find_files(path, filesystem)
     if not columns:
         raise SourceError(
-            f"parquet was not told which columns of {path} to read; expected for example "
-            f"X=['a', 'b'], y='c'. The columns are {listed(list(files[0].columns))}."
+            f"parquet was not given the columns of {path} to read; expected for example X=['a', "
+            f"'b'], y='c'. The columns are {listed(list(files[0].columns))}."
         )
     names = [[value] if isinstance(value, str) else list(value) for value in columns.values()]
     for name, value in zip(columns, names, strict=True):

@@ -75,7 +75,7 @@ class Constraint(eqx.Module):
         """The same set for vectors that hold these rows only, such as candidates or a batch.
 
         Args:
-            rows: row numbers; may be traced. A group may be without a row among them.
+            rows: row numbers; may be traced. A group may have no row among them.
         """
         return self
 

@@ -160,8 +160,8 @@ class GroupTopK(_Grouped):
     The groups that the bound does not decide, usually none or a handful, are decided by dynamic
     programming over (groups used, rows used), as Baldassarre et al. (2016, "Group-sparse model
     selection") do for all groups. Each of these groups costs ``max_groups · k²`` operations, and
-    the table holds ``m · max_groups · k`` integers. Of equally good choices the first one found is
-    taken, and within the groups equal entries go to the lower index.
+    the table holds ``m · max_groups · k`` integers. If several choices are equally good, the first
+    one found is taken. Within the groups, equal entries go to the lower index.
 
     Args:
         groups: integers of shape (n,), the group of each row: 0, 1, …, m − 1, each at least once.

@@ -26,10 +26,10 @@ def test_a_dataset_of_a_closed_file_or_a_changed_one_is_told(tmp_path):
     ("dataset", "message"),
     [
         (None, "given no array; expected one"),
-        ({}, "nothing with arrays in it"),
+        ({}, "a structure without arrays"),
         ("text", "given a str; expected arrays"),
         (np.float32(3), "a single number"),
-        ((np.ones(3), np.ones(4)), r"\(3,\), \(4,\); expected as many rows"),
+        ((np.ones(3), np.ones(4)), r"\(3,\), \(4,\); expected the same number of rows"),
         (np.ones((0, 2)), "0 rows"),
         (np.array(["a"]), "is of type <U1; expected real numbers"),
         (np.array([1j]), "complex128; expected real"),

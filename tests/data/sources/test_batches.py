@@ -21,19 +21,22 @@ X, Y = np.ones((5, 2), np.float32), np.zeros(5, np.int32)
     [
         (
             [(X, Y), (X, Y[:4])],
-            r"batch 1, rows 5 to 9: .*array 0 \(5, 2\), array 1 \(4,\); expected as",
+            r"batch 1, rows 5 to 9: .*array 0 \(5, 2\), array 1 \(4,\); expected the same",
         ),
         (
             [(X, Y), (X[:0], Y)],
-            r"batch 1, rows 5 to 9: .*\(0, 2\), array 1 \(5,\); expected as many",
+            r"batch 1, rows 5 to 9: .*\(0, 2\), array 1 \(5,\); expected the same number",
         ),
         ([(X, Y), {"X": X, "y": Y}], r"batch 1, rows from 5: the structure is PyTreeDef\({"),
         ([(X, Y), (X[:, :1], Y)], r"batch 1, .* array 0 have the shape \(1,\); expected \(2,\)"),
-        ([(X, Y), (X.astype(float), Y)], r"array 0 is of type float64, and was of type float32 at"),
-        ([(X, Y), (X, Y + 0.5)], r"array 1 is of type float64, and was of type int32"),
-        ([(X, Y), (X, Y.astype(str))], r"array 1 is of type <U11, and was of type int32"),
-        ([(X, Y), (X, Y), (X, Y)], r"batch 2, rows 10 to 14: there are more than the 10 rows"),
-        ([(X, Y), (X[:4], Y[:4])], r"ended after 9 rows; expected 10, in every pass"),
+        ([(X, Y), (X.astype(float), Y)], r"array 0 is of type float64, but was of type float32 at"),
+        ([(X, Y), (X, Y + 0.5)], r"array 1 is of type float64, but was of type int32"),
+        ([(X, Y), (X, Y.astype(str))], r"array 1 is of type <U11, but was of type int32"),
+        (
+            [(X, Y), (X, Y), (X, Y)],
+            r"batch 2, rows 10 to 14: there are more than the expected 10 rows",
+        ),
+        ([(X, Y), (X[:4], Y[:4])], r"ended after 9 rows; expected 10 in every pass"),
         (
             [(X, Y), (X * np.nan, Y)],
             r"batch 1, rows 5 to 9: array 0\[row, 0\] is nan in row 5 and 9",
@@ -146,15 +149,15 @@ ONCE = (np.ones(2) for _ in range(3))
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((np.ones(2) for _ in range(3)), "a generator, which can be read once.*pass a list"),
+        ((np.ones(2) for _ in range(3)), "a generator, which can be read only once.*pass a list"),
         (lambda: ONCE, "returns the same iterator each time"),
         (lambda: 3, "returned a int; expected an iterator"),
         (7, "given a int; expected"),
         (np.ones((4, 2)), r"an array of shape \(4, 2\)"),
-        ([], "none to hand out"),
+        ([], "yielded no batch"),
         ([{}], "has no arrays"),
-        ([3.0], "a number stands where an array was expected"),
-        ([(np.ones(2), "text")], "a number stands|<U4; expected real numbers"),
+        ([3.0], "found a number; expected an array"),
+        ([(np.ones(2), "text")], "found a number|<U4; expected real numbers"),
         ([[np.array([object()])]], "of type object; expected"),
     ],
 )

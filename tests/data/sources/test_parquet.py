@@ -84,7 +84,7 @@ def test_decimals_are_numbers_and_missing_values_are_told_by_place(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({}, r"not told which columns .* The columns are 'a', 'day', 'text', 'who'"),
+        ({}, r"not given the columns .* The columns are 'a', 'day', 'text', 'who'"),
         ({"y": "A"}, r"no column 'A'; did you mean 'a'\?"),
         ({"y": "text"}, r"'text' is of type .*string.* categories=\['text'\]"),
         ({"y": "day"}, r"'day' is of type timestamp.* number of days"),
