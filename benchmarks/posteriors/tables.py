@@ -26,8 +26,9 @@ def kl(found: dict[str, Any] | None) -> str:
         if found["variance"] < min(found["error"], _SMALL):
             return f"≈ {found['variance']:.2g}"
         return f"{found['KL']:.2g} ± {found['error']:.1g}"
-    if found.get("KL of moments") is not None:
-        return f"({found['KL of moments']:.2g})"
+    if (of_moments := found.get("KL of moments")) is not None:
+        # Below zero the covariance of the draws is singular.
+        return f"({of_moments:.2g})" if of_moments >= 0 else "–"
     return "–" if "CPU s" in found else _why_not(found)
 
 
