@@ -1,10 +1,11 @@
 """Executes the notebooks and keeps their outputs: ``python -m notebooks.execute``, or ``… 2 5``.
 
 Each runs from top to bottom in a kernel of its own, in an empty folder. What differs from run to
-run and says nothing (times of execution, the kernel's name and version) is not kept.
+run and says nothing (times of execution, the kernel's name and version, this folder) is not kept.
 """
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Mapping
@@ -57,6 +58,9 @@ def execute(path: Path, shorter: Mapping[str, str] | None = None) -> NotebookNod
     )
     for cell in notebook.cells:
         cell.metadata = NotebookNode()
+        for output in cell.get("outputs", []):
+            if "text" in output:  # a warning names the file that it comes from
+                output.text = output.text.replace(f"{FOLDER.parent}{os.sep}", "")
     return notebook
 
 
