@@ -26,7 +26,7 @@ _MOST_BYTES = 300_000
 # What makes the notebooks short enough for a test, and leaves them the same otherwise: fewer rows
 # and draws where all rows are sampled, and one problem of those that are enumerated.
 SHORTER = {
-    "n = 100_000\nclock": "n = 20_000\nclock",
+    "n = 50_000\nclock": "n = 20_000\nclock",
     "num_samples=300": "num_samples=60",
     "num_samples=3000": "num_samples=500",
     "n = 100_000\ntruth": "n = 10_000\ntruth",
