@@ -11,7 +11,8 @@ import jaxcoreset as jc
 import jaxcoreset.builders.builder
 import jaxcoreset.selection.rounds
 from jaxcoreset.data.rows import PassContext, Rows
-from jaxcoreset.selection.candidate_search import search_rows
+from jaxcoreset.likelihood.expansion import Expansion, FadedRemainder, around
+from jaxcoreset.selection.candidate_search import _block_scores, _Criterion, search_rows
 from jaxcoreset.weighting.laplace import laplace_approximation
 
 NUM_ROWS, NUM_DRAWS, CHOSEN = 700, 40, [3, 250, 611]
@@ -171,3 +172,41 @@ def test_rows_that_joined_stay_candidates_in_the_next_round(monkeypatch):
     assert len(last.report.candidate_searches) == len(first.report.candidate_searches)
     assert last.report.num_candidates == first.report.num_candidates
     assert last.report.kl < 1e-3
+
+
+def equations(jaxpr):
+    """All equations of a program, those of its parts included."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for part in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns")):
+            if hasattr(part, "eqns"):
+                yield from equations(getattr(part, "jaxpr", part))
+
+
+def test_derivatives_at_the_center_are_evaluated_once_a_row_and_not_at_each_draw():
+    def counts(draw, data):
+        return jax.scipy.special.gammaln(data[0] + jnp.exp(draw["a"]))
+
+    flat = np.random.default_rng(0).normal(size=(NUM_DRAWS, 1))
+    zero, one = np.zeros(1), np.eye(1)
+    draws, common = around(Expansion(zero, 0.0, zero, -one, one), {"a": jnp.asarray(flat[:, 0])})
+    evaluate = FadedRemainder(counts, lambda flat: {"a": flat[0]})
+    criterion = _Criterion(
+        evaluate,
+        draws,
+        residual=jnp.ones(NUM_DRAWS),
+        noise=jnp.zeros(()),
+        basis=jnp.zeros((NUM_DRAWS, 1)),
+        parts=(NUM_DRAWS,),
+        num=3,
+        common=common,
+    )
+    rows = ((jnp.arange(1.0, NUM_ROWS + 1),), ())
+    traced = jax.make_jaxpr(lambda rows: _block_scores(criterion, rows, jnp.ones(NUM_ROWS, bool)))
+    sizes = [
+        (equation.primitive.name, equation.outvars[0].aval.size)
+        for equation in equations(traced(rows).jaxpr)
+        if equation.primitive.name in ("lgamma", "digamma", "polygamma")
+    ]
+    assert ("lgamma", NUM_ROWS * NUM_DRAWS) in sizes
+    assert {size for name, size in sizes if name != "lgamma"} == {NUM_ROWS}
