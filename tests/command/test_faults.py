@@ -146,7 +146,8 @@ def test_an_interruption_is_told_in_a_word(file):
     with open(file.with_name("slow.csv"), "w"):
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-        error = process.communicate(timeout=60)[1].decode()
+    # A reader that waits in compiled code sees the signal when the file ends.
+    error = process.communicate(timeout=60)[1].decode()
     assert error == "jaxcoreset: interrupted; nothing further was written.\n"
     assert process.returncode == 130
 

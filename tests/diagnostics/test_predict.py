@@ -279,7 +279,7 @@ def test_groups_that_do_not_fit_the_build_are_refused(groups):
     options = {"key": KEY, "reweight": False, **QUIET}
     with pytest.raises(ValueError, match="pass the model's arguments"):
         jc.predict(coreset, samples, **options)
-    with pytest.raises(ModelError, match="of 59 groups, but the coreset was built from 60"):
+    with pytest.raises(ModelError, match="belong to 59 groups, but the coreset was built from 60"):
         jc.predict(coreset, samples, label, 59, **options)
     with pytest.raises(ModelError, match="labels from 0 to 70 for 62 groups"):
         jc.predict(coreset, samples, np.array([0, 70]), 62, **options)
