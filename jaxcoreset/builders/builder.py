@@ -71,10 +71,10 @@ class CoresetBuilder:
         tol: the largest symmetrised KL divergence that is accepted, in nats, as a number or as a
             `Tolerance`. The coreset has the fewest rows with which the estimate plus two Monte
             Carlo standard errors stays below `tol`, and no posterior mean shifts by more than
-            √tol/2 standard deviations: 0.05 for 0.01 nats. Sizes are tried by doubling, and draws
-            are added: four for each row that is tried, and held-out draws until the standard error
-            is at most a tenth of `tol`. Some of the held-out draws choose the size, and others give
-            the estimate that is reported.
+            √tol/2 standard deviations: 0.05 for 0.01 nats. Sizes are tried by doubling. The solver
+            gets four draws for each row that is tried, and up to 16 if it fits only its own draws.
+            Held-out draws are added until the standard error is at most a tenth of `tol`, if that
+            may decide. Some of them choose the size, and others give the reported estimate.
         weighting: how the weighting distribution π̂ is found: `Laplace`, `Draws`, `Guide`,
             `Pathfinder` or `SubsampleNUTS`. "auto", the default, is `Laplace`. If it finds no mode,
             the builder warns and continues with `SubsampleNUTS`. If the chains of that do not mix,
@@ -381,8 +381,8 @@ class CoresetBuilder:
                 with clock.stage("agreement"):
                     looks, relative_ess = checker.needs_check(pool)
             # Estimates that are alike but above the tolerance ask for more rows, not for another π̂.
-            were_alike, round_key = checker.were_alike, jax.random.fold_in(solver_key, number)
-            is_final = not looks or number == most or were_alike
+            is_final = not looks or number == most or checker.were_alike
+            round_key = jax.random.fold_in(solver_key, number)
             selection = select_rows(construction, pool, round_key, is_final=is_final)
             if selection is None:
                 return [*found, coreset_of_all(self.model, construction)]
@@ -390,7 +390,7 @@ class CoresetBuilder:
                 pool.check_alone(selection.positions)
             own_pool = None
             outcome = Round.of(name, selection, relative_ess)
-            if looks and (selection.is_within or not were_alike):
+            if looks:
                 with clock.stage("agreement"):
                     own_pool, outcome = checker.look(
                         pool, selection, outcome, jax.random.fold_in(draws_key, number)
@@ -401,7 +401,7 @@ class CoresetBuilder:
             found.append(coreset)
             if own_pool is None or number == most or (checker.is_final and selection.is_within):
                 break
-            if is_futile(construction, checker, selection, found):
+            if is_futile(construction, checker, selection, found, is_final):
                 break
             pool, name = own_pool, "coreset posterior"
         found = up_to_best(found)

@@ -10,7 +10,7 @@ from jaxcoreset.builders.settings import Tolerance
 from jaxcoreset.builders.spikes import find_spike
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.coreset.report import MAX_KL, Report
-from jaxcoreset.coreset.report_table import rows_text
+from jaxcoreset.coreset.report_table import needs_most_rows, rows_text
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
@@ -50,10 +50,9 @@ def check_tolerance(tol: Tolerance, report: Report, pool: DrawPool) -> None:
             "help: the posterior may have several modes, or the weighting may have long tails"
         )
     elif report.rows_needed is not None:
+        remedy = "run NUTS on all rows" if needs_most_rows(report) else "raise max_size or tol"
         needed = rows_text(report)
-        advice = (
-            f"The sizes that were tried suggest that it would take {needed}: run NUTS on all rows"
-        )
+        advice = f"The sizes that were tried suggest that it would take {needed}: {remedy}"
     elif report.rounds and report.rounds[-1]["agrees"] is False:
         advice = "The coreset's own posterior does not agree with π̂: raise rounds, or max_size"
     limit = f"max_size = {tried}" if tried == tol.max_size else str(tried)
@@ -80,14 +79,18 @@ def look_for_spike(coreset: Coreset) -> None:
 
 
 def is_futile(
-    construction: Construction, checker: Checker, selection: Selection, found: list[Coreset]
+    construction: Construction,
+    checker: Checker,
+    selection: Selection,
+    found: list[Coreset],
+    had_all_sizes: bool,
 ) -> bool:
     """Return whether another round cannot help: it needs more rows or draws, or it got worse."""
-    if checker.were_alike and is_hopeless(construction, selection):
+    if with_more_draws(construction, found[-1]) is not None:
         return True
-    if len(found) == 1:
-        return with_more_draws(construction, found[-1]) is not None
-    return got_far_worse(found[-2].report, found[-1].report)
+    if checker.were_alike and not selection.is_within:
+        return had_all_sizes or is_hopeless(construction, selection)
+    return len(found) > 1 and got_far_worse(found[-2].report, found[-1].report)
 
 
 def got_far_worse(before: Report, after: Report) -> bool:

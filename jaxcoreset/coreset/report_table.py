@@ -83,10 +83,15 @@ def _tolerance_row(report: Any) -> list[tuple[str, str]]:
     return [("tolerance", f"{report.tol:.2g} nats, {verdict}")]
 
 
+def needs_most_rows(report: Any) -> bool:
+    """Return whether the tolerance would take so many rows that a coreset saves little."""
+    return report.rows_needed > _MOST_OF * report.num_data
+
+
 def rows_text(report: Any) -> str:
     """How many rows the tolerance would take, in words."""
-    if report.rows_needed > _MOST_OF * report.num_data:
-        return f"nearly all {report.unit}"
+    if needs_most_rows(report):
+        return f"more than half of all {report.unit}"
     digits = 10 ** max(0, len(str(report.rows_needed)) - 2)
     return f"about {round(report.rows_needed / digits) * digits:,} {report.unit}"
 

@@ -166,21 +166,22 @@ def _are_far_worse(construction: Construction, size: int, before: list[Selection
 def _rows_needed(construction: Construction, found: list[Selection]) -> int | None:
     """How many rows the tolerance would need if the error kept falling at the same rate.
 
-    None if that is not known: too few sizes were tried, or rows alone have not matched the
-    log-posterior's second derivatives yet, after which their error falls faster.
+    None if that is not known: too few sizes were tried, only a mean is still off, or rows alone
+    have not matched the log-posterior's second derivatives yet, after which their error falls
+    faster.
     """
     assert construction.tol is not None
     approach = min(found, key=lambda one: one.estimate.upper).approach
-    last = [one for one in found if one.approach == approach][-_SIZES_OF_TREND:]
-    is_quadratic = approach == "rows" and last[-1].sizes[-1] < num_features(construction.num_params)
+    errors = {int(one.sizes[-1]): one.estimate.kl for one in found if one.approach == approach}
+    last = sorted(errors)[-_SIZES_OF_TREND:]
+    is_quadratic = approach == "rows" and last[-1] < num_features(construction.num_params)
     if approach == "proxy" or is_quadratic or len(last) < _SIZES_OF_TREND:
         return None
-    errors = [one.estimate.kl for one in last]
-    needed = extrapolate([int(one.sizes[-1]) for one in last], errors, construction.tol)
-    return int(min(needed, construction.num_choices))
+    needed = extrapolate(last, [errors[size] for size in last], construction.tol)
+    return None if needed is None else int(min(needed, construction.num_choices))
 
 
-def extrapolate(sizes: Sequence[int], errors: Sequence[float], tol: float) -> float:
+def extrapolate(sizes: Sequence[int], errors: Sequence[float], tol: float) -> float | None:
     """The size that meets a tolerance if the error keeps falling as the same power of the size.
 
     The power is that of the steepest step, since the error of a well-filled coreset falls faster.
@@ -189,8 +190,14 @@ def extrapolate(sizes: Sequence[int], errors: Sequence[float], tol: float) -> fl
         sizes: sizes in increasing order.
         errors: their errors, in nats.
         tol: the tolerance, in nats.
+
+    Returns:
+        The size, infinite if the error hardly falls; None if the last error is within the
+        tolerance, or an error is not a positive number.
     """
+    if not (np.isfinite(errors).all() and min(errors) > 0 and errors[-1] > tol):
+        return None
     power = float(np.max(-np.diff(np.log(errors)) / np.diff(np.log(sizes))))
     if power < _SLOWEST:
         return math.inf
-    return sizes[-1] * max(1.0, errors[-1] / tol) ** (1 / power)
+    return sizes[-1] * (errors[-1] / tol) ** (1 / power)

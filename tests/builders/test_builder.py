@@ -126,7 +126,7 @@ def test_tolerance_is_kept_with_as_few_rows_as_the_path_has(data):
 
 
 def test_tolerance_that_cannot_be_met_says_what_was_reached(data, draws):
-    with pytest.raises(ValueError, match=r"max_size = 3 rows of 3000.* still"):
+    with pytest.raises(ValueError, match=r"max_size = 3 rows of 3000, .* still"):
         jc.CoresetBuilder(
             logistic, tol=jc.Tolerance(1e-6, max_size=3), weighting=draws, proxy=None
         ).run(jax.random.key(0), *data)

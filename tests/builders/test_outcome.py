@@ -227,18 +227,31 @@ def test_a_row_of_a_file_that_is_not_finite_is_told_by_its_number_among_all_rows
         builder.run(jax.random.key(0), x, sd, y)
 
 
-def test_a_tolerance_that_takes_too_many_rows_says_how_many():
+@pytest.fixture(scope="module")
+def rare_rows():
+    """Rows of indicators, the last of which are rare, and few events."""
     rng = np.random.default_rng(3)
     z = (rng.random((3000, 25)) < np.geomspace(0.3, 0.004, 25)).astype(np.float32)
     z[:, 0] = 1
     rate = 1 / (1 + np.exp(4 - z @ rng.normal(scale=0.5, size=25)))
-    y = (rng.random(3000) < rate).astype(np.int32)
+    return z, (rng.random(3000) < rate).astype(np.int32)
+
+
+def test_a_tolerance_that_takes_too_many_rows_says_how_many(rare_rows):
     tol = jc.Tolerance(0.005, max_size=128)
-    with pytest.raises(ValueError, match="The sizes that were tried") as error:
-        jc.CoresetBuilder(rare_logistic, tol=tol).run(jax.random.key(0), z, y)
+    with pytest.raises(ValueError, match="The sizes that were tried suggest") as error:
+        jc.CoresetBuilder(rare_logistic, tol=tol).run(jax.random.key(0), *rare_rows)
     # A build with max_size = 1500 keeps 179 rows: near them the error falls faster than before.
-    (told,) = re.findall(r"it would take about (\d+) rows", str(error.value))
+    (told,) = re.findall(r"take about (\d+) rows: raise max_size or tol", str(error.value))
     assert 150 < int(told) < 400
+
+
+def test_the_best_coreset_of_a_tolerance_that_is_not_met_is_checked_by_its_own_posterior(rare_rows):
+    tol = jc.Tolerance(0.005, max_size=128, throw=False)
+    report = jc.CoresetBuilder(rare_logistic, tol=tol).run(jax.random.key(0), *rare_rows).report
+    assert not report.is_within_tol
+    assert report.rounds[-1]["own_kl"] is not None
+    assert "not met: this is the best coreset, and it would take about" in str(report)
 
 
 def rare_logistic(z, y=None):
@@ -253,7 +266,9 @@ def rare_logistic(z, y=None):
     [
         ([0.4, 0.2, 0.1], 1280),
         ([0.16, 0.08, 0.04], 512),
-        ([0.16, 0.04, 0.01], 128),
+        ([0.16, 0.04, 0.01], None),  # the error is within: something else is not
+        ([np.inf, 0.04, 0.02], None),
+        ([0.4, 0.2, np.nan], None),
         ([0.16, 0.16, 0.04], 256),
         ([0.4, 0.4, 0.4], np.inf),
     ],
