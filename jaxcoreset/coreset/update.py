@@ -9,7 +9,6 @@ old draws for the new posterior.
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from jaxtyping import PRNGKeyArray
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.report_table import NEEDS_BUILD, is_unreliable
 from jaxcoreset.coreset.summary import DataSummary
+from jaxcoreset.data.messages import warn_user
 from jaxcoreset.data.ragged import padded_alike
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, host_generator
@@ -107,10 +107,9 @@ def updated(
     if is_unreliable(step):
         # Most of the new posterior may be where no draw is, with an error of any size.
         estimate = dataclasses.replace(estimate, kl=math.inf, standard_error=math.inf)
-        warnings.warn(
+        warn_user(
             f"with {likelihood.num_data:,} new rows the {held_out:,} old draws that were held out "
             f"are worth {step['ess']:.1f} draws of the posterior: {NEEDS_BUILD}.",
-            stacklevel=5,  # the call of `Coreset.update`
         )
     elif weighted.kl > estimate.kl:
         standard_error = max(weighted.standard_error, estimate.standard_error)

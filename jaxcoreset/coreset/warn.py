@@ -1,8 +1,7 @@
 """Warnings about coresets that should not be used as they are."""
 
-import warnings
-
 from jaxcoreset.coreset.report import GOOD_KL, MAX_KL, Report
+from jaxcoreset.data.messages import warn_user
 
 
 def warn_if_bad(report: Report) -> None:
@@ -12,30 +11,27 @@ def warn_if_bad(report: Report) -> None:
         "such as SubsampleNUTS() or Draws(samples)"
     )
     if report.kl > MAX_KL or report.trouble is not None:
-        warnings.warn(f"{report.verdict} To fix this, {remedies}.", stacklevel=4)
+        warn_user(f"{report.verdict} To fix this, {remedies}.")
     if (report.integral_kl or 0.0) > (report.tol or GOOD_KL):
-        warnings.warn(
+        warn_user(
             f"the effects of groups are {report.integration}, and the error of these integrals "
             f"adds {report.integral_kl:.1g} nats, which kl does not include. Use "
             "integration=AdaptiveQuadrature() if a group's effects have one or two dimensions. "
             "Otherwise use fewer effects for each group, and make the other effects parameters "
             "that all groups share.",
-            stacklevel=4,
         )
     if report.spike is not None:
-        warnings.warn(
+        warn_user(
             "the density of the weighted rows has a mode that the full posterior does not have: a "
             "component may shrink onto one heavy row. Start the chains where the coreset was "
             "built, init_params=coreset.init_params(num_chains), or give the scale a prior that "
             "keeps it from zero.",
-            stacklevel=4,
         )
     if report.other_mode is not None:
-        warnings.warn(
+        warn_user(
             f"the posterior of all rows has another mode, about {report.other_mode:.0f} standard "
             "deviations from the first; kl covers the first mode only, and chains that start "
             "there may not find the other mode. Write the model so that it has one mode, for "
             "instance with ordered parameters, or pass draws that visit both, "
             "weighting=Draws(samples).",
-            stacklevel=4,
         )

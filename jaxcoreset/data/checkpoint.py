@@ -14,7 +14,6 @@ import importlib.metadata
 import os
 import re
 import time
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,6 +31,7 @@ from jaxcoreset.data.arrays import (
     save_archive,
     usable,
 )
+from jaxcoreset.data.messages import warn_user
 from jaxcoreset.data.processes import ProcessGroup
 from jaxcoreset.data.reading import fingerprint
 
@@ -208,11 +208,10 @@ class CheckpointFile:
         try:
             self.write()
         except OSError as failure:
-            warnings.warn(
+            warn_user(
                 f"the checkpoint {str(self.path)!r} could not be written: "
                 f"{failure.strerror or failure}. The build goes on; if it is interrupted, it "
                 "resumes from what was written before.",
-                stacklevel=2,
             )
 
     def _read(self) -> None:

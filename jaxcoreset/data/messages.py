@@ -1,8 +1,11 @@
-"""Parts of messages: near names, lists of names, packages of an extra, and tables of text."""
+"""Parts of messages: near names, lists of names, packages of an extra, tables of text; warnings."""
 
 import difflib
 import html
 import re
+import sys
+import traceback
+import warnings
 from collections.abc import Iterable, Sequence
 
 _LISTED = 12
@@ -41,6 +44,17 @@ def html_table(title: str, rows: Iterable[Sequence[str]]) -> str:
 
     body = "".join(map(line, rows))
     return f"<table><caption{left}>{html.escape(title)}</caption><tbody>{body}</tbody></table>"
+
+
+def warn_user(message: str) -> None:
+    """Warn at the line that called the package, however deep in it the reason was found."""
+    package = __name__.partition(".")[0]
+    frames = traceback.walk_stack(sys._getframe())
+    stack = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames]
+    level = len(stack) - stack[::-1].index(package)
+    while level < len(stack) and stack[level] == "jaxtyping":  # its checks wrap the call
+        level += 1
+    warnings.warn(message, stacklevel=level + 1)
 
 
 def require(package: str) -> None:

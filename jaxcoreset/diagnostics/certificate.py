@@ -70,6 +70,8 @@ class Certificate(ShownAsTable):
         log_weights: shape (chains, draws), smoothed; their exponentials add up to one.
         excess: how much too high the coreset's log-density is at the draws, in nats, compared with
             the point where chains should start, `Coreset.init_params`; None if not known.
+        separated: whether the coreset's density has a trough between that point and the draws; None
+            if the excess is small, or this is not known.
         unit: what a datum is, "rows" or "groups".
     """
 
@@ -93,6 +95,7 @@ class Certificate(ShownAsTable):
     log_ratios: Float[np.ndarray, "chains draws"]
     log_weights: Float[np.ndarray, "chains draws"]
     excess: float | None = None
+    separated: bool | None = None
     unit: str = "rows"
 
     @property
@@ -160,8 +163,8 @@ class Certificate(ShownAsTable):
 
     @property
     def _is_elsewhere(self) -> bool:
-        """True if the chains are where the full posterior has no mass."""
-        return self.excess is not None and self.excess > _ELSEWHERE
+        """True if the chains are in a mode where the full posterior has no mass."""
+        return is_elsewhere(self.excess) and self.separated is not False
 
     @property
     def can_be_reweighted(self) -> bool:
@@ -272,6 +275,11 @@ class Certificate(ShownAsTable):
             ("reason", self.reason),
         ]
         return text_table("Coreset certificate", rows)
+
+
+def is_elsewhere(excess: float | None) -> bool:
+    """Return whether draws whose density is overrated so much are not where the coreset was built."""
+    return excess is not None and excess > _ELSEWHERE
 
 
 REMEDY = (

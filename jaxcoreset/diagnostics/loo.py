@@ -1,7 +1,6 @@
 """`loo`: leave-one-out cross-validation over all rows, from the draws of a coreset posterior."""
 
 import dataclasses
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from numpyro.infer import MCMC
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.arviz import elpd_data
 from jaxcoreset.data.bad_rows import NUM_BAD_ROWS_SHOWN
+from jaxcoreset.data.messages import warn_user
 from jaxcoreset.data.processes import SINGLE_PROCESS
 from jaxcoreset.data.rows import Rows, State
 from jaxcoreset.data.utils import check_int, host_generator
@@ -232,10 +232,9 @@ def _warn(bad: Int[np.ndarray, " b"], num: int, good: float, unit: str) -> None:
     if not bad.size:
         return
     first = ", ".join(map(str, bad[:NUM_BAD_ROWS_SHOWN]))
-    warnings.warn(
+    warn_user(
         f"Pareto's k is above {good:.2f} for {bad.size:,} of {num:,} {unit}s, the first of them "
         f"{first}: leaving one of them out changes the posterior too much for its value to be "
         f"trusted. Look at these {unit}s, or use a model that allows for them, such as one with "
         "heavier tails; `bad_rows` lists all their numbers.",
-        stacklevel=4,
     )

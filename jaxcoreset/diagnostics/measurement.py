@@ -5,13 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 from numpyro.infer import MCMC
+from numpyro.infer.util import potential_energy
 
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.utils import check_int, progress_bar
-from jaxcoreset.diagnostics.certificate import FINITE_VARIANCE_KHAT, Certificate
+from jaxcoreset.diagnostics.certificate import FINITE_VARIANCE_KHAT, Certificate, is_elsewhere
 from jaxcoreset.diagnostics.log_ratio import full_likelihood, log_ratios, starting_point
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
@@ -28,6 +30,10 @@ from jaxcoreset.weighting.psis import (
     pareto_smooth,
     unseen_tail_contribution,
 )
+
+# Lines from the starting point to draws, the points on each, and the trough between two modes, in
+# nats.
+_NUM_LINES, _NUM_POINTS, _TROUGH = 8, 33, 2.0
 
 
 @one_at_a_time
@@ -135,7 +141,33 @@ def measure(
         rhat=samples.rhat(),
         unit=unit,
     )
-    return dataclasses.replace(found, excess=excess), used, positions
+    separated = _has_trough(coreset, free) if is_elsewhere(excess) else None
+    return dataclasses.replace(found, excess=excess, separated=separated), used, positions
+
+
+def _has_trough(coreset: Coreset, draws: Mapping[str, Any]) -> bool:
+    """Return whether the coreset's density has a trough between its starting point and the draws.
+
+    It has one on most of the lines to some of the draws if they are in another mode. It has none if
+    the coreset's only mode is far from the full posterior.
+
+    Args:
+        draws: unconstrained draws, with one leading axis.
+    """
+    start, steps = coreset.init_params(), jnp.linspace(0, 1, _NUM_POINTS)
+
+    @jax.jit
+    def on_a_line(end: Mapping[str, Any]) -> Any:
+        def energy(step: Any) -> Any:
+            at = {name: x + step * (end[name] - x) for name, x in start.items()}
+            return potential_energy(coreset.model, coreset.args, coreset.kwargs, at)
+
+        return jax.lax.map(energy, steps)
+
+    some = np.linspace(0, len(next(iter(draws.values()))) - 1, _NUM_LINES, dtype=int)
+    energies = np.stack([on_a_line({name: x[i] for name, x in draws.items()}) for i in some])
+    rise = energies.max(axis=1) - np.maximum(energies[:, 0], energies[:, -1])
+    return bool(np.mean(rise > _TROUGH) >= 0.5)
 
 
 def certificate_of(

@@ -11,7 +11,6 @@ Where all rows are summed too coarsely in float32, the build runs in float64, se
 `CoresetBuilder.run`. Where only weighted rows are, these are evaluated in float64.
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,6 +22,7 @@ from jaxtyping import Array, Float
 
 from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.dtypes import default_float, in_float64
+from jaxcoreset.data.messages import warn_user
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.likelihood.closures import float64_for
 from jaxcoreset.likelihood.embedding import log_likelihood_matrix
@@ -248,11 +248,10 @@ def rounding_of(
     error = energy_error(likelihood, draws, data, weights)
     if error <= MAX_ENERGY_ERROR:
         return None
-    warnings.warn(
+    warn_user(
         f"the coreset's log-density is rounded to {error:.1g} nats in float32, and NUTS fails with "
         "such an error. Sample it in float64, which costs little for so few rows: with "
         "coreset.in_float64(): mcmc.run(key, *coreset.args, **coreset.kwargs).",
-        stacklevel=2,
     )
     return error
 

@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxcoreset.data.messages import warn_user
 from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -150,9 +150,8 @@ def foretold(
         yield look
         return
     if look.seconds > _LONG or look.groups is not None:
-        warnings.warn(
+        warn_user(
             f"the model has {look}. The build takes about {look.seconds:.0f} s. {look.advice}",
-            stacklevel=8,
         )
     start = time.perf_counter()
 

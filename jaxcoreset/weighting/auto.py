@@ -5,7 +5,6 @@ zero, a direction that the data leave flat, derivatives that are not finite wher
 They still have a posterior, and other weightings find a π̂ for it, at a higher cost.
 """
 
-import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -13,6 +12,7 @@ import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
 from jaxcoreset.data.dtypes import default_float
+from jaxcoreset.data.messages import warn_user
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import runs_in_float64
 from jaxcoreset.weighting.base import DrawSource, Weighting
@@ -55,9 +55,8 @@ class AutoWeighting(Weighting):
             source.weighting = name
             if failures:
                 found = "; ".join(f"{failed} failed: {error.reason}" for failed, error in failures)
-                warnings.warn(
+                warn_user(
                     f"{found}; the build goes on with {weighting}.",
-                    stacklevel=7,  # the call of `CoresetBuilder.run`
                 )
             return source
         (_, first), *others = failures

@@ -55,8 +55,9 @@ def test_a_verdict_is_a_sentence_and_a_bad_one_a_warning():
         (report(0.01, rounds=trouble), "not checked"),
     ):
         assert bad.verdict.startswith(start)
-        with pytest.warns(UserWarning, match=start):
+        with pytest.warns(UserWarning, match=start) as warned:
             warn_if_bad(bad)
+        assert warned[0].filename == __file__  # the line that called the package
     assert report(0.01).verdict.startswith("good")
     assert report(0.05).verdict.startswith("usable with correction")
     assert report(0.01, tol=0.02, is_within_tol=True).verdict.startswith("good")
@@ -162,6 +163,7 @@ def test_a_spike_is_found_and_chains_that_start_as_told_do_not_see_it(of_mixture
     }
     bad = jc.certify(coreset, spike, num_draws=100, progress_bar=False)
     assert bad.excess > 100
+    assert bad.separated
     assert bad.verdict == "don't use"
     assert "a mode that only the weighted density has" in bad.reason
 
@@ -252,6 +254,19 @@ def test_the_best_coreset_of_a_tolerance_that_is_not_met_is_checked_by_its_own_p
     assert not report.is_within_tol
     assert report.rounds[-1]["own_kl"] is not None
     assert "not met: this is the best coreset, and it would take about" in str(report)
+
+
+def test_a_coreset_whose_only_mode_is_far_away_is_blamed_and_not_its_chains(rare_rows):
+    builder = jc.CoresetBuilder(rare_logistic, size=6, rounds=1, progress_bar=False, proxy=None)
+    with pytest.warns(UserWarning, match="don't use"):  # six rows are separable
+        coreset = builder.run(jax.random.key(0), *rare_rows)
+    mcmc = MCMC(NUTS(coreset.model), num_warmup=200, num_samples=200, progress_bar=False)
+    mcmc.run(jax.random.key(0), *coreset.args, **coreset.kwargs, init_params=coreset.init_params())
+    found = jc.certify(coreset, mcmc, num_draws=200, progress_bar=False)
+    assert found.excess > 20
+    assert found.separated is False
+    assert found.coreset_verdict == "don't use"
+    assert found.chains_verdict == "converged"
 
 
 def rare_logistic(z, y=None):
