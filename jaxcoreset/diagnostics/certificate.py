@@ -278,7 +278,7 @@ class Certificate(ShownAsTable):
 
 
 def is_elsewhere(excess: float | None) -> bool:
-    """Return whether draws whose density is overrated so much are not where the coreset was built."""
+    """Return whether draws with this excess are not where the coreset was built."""
     return excess is not None and excess > _ELSEWHERE
 
 

@@ -152,6 +152,7 @@ def _has_trough(coreset: Coreset, draws: Mapping[str, Any]) -> bool:
     the coreset's only mode is far from the full posterior.
 
     Args:
+        coreset: the coreset.
         draws: unconstrained draws, with one leading axis.
     """
     start, steps = coreset.init_params(), jnp.linspace(0, 1, _NUM_POINTS)

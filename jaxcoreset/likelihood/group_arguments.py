@@ -4,7 +4,8 @@
 """
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,9 @@ from jaxcoreset.data.grouped import GroupScan, scan_labels
 from jaxcoreset.data.messages import did_you_mean, listed
 from jaxcoreset.data.reading import is_streamed
 from jaxcoreset.likelihood.arguments import Arguments, ModelError, is_array
+
+# Of so many arguments with the same number, some alone may count the groups.
+_MOST_EQUAL = 4
 
 
 @dataclass(frozen=True)
@@ -174,8 +178,9 @@ def possible_counts(
 ) -> list[tuple[int, GroupPositions, bool]]:
     """What may count the groups: numbers, with the roles that follow, the likeliest first.
 
-    The last entry says whether labels are to be renumbered, which they are unless they are numbers
-    below the count.
+    The number of another factor may be the same by chance, so that only some of the arguments count
+    the groups. The last entry says whether labels are to be renumbered, which they are unless they
+    are numbers below the count.
     """
     rows = _with_rows(arguments, labels)
     for i in rows:
@@ -189,19 +194,31 @@ def possible_counts(
     lengths = {i: leaf.shape[0] for i, leaf in others if is_array(leaf)}
     counts = {i: int(leaf) for i, leaf in others if _is_count(leaf)}
     are_numbers = np.issubdtype(names.dtype, np.integer) and names[0] >= 0
-    found = []
+    found, less_likely = [], []
     for count in sorted({*lengths.values(), *counts.values()}):
         is_number = bool(are_numbers and count > names[-1])
-        if is_number or count == names.size:
+        if not (is_number or count == names.size):
+            continue
+        equal = [i for i, number in (lengths | counts).items() if number == count]
+        for chosen in _subsets(equal):
             positions = GroupPositions(
                 labels,
                 rows,
-                tuple(i for i, length in lengths.items() if length == count),
+                tuple(i for i in chosen if i in lengths),
                 (),
-                tuple(i for i, number in counts.items() if number == count),
+                tuple(i for i in chosen if i in counts),
             )
-            found.append((count, positions, not is_number))
-    return found
+            likely = found if len(chosen) == len(equal) else less_likely
+            likely.append((count, positions, not is_number))
+    return [*found, *less_likely]
+
+
+def _subsets(members: list[int]) -> Iterator[tuple[int, ...]]:
+    """All of some members, then all but some of them where these are few."""
+    yield tuple(members)
+    if len(members) <= _MOST_EQUAL:
+        for size in range(len(members) - 1, 0, -1):
+            yield from itertools.combinations(members, size)
 
 
 def _is_count(leaf: Any) -> bool:
@@ -241,13 +258,16 @@ def flat_call(positions: GroupPositions, arguments: Arguments) -> tuple[tuple, d
     )
 
 
-def one_group(positions: GroupPositions, leaves: Sequence, data: Sequence) -> tuple[list, Any]:
+def one_group(
+    positions: GroupPositions, leaves: Sequence, data: Sequence, labels: Any = None
+) -> tuple[list, Any]:
     """The leaves of a call with a single group, and the mask of its rows, or None.
 
     Args:
         positions: the roles of the leaves.
         leaves: the leaves of a layout, for what is no data.
         data: for each of `GroupPositions.data_at` the entries of one group, without their axis.
+        labels: the labels of the rows, all zero by default.
     """
     filled, num_rows, mask = list(leaves), 1, None
     for i, leaf in zip(positions.data_at, data, strict=True):
@@ -257,7 +277,7 @@ def one_group(positions: GroupPositions, leaves: Sequence, data: Sequence) -> tu
             filled[i] = leaf[None]
         else:
             filled[i], num_rows = leaf, leaf.shape[0]
-    labels = jnp.zeros(num_rows, jnp.int32)
+    labels = jnp.zeros(num_rows, jnp.int32) if labels is None else labels
     return positions.call_with(filled, num_rows, 1, labels), mask
 
 

@@ -4,15 +4,19 @@ What groups share must not depend on effects, or on how many groups there are.
 
 The shapes of a model's sites do not show this: a row may use the effects of two groups, a running
 sum of effects makes a random walk of them, and a prior may use how many rows a group has. So some
-groups are evaluated together, as the model's user does, and each alone, with copies of its rows.
+groups are evaluated together, as the model's user does, and each alone, with rows of another group
+behind its own. Whether the density of an effect is computed from rows also shows in the model's
+program.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import partial_eval
 from jaxtyping import Int
 
 from jaxcoreset.data.chosen_groups import read_groups
@@ -30,10 +34,10 @@ from jaxcoreset.likelihood.trace import (
     value_at,
 )
 
-# How many groups are compared, with how many rows each at most, and copies of rows beside them.
-_NUM_GROUPS, _MOST_ROWS, _COPIES = 5, 6, 2
-# The width of the unconstrained values at which they are.
-_RADIUS = 0.5
+# How many groups are compared, with how many rows each at most, and other rows beside them.
+_NUM_GROUPS, _MOST_ROWS, _OTHERS = 5, 6, 2
+# The widths of the unconstrained values at which they are: a dependence may vanish near zero.
+_RADII = (0.5, 1.0, 2.0)
 _ROUNDING = 3e-3
 
 
@@ -45,72 +49,167 @@ def check_groups(marginal: GroupModel, layout: Layout, sizes: Int[np.ndarray, " 
         layout: its groups.
         sizes: the number of rows of each, by its number.
     """
-    positions, leaves = marginal.positions, list(layout.arguments.leaves)
-    places = _some_groups(sizes if layout.order is None else sizes[layout.order])
-    data = tuple(
-        leaf.shortened(_MOST_ROWS) if isinstance(leaf, Ragged) else leaf for leaf in layout.data
-    )
-    if positions.labels is None:
-        data = tuple(np.asarray(leaf[places]) for leaf in data)
-        mask = np.ones((places.size, 1), bool)
-    else:
-        data = tuple(leaf[:] for leaf in read_groups(data, places))
-        mask = data[positions.data_at.index(positions.labels)]
-    labels = np.repeat(np.arange(places.size), mask.sum(axis=1))
-    alone = []
-    for i, leaf in zip(positions.data_at, data, strict=True):
-        if i in positions.groups:
-            leaves[i] = leaf
-        elif i != positions.labels:
-            leaves[i] = leaf[mask]
-            copies = _COPIES if positions.labels is not None else 0
-            leaf = np.concatenate([leaf, np.repeat(leaf[:, :1], copies, axis=1)], axis=1)
-        else:
-            leaf = np.pad(mask, ((0, 0), (0, _COPIES)))
-        alone.append(leaf)
-    generator = np.random.default_rng(0)
-    num_dims = marginal.structure.num_dims
-    effects = generator.uniform(-_RADIUS, _RADIUS, (places.size, num_dims))
-    effects = jnp.asarray(effects, default_float())
-    ways = marginal.structure.choices
-    choices = ways[generator.integers(len(ways), size=places.size)]
-    together = positions.call_with(leaves, labels.size, places.size, labels.astype(np.int32))
+    groups = _Groups.of(marginal, layout, sizes)
     shared: dict[str, Any] = {}
-    of_rows, of_priors, of_shared = _together(
-        marginal, together, effects, choices, generator, shared
+    for number, radius in enumerate(_RADII):
+        shared = groups.check_at(np.random.default_rng(number), radius)
+    groups.check_priors(shared)
+
+
+@dataclass(frozen=True, eq=False)
+class _Groups:
+    """Some groups, as the model's user has them, and each with some rows of another one.
+
+    Attributes:
+        marginal: the marginal model.
+        leaves: the arguments of the model with these groups; the labels are left as they were.
+        labels: shape (n,), the number of each row's group.
+        alone: for what is data, the entries of each group, with rows of another one behind them.
+    """
+
+    marginal: GroupModel
+    leaves: list
+    labels: Int[np.ndarray, " n"]
+    alone: tuple
+
+    @classmethod
+    def of(cls, marginal: GroupModel, layout: Layout, sizes: Int[np.ndarray, " g"]) -> "_Groups":
+        """Some of the groups of a layout; see `check_groups`."""
+        positions, leaves = marginal.positions, list(layout.arguments.leaves)
+        places = _some_groups(sizes if layout.order is None else sizes[layout.order])
+        data = tuple(
+            leaf.shortened(_MOST_ROWS) if isinstance(leaf, Ragged) else leaf for leaf in layout.data
+        )
+        if positions.labels is None:
+            data = tuple(np.asarray(leaf[places]) for leaf in data)
+            mask = np.ones((places.size, 1), bool)
+        else:
+            data = tuple(leaf[:] for leaf in read_groups(data, places))
+            mask = data[positions.data_at.index(positions.labels)]
+        labels = np.repeat(np.arange(places.size), mask.sum(axis=1))
+        alone = []
+        for i, leaf in zip(positions.data_at, data, strict=True):
+            added = leaf
+            if i in positions.groups:
+                leaves[i] = leaf
+            elif i == positions.labels:
+                added = np.pad(mask, ((0, 0), (0, _OTHERS)))
+            else:
+                leaves[i] = leaf[mask]
+                if positions.labels is not None:
+                    of_next = np.repeat(np.roll(leaf[:, :1], -1, axis=0), _OTHERS, axis=1)
+                    added = np.concatenate([leaf, of_next], axis=1)
+            alone.append(added)
+        return cls(marginal, leaves, labels, tuple(alone))
+
+    def check_at(self, generator: np.random.Generator, radius: float) -> dict[str, Any]:
+        """Compare the groups together with each of them alone, at a random point.
+
+        Returns:
+            The values of the shared sites there.
+        """
+        marginal, structure = self.marginal, self.marginal.structure
+        num_groups, labels = int(self.labels[-1]) + 1, self.labels.astype(np.int32)
+        effects = generator.uniform(-radius, radius, (num_groups, structure.num_dims))
+        effects = jnp.asarray(effects, default_float())
+        ways = structure.choices
+        choices = ways[generator.integers(len(ways), size=num_groups)]
+        together = marginal.positions.call_with(self.leaves, labels.size, num_groups, labels)
+        shared: dict[str, Any] = {}
+
+        def point(shape: tuple[int, ...]) -> np.ndarray:
+            return generator.uniform(-radius, radius, shape)
+
+        of_rows, of_priors, of_shared = _together(
+            marginal, together, effects, choices, point, shared
+        )
+        for group in range(num_groups):
+            own, is_own = tuple(leaf[group] for leaf in self.alone), self.labels == group
+            sites = marginal.run_group(shared, effects[group], self.leaves, own, choices[group])[0]
+            for name, dim in structure.rows.items():
+                values, num = of_rows[name][is_own], int(is_own.sum())
+                if not _are_same(values, _of_axis(log_prob(sites[name]), dim)[:num]):
+                    moved = jnp.where((jnp.arange(num_groups) == group)[:, None], effects, -effects)
+                    seen = _together(marginal, together, moved, choices, point, shared)[0][name]
+                    is_same = _are_same(values, seen[is_own])
+                    raise _sees_rows(name) if is_same else _crossed(name)
+            for name, values in of_priors.items():
+                if not _are_same(values[group], np.sum(np.asarray(log_prob(sites[name])))):
+                    raise _prior_of_group(name, name in structure.groups)
+            for name, value in of_shared.items():
+                if not _are_same(value, np.sum(np.asarray(log_prob(sites[name])))):
+                    raise _shared_density(name)
+        return shared
+
+    def check_priors(self, shared: Mapping[str, Any]) -> None:
+        """Raise a ModelError if a density that has no rows is computed from some."""
+        marginal, positions = self.marginal, self.marginal.positions
+        structure = marginal.structure
+        if positions.labels is None:
+            return
+        own = [leaf[0] for leaf in self.alone]
+        of_rows = {
+            i: leaf for i, leaf in zip(positions.data_at, own, strict=True) if i in positions.rows
+        }
+        effect = jnp.zeros(structure.num_dims, default_float())
+        names = [*structure.integrated, *structure.groups, *structure.shared]
+
+        def densities(labels: Any, rows: dict[int, Any]) -> list:
+            data = tuple(rows.get(i, x) for i, x in zip(positions.data_at, own, strict=True))
+            choice = structure.choices[0]
+            sites = marginal.run_group(shared, effect, self.leaves, data, choice, labels)[0]
+            return [log_prob(sites[name]) for name in names]
+
+        labels = np.zeros(len(next(iter(of_rows.values()))), np.int32)
+        program = jax.make_jaxpr(densities)(labels, of_rows).jaxpr
+        for at, name in enumerate(names):
+            outputs = [number == at for number in range(len(names))]
+            if any(partial_eval.dce_jaxpr(program, outputs)[1]):
+                if name in structure.shared:
+                    raise _shared_density(name)
+                raise _prior_of_group(name, name in structure.groups)
+
+
+def _crossed(name: str) -> ModelError:
+    return ModelError(
+        f"a row of observed site {name!r} depends on the effect of a group that it is not in; "
+        "expected rows that depend on the effects of their own group only. With crossed effects, "
+        "name one argument as groups; the effects of the other arguments stay parameters. Effects "
+        "that depend on one another, by a running sum or a sum to zero, cannot be integrated out "
+        "group by group."
     )
-    for group in range(places.size):
-        data = tuple(leaf[group] for leaf in alone)
-        sites, _, _ = marginal.run_group(shared, effects[group], leaves, data, choices[group])
-        num = int((labels == group).sum())
-        for name, dim in marginal.structure.rows.items():
-            found = _of_axis(log_prob(sites[name]), dim)[:num]
-            if not _are_same(of_rows[name][labels == group], found):
-                raise ModelError(
-                    f"a row of observed site {name!r} depends on the effect of a group that it is "
-                    "not in; expected rows that depend on the effects of their own group only. "
-                    "With crossed effects, name one argument as groups; the effects of the other "
-                    "arguments stay parameters if their number differs from the number of groups. "
-                    "Effects that depend on one another, by a running sum or a sum to zero, "
-                    "cannot be integrated out group by group."
-                )
-        for name, values in of_priors.items():
-            found = np.sum(np.asarray(log_prob(sites[name])))
-            if not _are_same(values[group], found):
-                raise ModelError(
-                    f"the density of site {name!r} of a group depends on other groups or on the "
-                    "rows; expected effects that are independent given the shared parameters, with "
-                    "a prior that does not use how many rows a group has: pass what it needs as an "
-                    "argument with one row per group."
-                )
-        for name, value in of_shared.items():
-            if not _are_same(value, np.sum(np.asarray(log_prob(sites[name])))):
-                raise ModelError(
-                    f"the density of site {name!r}, which all groups share, depends on the effects "
-                    "of groups, on their number or on their rows; expected one that depends on "
-                    "shared parameters only. A soft sum to zero cannot be integrated out group by "
-                    "group: leave it out, or use groups=None with the effects as parameters."
-                )
+
+
+def _sees_rows(name: str) -> ModelError:
+    return ModelError(
+        f"a row of observed site {name!r} depends on other rows, or on how many there are; "
+        "expected rows that are independent given the parameters and the effects. Compute means, "
+        "sizes and earlier values before the build, and pass them as arguments, with one entry for "
+        "each row or for each group."
+    )
+
+
+def _prior_of_group(name: str, is_observed: bool) -> ModelError:
+    if is_observed:
+        return ModelError(
+            f"observed site {name!r} has one entry per group, which is computed from rows; "
+            "expected one entry for each row: do not sum rows by group in the model."
+        )
+    return ModelError(
+        f"the density of site {name!r} of a group depends on other groups or on the rows; expected "
+        "effects that are independent given the shared parameters, with a prior that does not use "
+        "rows, nor how many there are: pass what it needs as an argument with one row per group."
+    )
+
+
+def _shared_density(name: str) -> ModelError:
+    return ModelError(
+        f"the density of site {name!r}, which all groups share, depends on the effects of groups, "
+        "on their number or on their rows; expected one that depends on shared parameters only. A "
+        "soft sum to zero cannot be integrated out group by group: leave it out, or use "
+        "groups=None with the effects as parameters. Compute what a prior takes from the data "
+        "before the build, and pass it as an argument."
+    )
 
 
 def _some_groups(sizes: Int[np.ndarray, " g"]) -> Int[np.ndarray, " m"]:
@@ -125,12 +224,13 @@ def _together(
     leaves: list,
     effects: Any,
     choices: Int[np.ndarray, "g k"],
-    generator: np.random.Generator,
+    point: Callable[[tuple[int, ...]], np.ndarray],
     shared: dict[str, Any],
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Log-probabilities of rows, groups' sites and other sites, as the user's model has them.
 
-    `shared` gets the values of the shared sites.
+    `point` gives random numbers of a shape; `shared` has, or else gets, the values of the shared
+    sites.
     """
     structure, parts = marginal.structure, jax.vmap(marginal.split)(effects)
 
@@ -147,9 +247,11 @@ def _together(
             local = structure.local[name]
             part = jnp.moveaxis(parts[name], 0, local.dim)
             return transform(part.reshape(_unconstrained_shape(local.shape, local.dim, effects)))
+        if name in shared:
+            return shared[name]
         shape = site["kwargs"].get("sample_shape", ()) + site["fn"].shape()
-        point = generator.uniform(-_RADIUS, _RADIUS, transform.inverse_shape(shape))
-        shared[name] = transform(jnp.asarray(point, default_float()))
+        value = point(transform.inverse_shape(shape))
+        shared[name] = transform(jnp.asarray(value, default_float()))
         return shared[name]
 
     with full_precision():

@@ -1,17 +1,17 @@
 """`group_likelihood`: a hierarchical model and its arguments as one log-likelihood per group."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.data.rows import PassContext
-from jaxcoreset.likelihood.arguments import flatten
-from jaxcoreset.likelihood.group_arguments import GroupPositions, rows_as_groups
+from jaxcoreset.likelihood.arguments import ModelError, flatten
+from jaxcoreset.likelihood.group_arguments import GroupPositions, GroupTable, rows_as_groups
 from jaxcoreset.likelihood.group_check import check_groups
-from jaxcoreset.likelihood.group_layout import lay_out
+from jaxcoreset.likelihood.group_layout import Layout, lay_out
 from jaxcoreset.likelihood.group_model import GroupModel
-from jaxcoreset.likelihood.group_structure import find_table, structure_of
+from jaxcoreset.likelihood.group_structure import find_tables, structure_of
 from jaxcoreset.likelihood.grouping import likelihood_of_layout
 from jaxcoreset.likelihood.integration import Integration, default_integration
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -58,20 +58,40 @@ def group_likelihood(
     if groups is None:
         arguments = find_data(model, tuple(args), given, data_axes, plate)[0]
         counts = arguments.counting_rows().counts_at
-        table = rows_as_groups(arguments, GroupPositions(None, arguments.data_at, (), counts))
+        positions = GroupPositions(None, arguments.data_at, (), counts)
+        tables = iter([rows_as_groups(arguments, positions)])
     else:
-        table = find_table(model, flatten(model, tuple(args), given), groups)
-    counts = {*table.positions.group_counts, *table.positions.row_counts}
-    named = enumerate(zip(table.arguments.names, table.arguments.leaves, strict=True))
-    context.processes.agree(
-        {name: f"{x}" for i, (name, x) in named if isinstance(x, int) and i not in counts}
-    )
-    structure = structure_of(model, table.arguments, table.positions)
-    integration = integration or default_integration(structure.num_dims)
-    integration.check(structure.num_dims)
-    marginal = GroupModel(
-        model, table.arguments.tree, table.positions, structure, integration, table.names
-    )
-    layout = lay_out(table, context)
-    check_groups(marginal, layout, table.sizes)
+        tables = find_tables(model, flatten(model, tuple(args), given), groups)
+    marginal, layout = _first_usable(model, tables, integration, context)
     return likelihood_of_layout(marginal, layout, key=key, context=context)
+
+
+def _first_usable(
+    model: Callable,
+    tables: Iterator[GroupTable],
+    integration: Integration | None,
+    context: PassContext,
+) -> tuple[GroupModel, Layout]:
+    """The marginal model and the groups of the first table whose groups are independent."""
+    refusal: ModelError | None = None
+    for table in tables:
+        counts = {*table.positions.group_counts, *table.positions.row_counts}
+        named = enumerate(zip(table.arguments.names, table.arguments.leaves, strict=True))
+        context.processes.agree(
+            {name: f"{x}" for i, (name, x) in named if isinstance(x, int) and i not in counts}
+        )
+        structure = structure_of(model, table.arguments, table.positions)
+        own = integration or default_integration(structure.num_dims)
+        own.check(structure.num_dims)
+        marginal = GroupModel(
+            model, table.arguments.tree, table.positions, structure, own, table.names
+        )
+        layout = lay_out(table, context)
+        try:
+            check_groups(marginal, layout, table.sizes)
+        except ModelError as error:
+            refusal = refusal or error
+            continue
+        return marginal, layout
+    assert refusal is not None
+    raise refusal

@@ -182,13 +182,15 @@ class GroupModel:
         leaves: Sequence,
         own: tuple,
         choice: Any = (),
+        labels: Any = None,
     ) -> tuple[Any, Array, Any]:
         """The trace with one group, the log-Jacobian of its effect's transform, and the mask.
 
-        `choice` has the positions of the discrete sites' values.
+        `choice` has the positions of the discrete sites' values; `labels` are those of the rows, by
+        default zeros.
         """
         chosen = {name: choice[k] for k, name in enumerate(self.structure.discrete)}
-        given, mask = one_group(self.positions, leaves, own)
+        given, mask = one_group(self.positions, leaves, own, labels)
         parts, log_jacobians = self.split(effect), []
 
         def fill(site: Mapping) -> Any:

@@ -6,7 +6,7 @@ rows, or with the groups; all other sites are shared.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.group_arguments import (
     GroupPositions,
     GroupTable,
+    Labels,
     find_labels,
     possible_counts,
 )
@@ -116,8 +117,11 @@ class _Shapes:
     num_values: dict[str, int]
 
 
-def find_table(model: Callable, arguments: Arguments, groups: str) -> GroupTable:
-    """Find the groups that an argument names.
+def find_tables(model: Callable, arguments: Arguments, groups: str) -> Iterator[GroupTable]:
+    """Find the groups that an argument names, the likeliest way to read the arguments first.
+
+    A number that is no count of the groups may fit as well, such as that of another factor. So a
+    caller whose checks refuse a table can take the next one.
 
     Raises:
         ModelError: if no argument counts the groups, or no latent site has one entry for each.
@@ -125,7 +129,8 @@ def find_table(model: Callable, arguments: Arguments, groups: str) -> GroupTable
     labels = find_labels(arguments, groups)
     at, names = labels.position, labels.names
     num_rows = arguments.leaves[at].shape[0]
-    failure: Exception | None = None
+    failures: list[Exception] = []
+    is_found = False
     for count, positions, is_renumbered in possible_counts(arguments, at, names):
         for roles in (positions, _counting_rows(arguments, positions, num_rows)):
             try:
@@ -139,27 +144,73 @@ def find_table(model: Callable, arguments: Arguments, groups: str) -> GroupTable
                     "array sizes; these would change with the groups: pass the number of groups as "
                     "an argument of its own, and use jax.numpy on data."
                 ) from error
-            except ModelError:
-                raise
             except Exception as error:
-                failure = failure or error
+                failures.append(error)
                 continue
             own, numbers, coded = names if is_renumbered else None, None, list(arguments.leaves)
             if labels.at is not None:
                 numbers = labels.at if is_renumbered else names[labels.at].astype(np.int64)
                 coded[at] = numbers.astype(np.int32)
             table = dataclasses.replace(arguments, leaves=tuple(coded))
-            return GroupTable(table, roles, count, numbers, own, labels.scan)
-    expected = (
+            is_found = True
+            yield GroupTable(table, roles, count, numbers, own, labels.scan)
+            break
+    if not is_found:
+        raise _no_table(arguments, labels, groups, failures)
+
+
+def find_table(
+    model: Callable, arguments: Arguments, groups: str, positions: GroupPositions
+) -> GroupTable:
+    """The groups that an argument names, with these roles of the arguments if they can have them.
+
+    Raises:
+        ModelError: see `find_tables`.
+    """
+    first = None
+    for table in find_tables(model, arguments, groups):
+        if table.positions == positions:
+            return table
+        first = first or table
+    assert first is not None
+    return first
+
+
+def _no_table(
+    arguments: Arguments, labels: Labels, groups: str, failures: Sequence[Exception]
+) -> ModelError:
+    """The error of a model in which no groups were found."""
+    names = labels.names
+    if names.size == arguments.leaves[labels.position].shape[0]:
+        return ModelError(
+            f"argument {groups} has another label in each of its {names.size} rows, so each row is "
+            "a group of its own; leave groups out: the builder finds latent sites of rows itself."
+        )
+    refused = [error for error in failures if isinstance(error, ModelError)]
+    if refused:
+        return refused[0]
+    found = (
         f"{names.size} groups are in argument {groups}; expected a latent site with one entry per "
         "group, in a plate whose size is an argument of the model or the length of one (num_groups,"
         " or an array with one row per group)"
     )
-    if failure is not None:
-        raise ModelError(f"{expected}. The model said: {failure}") from failure
-    raise ModelError(
-        f"{expected}; none was found among {listed(arguments.names)}. Pass the number of groups as "
-        "an argument, or name another argument with groups=."
+    if failures:
+        error = ModelError(f"{found}. The model said: {failures[0]}")
+        error.__cause__ = failures[0]
+        return error
+    whole = {
+        name: leaf
+        for name, leaf in zip(arguments.names, arguments.leaves, strict=True)
+        if isinstance(leaf, int | np.integer) and not isinstance(leaf, bool)
+    }
+    given = ", ".join(f"{name} = {number}" for name, number in whole.items())
+    numbered = (
+        f", or a number above {names[-1]}, the largest of them" if names.dtype.kind == "i" else ""
+    )
+    return ModelError(
+        f"{found}; none was found among {listed(arguments.names)}"
+        f"{f' ({given})' if given else ''}. Pass the number of different labels, {names.size}"
+        f"{numbered}, or name another argument with groups=."
     )
 
 

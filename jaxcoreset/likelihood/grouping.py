@@ -77,7 +77,7 @@ class Grouping:
         table = (
             rows_as_groups(arguments, self.positions)
             if labels is None
-            else find_table(model, arguments, arguments.names[labels])
+            else find_table(model, arguments, arguments.names[labels], self.positions)
         )
         if table.positions != self.positions:
             raise ModelError(

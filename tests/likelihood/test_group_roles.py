@@ -1,0 +1,143 @@
+"""Which arguments count the groups, and hierarchies whose groups are not independent."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from jaxcoreset.likelihood.arguments import ModelError
+from jaxcoreset.likelihood.group_likelihood import group_likelihood
+
+G, N = 30, 200
+RNG = np.random.default_rng(0)
+GROUP = np.concatenate([np.arange(G), RNG.integers(0, G, N - G)]).astype(np.int32)
+REGION = RNG.integers(0, 50, N).astype(np.int32)
+X, Y = RNG.normal(size=(2, N)).astype(np.float32)
+
+
+class FoundError(Exception):
+    """Raised with the marginal model in place of making its likelihood, which takes seconds."""
+
+
+@pytest.fixture(autouse=True)
+def _only_checked(monkeypatch):
+    def stop(marginal, layout, **_):
+        raise FoundError(marginal)
+
+    name = "jaxcoreset.likelihood.group_likelihood.likelihood_of_layout"
+    monkeypatch.setattr(name, stop)
+
+
+def rows(group, values, y):
+    with numpyro.plate("rows", group.shape[0]):
+        numpyro.sample("y", dist.Normal(values, 1.0), obs=y)
+
+
+def effects(num, mean=0.0, scale=1.0):
+    with numpyro.plate("groups", num):
+        return numpyro.sample("effect", dist.Normal(mean, scale))
+
+
+def crossed(group, num, region, num_regions, y=None):
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    with numpyro.plate("regions", num_regions):
+        other = numpyro.sample("other", dist.Normal(0, 1))
+    rows(group, effects(num, scale=tau)[group] + other[region], y)
+
+
+@pytest.mark.parametrize(
+    ("num", "num_regions"),
+    [(30, 50), (100, 50), (30, 30)],
+    ids=["of its own number", "after a smaller one", "of the same number"],
+)
+def test_another_factor_stays_a_parameter(num, num_regions):
+    args = (GROUP, num, REGION % num_regions, num_regions, Y)
+    with pytest.raises(FoundError) as error:
+        group_likelihood(crossed, args, groups="group")
+    (found,) = error.value.args
+    assert set(found.structure.local) == {"effect"}
+    assert set(found.structure.shared) == {"other", "tau"}
+    assert found.positions.group_counts == (1,)
+
+
+@pytest.mark.parametrize("num_unused", range(6))
+def test_a_prior_that_is_computed_from_rows_is_refused(num_unused):
+    """Whatever the random points are at which it is looked at."""
+
+    def mean_of_rows(group, num, x, y=None):
+        for i in range(num_unused):
+            numpyro.sample(f"a{i}", dist.Normal(0, 1))
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        mean = jnp.bincount(group, x, length=num) / jnp.bincount(group, length=num)
+        rows(group, effects(num, slope * mean)[group], y)
+
+    with pytest.raises(ModelError, match="density of site 'effect' of a group depends on"):
+        group_likelihood(mean_of_rows, (GROUP, G, X, Y), groups="group")
+
+
+def size_in_prior(group, num, y=None):
+    count = jnp.bincount(group, length=num)
+    rows(group, effects(num, scale=1 / jnp.sqrt(1e-6 * count + 1))[group], y)
+
+
+def prior_of_rows(group, num, y=None):
+    scale = numpyro.sample("scale", dist.Exponential(1 / (1 + 1e-6 * jnp.std(y))))
+    rows(group, effects(num, scale=scale)[group], y)
+
+
+def centred_by_group(group, num, x, y=None):
+    slope = numpyro.sample("slope", dist.Normal(0, 1))
+    mean = jnp.bincount(group, x, length=num) / jnp.bincount(group, length=num)
+    rows(group, effects(num)[group] + slope * (x - mean[group]), y)
+
+
+def before(group, num, y=None):
+    rho = numpyro.sample("rho", dist.Uniform(-1, 1))
+    last = jnp.concatenate([jnp.zeros(1), y[:-1]])
+    rows(group, effects(num)[group] + rho * last, y)
+
+
+def sum_of_all(group, num, y=None):
+    values = effects(num)
+    rows(group, values[group] + 0.005 * values.sum(), y)
+
+
+def summed_rows(group, num, y=None):
+    values = dist.Normal(effects(num)[group], 1.0).log_prob(y)
+    numpyro.factor("summed", jax.ops.segment_sum(values, group, num))
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "message"),
+    [
+        (size_in_prior, (GROUP, G, Y), "with a prior that does not use rows"),
+        (prior_of_rows, (GROUP, G, Y), "'scale', which all groups share, depends on"),
+        (centred_by_group, (GROUP, G, X, Y), "depends on other rows, or on how many"),
+        (before, (np.sort(GROUP), G, Y), "depends on other rows, or on how many"),
+        (sum_of_all, (GROUP, G, Y), "the effect of a group that it is not in"),
+        (summed_rows, (GROUP, G, Y), "do not sum rows by group"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_groups_that_are_not_independent_are_refused_by_what_they_see(model, args, message):
+    with pytest.raises(ModelError, match=message):
+        group_likelihood(model, args, groups="group")
+
+
+def plain(group, num, y=None):
+    rows(group, effects(num)[group], y)
+
+
+@pytest.mark.parametrize(
+    ("labels", "num", "message"),
+    [
+        (GROUP, 20, r"num = 20.*labels, 30, or a number above 29"),
+        (np.array([f"N{i:02d}" for i in GROUP]), 31, r"num = 31.*different labels, 30, or name"),
+    ],
+    ids=["too small", "not that of names"],
+)
+def test_a_number_that_does_not_fit_the_labels_is_named(labels, num, message):
+    with pytest.raises(ModelError, match=message):
+        group_likelihood(plain, (labels, num, Y), groups="group")
