@@ -209,9 +209,9 @@ def refuse_other_program(
         raise RuntimeError(
             "the compiled program for many draws gives other log-likelihoods than that for one: "
             f"{values[row, draw]:.6g} and {again[row, draw]:.6g} nats from the row's median. The "
-            "compiler has made a wrong program, as jaxlib 0.10.2 does on CPUs for sums over short "
-            "axes, such as the two coordinates inside dist.Beta and dist.BetaProportion. "
-            f"{way_out} another jaxlib (0.10.1, or 0.11), or write the model without them."
+            "compiler has made a wrong program, as jaxlib 0.10.2 does on CPUs for sums over axes "
+            f"of two or three entries. {way_out} another jaxlib (0.10.1, or 0.11), or write the "
+            "model without them."
         )
 
 

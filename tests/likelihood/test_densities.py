@@ -6,6 +6,7 @@ import numpy as np
 import numpyro.distributions as dist
 import pytest
 from scipy.special import log_expit
+from scipy.stats import beta
 
 from jaxcoreset.likelihood.densities import bernoulli_log_prob, plain_log_prob
 
@@ -55,6 +56,31 @@ def test_a_response_outside_the_support_has_no_probability():
     expected = jax.jit(checked.log_prob)(value)
     assert expected[2] == -jnp.inf
     np.testing.assert_allclose(plain_log_prob(checked, value), expected)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_beta_is_scipys(double):
+    a, b, y = np.meshgrid([0.3, 1.0, 2.5, 40.0], [0.5, 1.0, 7.0], [1e-6, 0.2, 0.9, 0.999])
+    with jax.enable_x64(double):
+        given = [jnp.asarray(x, float) for x in (a, b, y)]
+        found = plain_log_prob(dist.Beta(*given[:2]), given[2])
+        mean = plain_log_prob(dist.BetaProportion(given[0] / 50, 50.0), given[2])
+    exact = [np.asarray(x, np.float64) for x in given]
+    tolerance = {"rtol": 1e-12 if double else 2e-5, "atol": 1e-12 if double else 1e-4}
+    np.testing.assert_allclose(found, beta.logpdf(exact[2], *exact[:2]), **tolerance)
+    expected = beta.logpdf(exact[2], exact[0], 50 - exact[0])
+    np.testing.assert_allclose(mean, expected, **tolerance)
+
+
+def test_slopes_of_beta_are_numpyros_and_outside_it_has_no_probability():
+    def density(evaluate, a):
+        return evaluate(dist.Beta(a, 3.0), 0.3)
+
+    ours = jax.grad(lambda a: density(plain_log_prob, a))(2.0)
+    numpyros = jax.grad(lambda a: density(lambda d, y: d.log_prob(y), a))(2.0)
+    np.testing.assert_allclose(ours, numpyros, rtol=1e-5)
+    checked = dist.Beta(jnp.full(2, 2.0), 3.0, validate_args=True)
+    assert jax.jit(plain_log_prob)(checked, jnp.array([0.5, 1.5]))[1] == -jnp.inf
 
 
 def test_other_densities_are_numpyros():
