@@ -7,7 +7,7 @@ length is evaluated by itself, with its own compiled program. The arrays are pad
 read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,8 @@ from jaxtyping import Int, PyTree
 
 # Places that are evaluated without further ado, since a program more takes longer than they do.
 _FEW_PLACES = 1 << 16
+# The same of a program that runs as often as chains evaluate a gradient.
+_FEW_PLACES_OFTEN = 1 << 12
 # Another length is used if it leaves at most this part of the places, up to a number of lengths.
 _WORTHWHILE, _MOST_LENGTHS = 0.8, 8
 # The lengths that are tried grow by this factor.
@@ -118,6 +120,13 @@ def has_lengths(tree: PyTree) -> bool:
     return any(len(leaf.lengths) > 1 for leaf in lists_of(tree))
 
 
+def order_by_length(tree: PyTree) -> Int[np.ndarray, " g"] | None:
+    """The order in which lists of one length follow one another; None if all have one."""
+    lists = lists_of(tree)
+    length = np.searchsorted(lists[0].lengths, lists[0].sizes) if lists else np.zeros(1)
+    return np.argsort(length, kind="stable") if (length != length[:1]).any() else None
+
+
 def mean_length(tree: PyTree) -> float:
     """The mean number of entries of the lists; 1 if no array is ragged."""
     lists = lists_of(tree)
@@ -187,10 +196,31 @@ def length_of(lengths: Sequence[int], size: int) -> int:
 
 def choose_lengths(sizes: Int[np.ndarray, " g"]) -> tuple[int, ...]:
     """Few numbers of places, such that lists of these sizes leave few of them empty."""
+    found, cost = (max(int(sizes.max()), 1),), 0
+    if sizes.size * found[0] <= _FEW_PLACES:
+        return found
+    for lengths, places in _best_lengths(sizes):
+        if cost and places > _WORTHWHILE * cost:
+            break
+        found, cost = lengths, places
+    return found
+
+
+def fewest_lengths(sizes: Int[np.ndarray, " g"]) -> tuple[int, ...]:
+    """The fewest numbers of places that leave at most half of them empty, or few.
+
+    They are for a program that holds all lists, and runs many times: each length makes it longer to
+    compile.
+    """
+    enough = max(2 * int(np.maximum(sizes, 1).sum()), _FEW_PLACES_OFTEN)
+    found = list(_best_lengths(sizes))
+    return next((lengths for lengths, places in found if places <= enough), found[-1][0])
+
+
+def _best_lengths(sizes: Int[np.ndarray, " g"]) -> Iterator[tuple[tuple[int, ...], int]]:
+    """For one, two, … lengths, those that take the fewest places for these lists, and how many."""
     sizes = np.maximum(np.sort(sizes), 1)
     most = int(sizes[-1])
-    if sizes.size * most <= _FEW_PLACES:
-        return (most,)
     # The sizes to choose from, and how many lists are at most as long as each.
     num = int(np.log(most / sizes[0]) / np.log(_GROWTH)) + 2
     grid = np.unique(np.geomspace(sizes[0], most, num).round().astype(int))
@@ -198,14 +228,11 @@ def choose_lengths(sizes: Int[np.ndarray, " g"]) -> tuple[int, ...]:
     counts = np.searchsorted(sizes, grid, side="right")
     # best[j]: the fewest places for the lists up to grid[j], the last of whose lengths is grid[j].
     best, chosen = counts * grid, [[j] for j in range(grid.size)]
-    found, cost = (most,), int(best[-1])
+    yield (most,), int(best[-1])
     for _ in range(_MOST_LENGTHS - 1):
         costs = best[:, None] + (counts[None, :] - counts[:, None]) * grid[None, :]
         costs = np.where(np.tri(grid.size, dtype=bool), np.iinfo(np.int64).max, costs)
         before = np.argmin(costs[:, 1:], axis=0)
         best = np.concatenate([best[:1], costs[before, np.arange(1, grid.size)]])
         chosen = [chosen[0], *([*chosen[b], j + 1] for j, b in enumerate(before))]
-        if best[-1] > _WORTHWHILE * cost:
-            break
-        found, cost = tuple(int(grid[j]) for j in chosen[-1]), int(best[-1])
-    return found
+        yield tuple(int(grid[j]) for j in chosen[-1]), int(best[-1])

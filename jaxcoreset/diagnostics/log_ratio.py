@@ -13,7 +13,9 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from jaxcoreset.coreset.coreset import Coreset
+from jaxcoreset.data.chosen_groups import read_groups
 from jaxcoreset.data.dtypes import in_float64
+from jaxcoreset.data.ragged import order_by_length
 from jaxcoreset.likelihood.arguments import is_array, is_same
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.grouping import likelihood_of_layout
@@ -59,16 +61,21 @@ def _weighted(
 ) -> Float[np.ndarray, " s"]:
     """The coreset's log-likelihood at constrained draws, constant included."""
     evaluate, proxy = likelihood.program.log_likelihood_constrained, coreset.proxy
-    kept = likelihood.take(likelihood.rows.places(coreset.indices))
+    kept = likelihood.rows.select(likelihood.rows.places(coreset.indices))
+    # Chosen groups of one length are evaluated as an array, those of several length by length.
+    padded, order = tuple(leaf[:] for leaf in kept), order_by_length(kept)
+    rows, weights = padded, coreset.weights
+    if order is not None:
+        rows, weights = read_groups(kept, order, copy=True), weights[order]
 
-    def weigh(draws: PyTree, kept: tuple) -> Float[np.ndarray, " s"]:
-        return log_likelihood_totals(evaluate, draws, kept, coreset.weights)
+    def weigh(draws: PyTree, rows: tuple) -> Float[np.ndarray, " s"]:
+        return log_likelihood_totals(evaluate, draws, rows, weights)
 
     weighted = None
     if len(coreset):
         first = jax.vmap(likelihood.unconstrain)({name: x[:8] for name, x in at.items()})
-        is_exact = energy_error(likelihood, first, kept, coreset.weights) > _MAX_ERROR
-        weighted = in_float64(weigh, at, kept) if is_exact else weigh(at, kept)
+        is_exact = energy_error(likelihood, first, padded, coreset.weights) > _MAX_ERROR
+        weighted = in_float64(weigh, at, rows) if is_exact else weigh(at, rows)
     if proxy is None:
         assert weighted is not None
         return weighted

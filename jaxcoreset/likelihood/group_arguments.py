@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from jaxcoreset.data.grouped import GroupScan, scan_labels
 from jaxcoreset.data.messages import did_you_mean, listed
@@ -224,19 +224,6 @@ def _subsets(members: list[int]) -> Iterator[tuple[int, ...]]:
 def _is_count(leaf: Any) -> bool:
     is_integer = isinstance(leaf, int | np.integer) and not isinstance(leaf, bool)
     return is_integer and int(leaf) > 0
-
-
-def order_of(
-    labels: Int[np.ndarray, " n"], num_groups: int
-) -> tuple[Int[np.ndarray, "g l"], Bool[np.ndarray, "g l"]]:
-    """The rows of each group, filled up with copies of one of them, and which are not copies."""
-    sizes = np.bincount(labels, minlength=num_groups)
-    sorted_rows = np.argsort(labels, kind="stable")
-    ends = np.cumsum(sizes)
-    places = np.arange(max(int(sizes.max(initial=0)), 1))
-    mask = places < sizes[:, None]
-    at = np.where(mask, (ends - sizes)[:, None] + places, (ends - sizes)[:, None])
-    return sorted_rows[np.minimum(at, labels.size - 1)], mask
 
 
 def flat_call(positions: GroupPositions, arguments: Arguments) -> tuple[tuple, dict]:

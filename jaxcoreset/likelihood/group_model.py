@@ -18,12 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 from numpyro.handlers import block, substitute, trace
 
 from jaxcoreset.data.dtypes import default_float, widened
+from jaxcoreset.data.ragged import Ragged, fewest_lengths
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
-from jaxcoreset.likelihood.group_arguments import GroupPositions, one_group, order_of
+from jaxcoreset.likelihood.group_arguments import GroupPositions, one_group
 from jaxcoreset.likelihood.group_structure import GroupStructure
 from jaxcoreset.likelihood.integration import Integration
 from jaxcoreset.likelihood.partial_evaluation import prepare
@@ -69,17 +70,15 @@ class GroupModel:
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Run the model; the arguments are those of the user's model, with groups laid out."""
         leaves = jax.tree.leaves((args, kwargs))
-        self._sample(leaves, [leaves[i] for i in self.positions.data_at], _batch_rows())
+        data = [leaves[i] for i in self.positions.data_at]
+        shared = self.sample_shared(leaves, [leaf[0] for leaf in data])
+        with block(), full_precision():
+            values = self.log_marginals(shared, leaves, data, _batch_rows())
+        numpyro.factor(GROUP_SITE, values)
 
     def with_integration(self, integration: Integration) -> "GroupModel":
         """The same model with another integral."""
         return dataclasses.replace(self, integration=integration, _memory={})
-
-    def _sample(self, leaves: Sequence, data: Sequence, batch_rows: int | None) -> None:
-        shared = self._shared(leaves, [leaf[0] for leaf in data])
-        with block(), full_precision():
-            values = self.log_marginals(shared, leaves, data, batch_rows)
-        numpyro.factor(GROUP_SITE, values)
 
     def log_marginals(
         self,
@@ -218,7 +217,7 @@ class GroupModel:
             first += site.size
         return parts
 
-    def _shared(self, leaves: Sequence, own: Sequence) -> dict[str, Array]:
+    def sample_shared(self, leaves: Sequence, own: Sequence) -> dict[str, Array]:
         """Sample the sites that are shared, as the model does, and return the latent ones."""
         structure = self.structure
 
@@ -251,13 +250,13 @@ class MarginalModel:
         self.groups, self.tree = groups, arguments.tree
         self.num_groups = arguments.num_data
         labels = groups.positions.labels
-        if labels is None:
-            self._order = np.arange(self.num_groups)[:, None]
-            self._mask = np.ones((self.num_groups, 1), bool)
-        else:
-            mask = np.asarray(arguments.leaves[labels])
-            numbers = np.repeat(np.arange(self.num_groups), mask.sum(axis=1))
-            self._order, self._mask = order_of(numbers, self.num_groups)
+        sizes = np.ones(self.num_groups, np.int64)
+        if labels is not None:
+            sizes = np.asarray(arguments.leaves[labels]).sum(axis=1)
+        self.num_rows = int(sizes.sum())
+        self._parts = _parts_of(sizes)
+        # Where the parts, one after the other, have each group.
+        self._places = np.argsort(np.concatenate([part.groups for part in self._parts]))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the marginal model of the groups, or the user's model of other rows."""
@@ -265,23 +264,66 @@ class MarginalModel:
         positions = self.groups.positions
         if tree != self.tree:
             return self.groups.model(*args, **kwargs)
-        found, expected = jnp.shape(leaves[positions.rows[0]])[:1], (int(self._mask.sum()),)
-        if found != expected:
+        found = jnp.shape(leaves[positions.rows[0]])[:1]
+        if found != (self.num_rows,):
             raise ModelError(
                 f"the model got {found} rows, but it is that of {self.num_groups} groups with "
-                f"{expected[0]} rows; the coreset's own args and kwargs are expected: pass these, "
-                "None for the observations to predict new rows, or use the original model."
+                f"{self.num_rows} rows; the coreset's own args and kwargs are expected: pass "
+                "these, None for the observations to predict new rows, or use the original model."
             )
+        parts = [self._data(leaves, part) for part in self._parts]
+        shared = self.groups.sample_shared(leaves, [leaf[0] for leaf in parts[0]])
+        with block(), full_precision():
+            values = [self.groups.log_marginals(shared, leaves, data) for data in parts]
+            joined = values[0]
+            if len(values) > 1:
+                joined = jnp.concatenate(values)[self._places.copy()]
+        numpyro.factor(GROUP_SITE, joined)
+
+    def _data(self, leaves: Sequence, part: "_Part") -> list:
+        """The data of the groups of a part, laid out."""
+        positions, data = self.groups.positions, []
         # JAX keeps a type for each NumPy array, whether its x64 is on or not: these are new ones.
-        order, mask, data = self._order.copy(), self._mask.copy(), []
+        groups, rows, mask = part.groups.copy(), part.rows.copy(), part.mask.copy()
         for i in positions.data_at:
             if i == positions.labels:
                 data.append(mask)
-            elif i in positions.groups:
-                data.append(leaves[i])
+            elif i not in positions.groups:
+                data.append(jnp.asarray(leaves[i])[rows])
+            elif len(self._parts) > 1:
+                data.append(jnp.asarray(leaves[i])[groups])
             else:
-                data.append(jnp.asarray(leaves[i])[order])
-        self.groups._sample(leaves, data, None)
+                data.append(leaves[i])
+        return data
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Groups of about one length, which are evaluated together.
+
+    Attributes:
+        groups: their numbers.
+        rows: the numbers of their rows, filled up with copies to one length.
+        mask: which of these are not copies.
+    """
+
+    groups: Int[np.ndarray, " k"]
+    rows: Int[np.ndarray, "k l"]
+    mask: Bool[np.ndarray, "k l"]
+
+
+def _parts_of(sizes: Int[np.ndarray, " m"]) -> list[_Part]:
+    """Groups with these numbers of rows, which follow one another, in as few parts as will do.
+
+    A gradient costs as much as its places: one long group must not lengthen all the other groups.
+    """
+    lengths, starts = fewest_lengths(sizes), np.cumsum(sizes) - sizes
+    rows = Ragged(np.arange(int(sizes.sum())), starts, sizes, lengths)
+    mask, length = Ragged(None, starts, sizes, lengths), np.searchsorted(lengths, sizes)
+    return [
+        _Part(own, rows[own], mask[own])
+        for own in (np.flatnonzero(length == number) for number in np.unique(length))
+    ]
 
 
 def _float_of(shared: Mapping[str, Array]) -> Any:

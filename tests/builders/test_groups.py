@@ -10,6 +10,10 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
 import jaxcoreset as jc
+from jaxcoreset.data.ragged import order_by_length
+from jaxcoreset.diagnostics.log_ratio import log_ratios
+from jaxcoreset.likelihood import group_layout
+from jaxcoreset.likelihood.group_likelihood import group_likelihood
 from tests.likelihood.group_models import flights, frailties, intercepts, means, normals
 
 NUM_GROUPS = 150
@@ -117,6 +121,27 @@ def test_a_saved_coreset_is_the_same(built, samples, tmp_path):
     ]
     assert certificates[0].kl == pytest.approx(certificates[1].kl, rel=0.05)
     assert str(certificates[1]).split()[2:6] == ["groups", str(len(coreset)), "of", str(NUM_GROUPS)]
+
+
+def test_log_ratios_are_exact_where_groups_are_evaluated_by_length(built, samples, monkeypatch):
+    group, y, coreset = built
+    at = {name: np.asarray(values[:40]) for name, values in samples.items()}
+    monkeypatch.setattr(group_layout, "choose_lengths", lambda sizes: (3, 8, 12))
+    integration = coreset.grouping.integration
+    split = group_likelihood(
+        normals, (group, NUM_GROUPS, y), groups="group", integration=integration
+    )
+    chosen = split.rows.select(split.rows.places(coreset.indices))
+    assert order_by_length(chosen) is not None
+    found, whole = (log_ratios(coreset, one, at) for one in (split, coreset.likelihood))
+    np.testing.assert_allclose(found, whole, atol=2e-3)
+    every = dict.fromkeys(range(NUM_GROUPS), 1.0)
+    weights = dict(zip(coreset.indices.tolist(), coreset.weights.tolist(), strict=True))
+    draws = [{name: values[i] for name, values in at.items()} for i in range(40)]
+    exact = [_exact(group, y, one, every) - _exact(group, y, one, weights) for one in draws]
+    # A proxy has a part in the log-ratios, but not here.
+    assert coreset.proxy is None
+    np.testing.assert_allclose(found, exact, atol=5e-3)
 
 
 def test_new_groups_join_by_an_update(built):

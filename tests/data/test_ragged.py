@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from jaxcoreset.data.ragged import Ragged, Runs, choose_lengths, mean_length, padded_alike
+from jaxcoreset.data.ragged import (
+    Ragged,
+    Runs,
+    choose_lengths,
+    fewest_lengths,
+    mean_length,
+    order_by_length,
+    padded_alike,
+)
 
 
 def _places(sizes: np.ndarray, lengths: tuple[int, ...]) -> int:
@@ -27,6 +35,25 @@ def test_lists_of_about_one_length_get_a_single_one():
 def test_a_single_long_list_does_not_multiply_the_places():
     sizes = np.r_[np.full(10_000, 5), 100_000]
     assert _places(sizes, choose_lengths(sizes)) == 150_000
+
+
+def test_the_fewest_lengths_leave_half_of_the_places_empty_or_few():
+    rng = np.random.default_rng(0)
+    for sizes in (rng.permutation(np.r_[np.ones(59, int), 100_000]), rng.pareto(0.7, 300) * 20):
+        sizes = sizes.astype(int)
+        lengths = fewest_lengths(sizes)
+        assert _places(sizes, lengths) <= 2 * np.maximum(sizes, 1).sum()
+        assert 2 <= len(lengths) <= 8
+    assert fewest_lengths(rng.integers(100, 201, 1000)) == (200,)
+    assert fewest_lengths(np.r_[np.ones(3, int), 1000]) == (1000,)
+
+
+def test_lists_of_several_lengths_are_put_in_their_order():
+    starts, sizes = np.zeros(4, int), np.array([5, 2, 0, 4])
+    lists = (np.arange(4), Ragged(np.arange(5), starts, sizes, (2, 5)))
+    np.testing.assert_array_equal(order_by_length(lists), [1, 2, 0, 3])
+    assert order_by_length((lists[1].select(np.array([0, 3])),)) is None
+    assert order_by_length((np.arange(4),)) is None
 
 
 def test_indexing_pads_and_masks():

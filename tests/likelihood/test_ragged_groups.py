@@ -1,0 +1,158 @@
+"""The model of a coreset of groups where these have very different numbers of rows."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer.util import potential_energy
+
+from jaxcoreset.likelihood.arguments import flatten
+from jaxcoreset.likelihood.group_arguments import flat_call
+from jaxcoreset.likelihood.group_layout import lay_out
+from jaxcoreset.likelihood.group_model import GROUP_DIMS, GroupModel, MarginalModel
+from jaxcoreset.likelihood.group_structure import find_table, structure_of
+from jaxcoreset.likelihood.grouping import Grouping
+from jaxcoreset.likelihood.integration import AdaptiveQuadrature
+from jaxcoreset.likelihood.weighted import weighted_model
+
+# Unconstrained values of the parameters of `_predicted`.
+AT = {"mu": 0.4, "slope": -0.7, "tau": -0.3, "sigma": -0.5}
+
+
+def _predicted(group, x, y=None):
+    """Normal rows, whose mean's mean depends on the group's predictor."""
+    mu: Any = numpyro.sample("mu", dist.Normal(0, 1))
+    slope: Any = numpyro.sample("slope", dist.Normal(0, 1))
+    tau: Any = numpyro.sample("tau", dist.LogNormal(0, 1))
+    sigma: Any = numpyro.sample("sigma", dist.LogNormal(0, 1))
+    with numpyro.plate("groups", x.size):
+        mean: Any = numpyro.sample("mean", dist.Normal(mu + slope * x, tau))
+    with numpyro.plate("rows", group.shape[0]):
+        numpyro.sample("y", dist.Normal(mean[group], sigma), obs=y)
+
+
+def _probit(group, num_groups, y=None):
+    """A model that evaluates `erf` once a row, which programs can be searched for."""
+    tau: Any = numpyro.sample("tau", dist.LogNormal(0, 1))
+    with numpyro.plate("groups", num_groups):
+        effect: Any = numpyro.sample("effect", dist.Normal(0, tau))
+    with numpyro.plate("rows", group.shape[0]):
+        chance = 0.5 + 0.49 * jax.scipy.special.erf(effect[group])
+        numpyro.sample("y", dist.Bernoulli(chance), obs=y)
+
+
+def _coreset_model(model, args, weights):
+    """The model of a coreset of all the groups, and its arguments, as a coreset makes them."""
+    table = find_table(model, flatten(model, args, {}), "group")
+    structure, layout = structure_of(model, table.arguments, table.positions), lay_out(table)
+    groups = GroupModel(
+        model, table.arguments.tree, table.positions, structure, AdaptiveQuadrature()
+    )
+    rows = layout.rows()
+    kept = rows.take(rows.places(np.arange(rows.num_rows)))
+    arguments = Grouping.of(groups).trimmed(layout.arguments.with_data(kept))
+    weighted = weighted_model(MarginalModel(groups, arguments), weights, GROUP_DIMS)
+    return weighted, flat_call(table.positions, arguments)
+
+
+def _labels(sizes):
+    return np.repeat(np.arange(sizes.size), sizes)
+
+
+def _programs(sizes):
+    """The number of times that a gradient's program evaluates `erf`, and at how many values."""
+    sizes = np.asarray(sizes)
+    group = _labels(sizes)
+    y = (np.arange(group.size) % 3 == 0).astype(np.float32)
+    weights = np.ones(sizes.size, np.float32)
+    model, (args, kwargs) = _coreset_model(_probit, (group, sizes.size, y), weights)
+    gradient = jax.grad(lambda at: potential_energy(model, args, kwargs, at))
+    found = list(_evaluations(jax.make_jaxpr(gradient)({"tau": jnp.array(0.1)}).jaxpr))
+    return len(found), sum(found)
+
+
+@pytest.fixture(scope="module")
+def one_program():
+    """As `_programs`, of one group of one row, and the number of values of a further such group.
+
+    The first group has a few values more, with which the shared parameters are sampled.
+    """
+    programs, first = _programs([1])
+    return programs, first, _programs([1, 1])[1] - first
+
+
+def _evaluations(jaxpr):
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "erf":
+            yield int(np.prod(equation.outvars[0].aval.shape))
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from _evaluations(inner)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        np.r_[np.ones(30, int), 100_000, np.ones(29, int)],
+        np.exp(np.random.default_rng(0).uniform(0, np.log(1e5), 60)).astype(int),
+        np.r_[np.zeros(500, int), 1000],
+    ],
+)
+def test_a_gradient_evaluates_about_two_places_for_each_row(sizes, one_program):
+    one, _, further = one_program
+    programs, evaluations = _programs(sizes)
+    rows = np.maximum(sizes, 1).sum()
+    assert rows <= evaluations / further <= 2.1 * rows
+    assert one < programs <= 8 * one
+
+
+@pytest.mark.parametrize(
+    "sizes", [np.full(400, 15), np.random.default_rng(0).integers(50, 151, 400), np.r_[1, 1, 1000]]
+)
+def test_groups_of_about_one_size_and_few_rows_have_one_program(sizes, one_program):
+    one, first, further = one_program
+    programs, evaluations = _programs(sizes)
+    assert programs == one
+    assert evaluations == sizes.max() * (first + (sizes.size - 1) * further)
+
+
+def _closed_form(at, sizes, x, y, weights):
+    """The negative log-density, from the groups' own closed forms, one after the other."""
+    total = -sum(dist.Normal(0, 1).log_prob(value) for value in at.values())
+    noise, spread = jnp.exp(2 * at["sigma"]), jnp.exp(2 * at["tau"])
+    ends = np.cumsum(sizes)
+    for size, end, own, weight in zip(sizes, ends, x, weights, strict=True):
+        residuals = y[end - size : end] - at["mu"] - at["slope"] * own
+        both = noise + size * spread
+        square = (jnp.sum(residuals**2) - spread / both * jnp.sum(residuals) ** 2) / noise
+        log_det = (size - 1) * jnp.log(noise) + jnp.log(both) + size * np.log(2 * np.pi)
+        total = total + 0.5 * weight * (square + log_det)
+    return total
+
+
+@pytest.mark.parametrize("is_float64", [False, True])
+def test_ragged_groups_have_the_density_of_their_closed_forms(is_float64):
+    rng = np.random.default_rng(0)
+    sizes = rng.permutation(np.r_[np.zeros(2, int), np.ones(20, int), [3] * 20, [40] * 5, 2000])
+    x, weights = rng.normal(size=(2, sizes.size)).astype(np.float32)
+    weights = 1 + np.abs(weights)
+    y = (rng.normal(size=sizes.size)[_labels(sizes)] + rng.normal(size=sizes.sum())).astype("f")
+    with jax.enable_x64(True):
+        exact = jax.value_and_grad(_closed_form)
+        value, slope = exact(jax.tree.map(jnp.asarray, AT), sizes, x, y.astype(float), weights)
+    with jax.enable_x64(is_float64):
+        model, (args, kwargs) = _coreset_model(_predicted, (_labels(sizes), x, y), weights)
+        at = {name: jnp.asarray(value) for name, value in AT.items()}
+        energy = jax.jit(jax.value_and_grad(lambda at: potential_energy(model, args, kwargs, at)))
+        found, gradient = energy(at)
+    assert found.dtype == (np.float64 if is_float64 else np.float32)
+    close = 1e-8 if is_float64 else 3e-5
+    assert float(found) == pytest.approx(float(value), rel=close)
+    for name in AT:
+        assert float(gradient[name]) == pytest.approx(float(slope[name]), rel=10 * close, abs=close)
