@@ -12,6 +12,8 @@ from jaxcoreset.data.distinct import DistinctRows
 from jaxcoreset.data.utils import Clock
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.construction import Construction
+from jaxcoreset.selection.look import MANY_PARAMS
+from jaxcoreset.solvers.constraints.base import constraints_of
 
 
 def whole_coreset(
@@ -41,15 +43,26 @@ def whole_coreset(
 def exact_coreset(model: Callable, construction: Construction) -> Coreset | None:
     """The coreset without error if its rows are few enough for the construction's size.
 
-    It is made of all rows if `size` is at least n, or of the distinct rows if these are at most
-    `size`, or at most the first size that is tried with a tolerance. None if there are too many.
+    It is made of all rows if `size` is at least n, or if a tolerance is to be met and there are
+    no more rows than parameters, which are many: a search would take long, and no row could be left
+    out. It is made of the distinct rows if these are at most `size`, or at most the first size
+    that is tried with a tolerance. None if there are too many.
     """
     size, likelihood = construction.size, construction.likelihood
+    if size is None and _needs_all(construction):
+        return coreset_of_all(model, construction)
     if size is not None and size >= likelihood.num_data:
         return whole_coreset(model, likelihood, size, construction.clock, construction.distinct)
     if (distinct := construction.exact) is not None:
         return _of_distinct(model, construction, distinct, construction.exact_size)
     return None
+
+
+def _needs_all(construction: Construction) -> bool:
+    """Return whether there are no more rows than parameters, which are many."""
+    n, num_params = construction.likelihood.num_data, construction.num_params
+    is_allowed = n <= construction.max_size and not constraints_of(construction.solver)
+    return MANY_PARAMS <= num_params >= n and is_allowed
 
 
 def coreset_of_all(model: Callable, construction: Construction) -> Coreset:

@@ -34,7 +34,7 @@ _PASSES = 20
 # and what a build takes in any case.
 _SOLVER_SECONDS, _LEAST_SECONDS = 10.0, 20.0
 # A build that is expected to take more seconds is announced. It is said to be late after this
-# multiple of the estimated time.
+# multiple of the estimated time, or of these seconds if it was not timed.
 _LONG, _LATE = 60.0, 3.0
 
 
@@ -126,7 +126,8 @@ def _groups_by_hand(likelihood: ModelLikelihood) -> tuple[str, int, int] | None:
         labels = np.asarray(leaf)
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min() < 0:
             continue
-        num, labels = int(labels.max()) + 1, labels.astype(np.int64)
+        labels = labels.astype(np.int64) - int(labels.min() == 1)  # numbered from 0 or from 1
+        num = int(labels.max()) + 1
         if num in sizes and 2 < num < labels.size:
             return name, num, int(np.bincount(labels).min())
     return None
@@ -146,10 +147,9 @@ def foretold(
         stage: a function that names the stage of the build.
     """
     look = first_look(likelihood, most_rows)
-    if look.seconds is None:
-        yield look
-        return
-    if look.seconds > _LONG or look.groups is not None:
+    # A build of few parameters is not timed, and said to be late after the same time.
+    expected = _LONG if look.seconds is None else look.seconds
+    if look.seconds is not None and (look.seconds > _LONG or look.groups is not None):
         warn_user(
             f"the model has {look}. The build takes about {look.seconds:.0f} s. {look.advice}",
         )
@@ -157,12 +157,13 @@ def foretold(
 
     def say() -> None:
         logging.getLogger("jaxcoreset").warning(
-            "the build has taken %.0f s, three times the estimate; it is in the stage %r.",
+            "the build has taken %.0f s, three times %s; it is in the stage %r.",
             time.perf_counter() - start,
+            "what most builds take" if look.seconds is None else "the estimate",
             stage(),
         )
 
-    timer = threading.Timer(_LATE * look.seconds, say)
+    timer = threading.Timer(_LATE * expected, say)
     timer.daemon = True
     timer.start()
     try:

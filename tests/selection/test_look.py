@@ -38,9 +38,14 @@ def hierarchy():
     return planes, x, y
 
 
-def test_groups_by_hand_are_found_and_named():
+@pytest.mark.parametrize("first", [0, 1])
+def test_groups_by_hand_are_found_and_named(first):
     planes, x, y = hierarchy()
-    found = first_look(jc.model_likelihood(by_hand, (planes, x, y)), 500)
+
+    def model(planes, x, y=None):
+        by_hand(planes - first, x, y)
+
+    found = first_look(jc.model_likelihood(model, (planes + first, x, y)), 500)
     assert found.num_params == NUM_GROUPS + 2
     assert found.num_coefficients == 122 * 125 // 2
     assert found.groups == ("planes", NUM_GROUPS, np.bincount(planes).min())
@@ -76,6 +81,25 @@ def test_a_build_that_takes_three_times_what_was_foretold_says_so(monkeypatch, c
         time.sleep(0.2)
     assert "three times the estimate" in caplog.text
     assert "'solve'" in caplog.text
+
+
+def test_a_build_of_few_parameters_that_takes_long_says_so_too(monkeypatch, caplog):
+    rng = np.random.default_rng(0)
+    likelihood = jc.model_likelihood(wide, (rng.normal(size=(60, 2)), rng.normal(size=60)))
+    monkeypatch.setattr(look, "_LONG", 0.01)
+    with caplog.at_level(logging.WARNING), foretold(likelihood, 20, lambda: "weighting"):
+        time.sleep(0.2)
+    assert "three times what most builds take; it is in the stage 'weighting'" in caplog.text
+
+
+def test_fewer_rows_than_parameters_are_all_kept_at_once():
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(60, 1500)), rng.normal(size=60)
+    start = time.perf_counter()
+    coreset = jc.CoresetBuilder(wide, tol=0.01).run(0, *data)
+    assert time.perf_counter() - start < 60  # seconds on a quiet machine; it was minutes
+    assert len(coreset) == 60
+    assert np.all(np.asarray(coreset.weights) == 1)
 
 
 def test_only_builds_that_take_long_are_announced(recwarn):
