@@ -231,6 +231,7 @@ def certificate_of(
         "log_evidence_ratio": of_evidence,
     }
     errors = {name: _standard_error(influence) for name, influence in influences.items()}
+    with_errors: dict[str, Any] = {f"{name}_standard_error": x for name, x in errors.items()}
     found = Certificate(
         num_data=num_data,
         num_rows=num_rows,
@@ -249,7 +250,7 @@ def certificate_of(
         unit=unit,
         log_ratios=np.asarray(log_ratios, np.float64),
         log_weights=log_weights,
-        **{f"{name}_standard_error": error for name, error in errors.items()},
+        **with_errors,
     )
     if not found.can_be_reweighted:
         return found

@@ -147,7 +147,9 @@ class _Groups:
         structure = marginal.structure
         if positions.labels is None:
             return
-        own = [leaf[0] for leaf in self.alone]
+        # A NumPy array cannot be indexed by labels that are traced.
+        own = [jnp.asarray(leaf[0]) for leaf in self.alone]
+        leaves = [jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in self.leaves]
         of_rows = {
             i: leaf for i, leaf in zip(positions.data_at, own, strict=True) if i in positions.rows
         }
@@ -157,7 +159,7 @@ class _Groups:
         def densities(labels: Any, rows: dict[int, Any]) -> list:
             data = tuple(rows.get(i, x) for i, x in zip(positions.data_at, own, strict=True))
             choice = structure.choices[0]
-            sites = marginal.run_group(shared, effect, self.leaves, data, choice, labels)[0]
+            sites = marginal.run_group(shared, effect, leaves, data, choice, labels)[0]
             return [log_prob(sites[name]) for name in names]
 
         labels = np.zeros(len(next(iter(of_rows.values()))), np.int32)

@@ -406,7 +406,7 @@ def test_errors_name_what_is_expected():
     group, y = means(num_groups=6)
     with pytest.raises(ValueError, match="did you mean 'group'"):
         group_likelihood(normals, (group, 6, y), groups="grop")
-    with pytest.raises(ValueError, match="Pass the number of groups as an argument"):
+    with pytest.raises(ValueError, match="Pass the number of different labels, 6"):
         group_likelihood(normals, (np.array(list("abcdef"))[group], 7, y), groups="group")
     x = np.ones((group.size, 3), np.float32)
     with pytest.raises(ValueError, match="expected at most 2: use LaplaceIntegral"):
