@@ -205,7 +205,7 @@ class Coreset(AsTable):
         likelihood_in, layout = likelihood_of_others(self, args, kwargs)
         grouping = self.grouping
         if grouping is not None and layout is not None:
-            grouping = grouping.joined(self.report.num_data, layout, self.arguments)
+            grouping = grouping.joined(self.report.num_data, layout)
 
         def run(context: PassContext) -> Coreset:
             solved = updated(

@@ -49,19 +49,20 @@ def rows_to_predict(
         ModelError: if none of them holds rows, they differ in their number, or an argument that the
             model knows its groups by does not fit the build.
     """
-    arguments, known = flatten(coreset.full_model, args, dict(kwargs)), names_of(coreset)
-    grouping = coreset.grouping
+    known, grouping = names_of(coreset), coreset.grouping
+    labels = None if grouping is None else grouping.positions.labels
+    label = None if labels is None else known[labels]
+    arguments = flatten(coreset.full_model, args, dict(kwargs), label)
     if grouping is None:
         data, counts = coreset.arguments.data_at, coreset.arguments.counts_at
     else:
-        labels = grouping.positions.labels
         data = (*grouping.positions.rows, *(() if labels is None else (labels,)))
         counts = grouping.positions.row_counts
         if labels is None:
             counts = (*counts, *grouping.positions.group_counts)
     names = {known[i] for i in data}
-    if grouping is not None and grouping.positions.labels is not None and group_names is not None:
-        arguments = _numbered(arguments, known[grouping.positions.labels], group_names)
+    if label is not None and group_names is not None:
+        arguments = _numbered(arguments, label, group_names)
     found = tuple(
         i
         for i, leaf in enumerate(arguments.leaves)

@@ -75,8 +75,9 @@ class Grouping:
             ModelError: if the arguments have other roles than those of these groups, or one that is
                 no data has another value.
         """
-        arguments = flatten(model, args, dict(kwargs))
-        labels = self.positions.labels
+        labels, before = self.positions.labels, self._named(model, before)
+        name = None if labels is None else before.names[labels]
+        arguments = flatten(model, args, dict(kwargs), name)
         table = (
             rows_as_groups(arguments, self.positions)
             if labels is None
@@ -107,13 +108,12 @@ class Grouping:
         order = None if np.array_equal(order, np.arange(order.size)) else order
         return dataclasses.replace(layout, order=order, names=self.names)
 
-    def joined(self, num: int, layout: Layout, before: Arguments) -> "Grouping":
+    def joined(self, num: int, layout: Layout) -> "Grouping":
         """That of these groups and of new ones.
 
         Args:
             num: the number of these groups.
             layout: the new groups.
-            before: the arguments of these groups, laid out.
 
         Raises:
             ModelError: see `GroupNames.joined`.
@@ -121,9 +121,14 @@ class Grouping:
         labels = self.positions.labels
         if labels is None:
             return self
-        argument, num_new = before.names[labels], layout.data[0].shape[0]
+        argument, num_new = layout.arguments.names[labels], layout.data[0].shape[0]
         names = self.names.joined(num, layout.names, num_new, argument)
         return dataclasses.replace(self, names=names)
+
+    def _named(self, model: Callable, arguments: Arguments) -> Arguments:
+        """The arguments of groups with the names that they have in the user's model."""
+        args, kwargs = flat_call(self.positions, arguments)
+        return dataclasses.replace(arguments, names=flatten(model, args, kwargs).names)
 
     def _counted(self, arguments: Arguments) -> Arguments:
         """The arguments with their counts marked, so that these are not taken as constants."""

@@ -99,7 +99,9 @@ def test_an_update_refuses_rows_of_earlier_groups(named):
     labels = np.concatenate([NEW_TEXT, ["N007", "N041"]])
     group = np.concatenate([NEW_GROUP, [NUM_NEW, NUM_NEW + 1]])
     y = np.concatenate([NEW_Y, [0.0, 1.0]]).astype(np.float32)
-    with pytest.raises(ModelError, match=r"2 of the 22 labels .* 'N007', 'N041'.* new coreset"):
+    with pytest.raises(
+        ModelError, match=r"2 of the 22 labels in argument group .* 'N007', 'N041'.* new coreset"
+    ):
         named.update(jax.random.key(3), labels[group], NUM_NEW + 2, y)
 
 
