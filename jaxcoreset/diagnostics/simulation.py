@@ -94,8 +94,8 @@ def _numbered(arguments: Arguments, label: str, group_names: np.ndarray) -> Argu
         return arguments  # they are numbers already, or are refused later
     names, numbers = np.unique(labels, return_inverse=True)
     order = np.argsort(group_names)  # names of several processes are in the processes' order
-    at = np.searchsorted(group_names, names, sorter=order)
-    position = order[np.minimum(at, group_names.size - 1)]
+    places = np.searchsorted(group_names, names, sorter=order)
+    position = order[np.minimum(places, group_names.size - 1)]
     is_new = group_names[position] != names
     position[is_new] = group_names.size + np.arange(is_new.sum())
     leaves[at] = position[numbers.reshape(-1)].astype(np.int32)
