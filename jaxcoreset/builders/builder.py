@@ -235,7 +235,7 @@ class CoresetBuilder:
 
         Rounds after the best one are not among them, since they made the coreset worse.
         """
-        call = as_key(key), *plain_call(self.model, args, kwargs)
+        call = as_key(key), *plain_call(self.model, args, kwargs, self.groups)
         try:
             return self._run_once(*call)
         except Float32Error:
@@ -301,7 +301,7 @@ class CoresetBuilder:
             **kwargs: the model's keyword arguments.
         """
         key = jax.random.key(0)
-        args, kwargs = plain_call(self.model, args, kwargs)
+        args, kwargs = plain_call(self.model, args, kwargs, self.groups)
         context = pass_context(self, key, args, kwargs, is_plan=True)
         construction = self._construction(key, key, args, kwargs, context, may_read=False)
         return plan_build(construction.likelihood, construction, self.weighting)

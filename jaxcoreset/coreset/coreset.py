@@ -6,6 +6,7 @@ model's arguments. Nothing in the file is executed when it is loaded; see `load`
 
 import contextlib
 import copy
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -16,27 +17,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 from numpyro.infer import MCMC
 
 from jaxcoreset.coreset.frame import AsTable
 from jaxcoreset.coreset.group_effects import effects_of_groups
 from jaxcoreset.coreset.model_name import import_model, name_of
 from jaxcoreset.coreset.report import Report
+from jaxcoreset.coreset.saving import save_coreset
 from jaxcoreset.coreset.summary import DataSummary
-from jaxcoreset.coreset.update import updated
+from jaxcoreset.coreset.update import likelihood_of_others, updated
 from jaxcoreset.coreset.warm_start import WarmStart, warm_start
-from jaxcoreset.data.arrays import encode, save_archive
+from jaxcoreset.coreset.warn import warn_of_integrals
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.arguments import Arguments
 from jaxcoreset.likelihood.closures import float64_for
 from jaxcoreset.likelihood.expansion import Proxy
-from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.group_arguments import flat_call
 from jaxcoreset.likelihood.group_model import GroupModel, MarginalModel
-from jaxcoreset.likelihood.grouping import Grouping, likelihood_of_new_groups
+from jaxcoreset.likelihood.grouping import Grouping
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import in_enough_precision
 from jaxcoreset.likelihood.weighted import weighted_model
@@ -44,8 +45,6 @@ from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation
-
-FORMAT = 1
 
 
 class Coreset(AsTable):
@@ -156,12 +155,23 @@ class Coreset(AsTable):
         return self._full_model or import_model(self._model_name, self._trust)
 
     @property
+    def group_names(self) -> Shaped[np.ndarray, " g"] | None:
+        """The labels of all groups that the coreset stands for, in the order of their numbers.
+
+        ``coreset.group_names[coreset.indices]`` are those of the selected groups, and the arrays of
+        `group_effects` have the same order. They are 0, 1, … if the labels were such numbers, and
+        after an `update` the numbers go on. None for a coreset of rows, and for one from a file of
+        an earlier version, which has no labels.
+        """
+        return None if self.grouping is None else self.grouping.names.of(self.report.num_data)
+
+    @property
     def data_names(self) -> dict[str, int]:
         """Names of the data arguments, with their positions when (args, kwargs) is flattened."""
         return self.arguments.data_names
 
     def update(self, key: PRNGKeyArray | int, *args: Any, **kwargs: Any) -> "Coreset":
-        """Add new rows to the coreset, without reading the earlier rows again.
+        """Add new rows, or new groups, to the coreset, without reading the earlier rows again.
 
         The log-likelihoods of the new rows are added to the sums over all rows at the draws that
         the coreset was built with, some of the new rows join the candidates, and the default solver
@@ -172,43 +182,42 @@ class Coreset(AsTable):
         `is_within_tol` is False if there is a tolerance, a warning says so, and you should build a
         new coreset from all rows.
 
+        With groups, pass new groups only, each with all its rows. New rows of an earlier group need
+        a new build. If the labels of the build are text, or are not the numbers 0, 1, …, they
+        identify groups, and the label of an earlier group raises an error. Otherwise labels cannot
+        identify groups: all groups of an update are new ones, also if they are numbered from 0 on.
+
         Args:
             key: a JAX random key or an integer seed; the same key gives the same coreset.
-            *args: the model's positional arguments, in which only the rows are new.
+            *args: the model's positional arguments, in which only the rows, or groups, are new.
             **kwargs: its keyword arguments.
 
         Returns:
-            A coreset of the same size; new rows are numbered after the earlier ones.
+            A coreset of the same size; new rows or groups are numbered after the earlier ones.
 
         Raises:
             ValueError: if the coreset has no `summary`, or the arguments differ from the earlier
                 ones in more than the rows.
-            ModelError: if a row's log-likelihood depends on other rows.
+            ModelError: if a row's log-likelihood depends on other rows, or a label is that of an
+                earlier group.
         """
         model = self.full_model
-        likelihood_in = self._likelihood_of(args, kwargs)
+        likelihood_in, layout = likelihood_of_others(self, args, kwargs)
+        grouping = self.grouping
+        if grouping is not None and layout is not None:
+            grouping = grouping.joined(self.report.num_data, layout)
 
         def run(context: PassContext) -> Coreset:
             solved = updated(
                 likelihood_in, self.report, self.summary, as_key(key), context, self.proxy
             )
-            return coreset_of_selection(model, **solved)
+            found = coreset_of_selection(model, **solved)
+            warn_of_integrals(found.report)
+            if found.grouping is not None and grouping is not None:
+                found.grouping = dataclasses.replace(found.grouping, names=grouping.names)
+            return found
 
         return in_enough_precision(run, self.report.precision, model)
-
-    def _likelihood_of(
-        self, args: tuple, kwargs: dict[str, Any]
-    ) -> Callable[[PassContext], ModelLikelihood]:
-        """The function that makes the likelihood of other rows in a context."""
-        model, grouping = self.full_model, self.grouping
-        if grouping is not None:
-            layout = grouping.lay_out(model, args, kwargs, self.arguments)
-            marginal = grouping.model(model, self.arguments)
-            return lambda context: likelihood_of_new_groups(marginal, layout, context)
-        arguments = self.arguments.like(args, kwargs)
-        self.arguments.check_same_constants(arguments)
-        call, axes = arguments.call, arguments.axes
-        return lambda context: model_likelihood(model, *call, data_axes=axes, context=context)
 
     def warm_start(
         self,
@@ -236,8 +245,9 @@ class Coreset(AsTable):
         *args: Any,
         num_draws: int = 64,
         moments: bool = False,
+        arviz: bool = False,
         **kwargs: Any,
-    ) -> dict[str, np.ndarray]:
+    ) -> Any:
         """Draws of the effects of *all* groups, also those that are not in the coreset.
 
         They take one pass over all rows. Given the shared parameters the effects of groups are
@@ -245,24 +255,30 @@ class Coreset(AsTable):
 
         Args:
             key: a JAX random key.
-            mcmc: NUTS that has run on ``coreset.model``, or a dictionary of constrained samples.
+            mcmc: NUTS that has run on ``coreset.model``, or a dictionary of constrained samples. Or
+                what `correct` returned, whose draws are resampled by their weights.
             *args: the model's positional arguments with all rows; needed if the coreset was loaded.
             num_draws: the number of draws of the shared parameters, evenly spaced, each with one
                 draw of all effects.
             moments: whether to return only the mean and the standard deviation of each effect, for
                 so many groups that the draws of their effects would not fit in memory.
+            arviz: whether to return the draws for ArviZ.
             **kwargs: the model's keyword arguments with all rows.
 
         Returns:
             A dictionary by site, for the latent sites of groups and deterministic sites with one
             entry per group: an array of shape (num_draws, G, …) whose groups are in the order of
-            `indices`; with `moments` one of shape (2, G, …). ``arviz.from_dict`` takes the draws
-            with a leading axis of chains.
+            `group_names`; with `moments` one of shape (2, G, …). With `arviz` an `InferenceData`
+            (ArviZ 0.23) or a `DataTree` (ArviZ 1) with the group "posterior", in which effects have
+            the dimension "group" and its coordinates are `group_names`.
 
         Raises:
-            ValueError: if the coreset is not one of groups, or its data are missing.
+            ValueError: if the coreset is not one of groups, its data are missing or have other
+                groups, or both `moments` and `arviz` are True.
+            ModuleNotFoundError: if `arviz` is True and ArviZ is not installed.
         """
-        return effects_of_groups(self, as_key(key), mcmc, args, kwargs, num_draws, moments)
+        settings = num_draws, moments, arviz
+        return effects_of_groups(self, as_key(key), mcmc, args, kwargs, *settings)
 
     def init_params(self, num_chains: int = 1) -> dict[str, Array]:
         """Starting points for chains on the coreset, for ``MCMC.run(..., init_params=...)``.
@@ -288,7 +304,7 @@ class Coreset(AsTable):
             if self.approximation is None:  # that of the weighted rows themselves
                 self.approximation = in_enough_precision(
                     lambda context: laplace_approximation(
-                        self._likelihood_of(*self._call)(context), weights=self.weights
+                        likelihood_of_others(self, *self._call)[0](context), weights=self.weights
                     ),
                     self.report.precision,
                     self.full_model,
@@ -343,27 +359,7 @@ class Coreset(AsTable):
             TypeError: if an argument of the model is neither an array, a number, a string, None,
                 nor a tuple, list or dictionary of those.
         """
-        path = Path(path)
-        if path.suffix != ".npz":
-            path = path.with_name(path.name + ".npz")
-        arrays: dict[str, np.ndarray] = {}
-        header = {
-            "format": FORMAT,
-            "args": encode(list(self.arguments.call[0]), arrays, "args"),
-            "kwargs": encode(self.arguments.call[1], arrays, "kwargs"),
-            "report": self.report.to_dict(),
-            "data_dims": self.data_dims,
-            "model": self._model_name,
-            "data_names": self.data_names,
-            "count_places": self.arguments.counts_at,
-            "grouping": None if self.grouping is None else self.grouping.to_dict(),
-            "summary": None
-            if self.summary is None
-            else encode(self.summary.to_dict(), arrays, "summary"),
-            "proxy": None if self.proxy is None else encode(self.proxy.to_dict(), arrays, "proxy"),
-        }
-        arrays |= {"indices": self.indices, "weights": self.weights}
-        return save_archive(path, header, arrays)
+        return save_coreset(self, path, self._model_name)
 
 
 def coreset_of_rows(

@@ -10,6 +10,8 @@ from jaxcoreset.coreset.coreset import Coreset, coreset_of_rows
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.data.distinct import DistinctRows
 from jaxcoreset.data.utils import Clock
+from jaxcoreset.likelihood.group_model import GroupModel
+from jaxcoreset.likelihood.integral_error import describe
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.look import MANY_PARAMS
@@ -37,6 +39,9 @@ def whole_coreset(
     data = rows.data if rows.is_local and not rows.is_streamed else rows.take(indices)
     num_distinct = None if distinct is None else distinct.num
     report = Report.of_all_rows(n, size, clock, num_distinct)
+    if isinstance(likelihood.model, GroupModel):
+        facts = {"unit": "groups", "integration": describe(likelihood.model)}
+        report = dataclasses.replace(report, **facts)
     return coreset_of_rows(model, likelihood, rows.numbers(indices), weights, data, report)
 
 

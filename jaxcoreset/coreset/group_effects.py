@@ -3,16 +3,21 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 from numpyro.infer import MCMC
 
+from jaxcoreset.data.arviz import posterior_of_groups
 from jaxcoreset.data.rows import Rows
-from jaxcoreset.data.utils import check_int
+from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.likelihood.group_effects import draw_effects
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
-from jaxcoreset.weighting.chains import chain_samples
+from jaxcoreset.weighting.chains import samples_of_full
+
+# Makes the key that resamples draws by their weights; other numbers are those of groups.
+_RESAMPLE = 2**32 - 1
 
 
 @one_at_a_time
@@ -24,9 +29,15 @@ def effects_of_groups(
     kwargs: Mapping[str, Any],
     num_draws: int,
     moments: bool,
-) -> dict[str, np.ndarray]:
+    arviz: bool,
+) -> Any:
     """See `Coreset.group_effects`."""
     num_draws = check_int("num_draws", num_draws, 1)
+    if moments and arviz:
+        raise ValueError(
+            "moments and arviz are both True, but ArviZ takes draws, which moments does not keep; "
+            "pass one of the two."
+        )
     if coreset.grouping is None:
         raise ValueError(
             "the coreset is one of rows, whose model has no effects that were integrated out; "
@@ -34,7 +45,7 @@ def effects_of_groups(
         )
     model = coreset.full_model
     if args or kwargs:
-        layout = coreset.grouping.lay_out(model, args, kwargs, coreset.arguments)
+        layout = coreset.grouping.lay_out_all(model, args, kwargs, coreset.arguments)
         rows = layout.rows()
     elif coreset.likelihood is not None:
         rows = coreset.likelihood.rows
@@ -49,10 +60,21 @@ def effects_of_groups(
             f"the data have {rows.num_rows} groups, but the coreset was built from "
             f"{coreset.report.num_data}; pass the same data."
         )
-    samples = chain_samples(mcmc, latent_shapes(coreset.model, (coreset.args, coreset.kwargs)))
+    samples = samples_of_full(
+        mcmc,
+        latent_shapes(coreset.model, (coreset.args, coreset.kwargs)),
+        host_generator(jax.random.fold_in(key, _RESAMPLE)),
+    )
     flat = samples.thin(num_draws)[0].flat()
     draws = {name: jnp.asarray(x[:num_draws]) for name, x in flat.items()}
-    return effects_at(coreset, rows, draws, key, moments)
+    effects = effects_at(coreset, rows, draws, key, moments)
+    if not arviz:
+        return effects
+    names = coreset.group_names
+    labels = np.arange(rows.num_rows) if names is None else names
+    # A variable and a dimension cannot have one name.
+    dimension = "group" if "group" not in effects else "group_label"
+    return posterior_of_groups(effects, dimension, labels)
 
 
 def effects_at(

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxcoreset.coreset.coreset import FORMAT, Coreset
+from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.coreset.report import Report
+from jaxcoreset.coreset.saving import FORMAT
 from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.data.arrays import decode, leading, load_archive, require_type, usable
 from jaxcoreset.likelihood.arguments import arguments_by_length
 from jaxcoreset.likelihood.expansion import Proxy
+from jaxcoreset.likelihood.group_names import GroupNames
 from jaxcoreset.likelihood.grouping import Grouping
 
 
@@ -77,9 +79,13 @@ def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool 
         at = "data_dims or model"
         require_type(header["data_dims"], dict[str, int], "data_dims")
         require_type(header["model"], str | None, "model")
+        at = "group_names"
+        names, plain = GroupNames(are_known=False), header.get("group_names")
+        if plain is not None:
+            names = GroupNames.from_dict(decode(plain, arrays), report.num_data)
         at = "grouping"
         plain = header.get("grouping")
-        grouping = None if plain is None else Grouping.from_dict(plain)
+        grouping = None if plain is None else Grouping.from_dict(plain, names)
         at = "summary"
         summary = header.get("summary")
         return Coreset(

@@ -26,6 +26,11 @@ from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, host_generator
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.expansion import Proxy
+from jaxcoreset.likelihood.from_model import model_likelihood
+from jaxcoreset.likelihood.group_layout import Layout
+from jaxcoreset.likelihood.group_model import GroupModel
+from jaxcoreset.likelihood.grouping import likelihood_of_new_groups
+from jaxcoreset.likelihood.integral_error import describe, error_of_integrals
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import matrix_of_weighted
 from jaxcoreset.likelihood.trace import one_at_a_time
@@ -40,6 +45,30 @@ from jaxcoreset.weighting.laplace import LaplaceFitter
 
 # The rows that an update may give a coreset with a proxy that had fewer.
 _LEAST_SIZE = 32
+
+
+def likelihood_of_others(
+    coreset: Any, args: tuple, kwargs: dict[str, Any]
+) -> tuple[Callable[[PassContext], ModelLikelihood], Layout | None]:
+    """The function that makes the likelihood of other rows in a context.
+
+    Args:
+        coreset: the coreset.
+        args: the model's positional arguments, in which only the rows differ.
+        kwargs: its keyword arguments.
+
+    Returns:
+        The function, and for a coreset of groups these groups.
+    """
+    model, grouping, before = coreset.full_model, coreset.grouping, coreset.arguments
+    if grouping is not None:
+        layout = grouping.lay_out(model, args, kwargs, before)
+        marginal = grouping.model(model, before)
+        return lambda context: likelihood_of_new_groups(marginal, layout, context), layout
+    arguments = before.like(args, kwargs)
+    before.check_same_constants(arguments)
+    call, axes = arguments.call, arguments.axes
+    return lambda context: model_likelihood(model, *call, data_axes=axes, context=context), None
 
 
 @one_at_a_time
@@ -65,20 +94,25 @@ def updated(
     Returns:
         The arguments of `coreset_of_selection`.
     """
+    unit = before.unit
     if summary is None and before.num_used in (before.num_data, before.num_distinct):
         kind = (
             "" if before.num_used == before.num_data else f"{before.num_used:,} distinct ones of "
         )
         raise ValueError(
-            f"the coreset is {kind}all {before.num_data:,} rows themselves, so it keeps no summary "
-            "to which new rows could be added. Build a new coreset from these rows and the new "
-            "ones together."
+            f"the coreset is {kind}all {before.num_data:,} {unit} themselves, so it keeps no "
+            f"summary to which new {unit} could be added. Build a new coreset from these {unit} "
+            "and the new ones together."
         )
     if summary is None:
+        instead = (
+            "You can merge it instead: jc.merge([coreset, coreset_of_the_new_rows], size, key)."
+            if unit == "rows"
+            else f"Build a new coreset from all {unit} instead."
+        )
         raise ValueError(
-            "the coreset has no summary of the rows that it was built from, so new rows cannot be "
-            "added; expected a coreset that CoresetBuilder or update made. You can merge it "
-            "instead: jc.merge([coreset, coreset_of_the_new_rows], size, key)."
+            f"the coreset has no summary of the {unit} that it was built from, so new {unit} "
+            f"cannot be added; expected a coreset that CoresetBuilder or update made. {instead}"
         )
     clock = Clock()
     with clock.stage("model"):
@@ -108,8 +142,8 @@ def updated(
         # Most of the new posterior may be where no draw is, with an error of any size.
         estimate = dataclasses.replace(estimate, kl=math.inf, standard_error=math.inf)
         warn_user(
-            f"with {likelihood.num_data:,} new rows the {held_out:,} old draws that were held out "
-            f"are worth {step['ess']:.1f} draws of the posterior: {NEEDS_BUILD}.",
+            f"with {likelihood.num_data:,} new {unit} the {held_out:,} old draws that were held "
+            f"out are worth {step['ess']:.1f} draws of the posterior: {NEEDS_BUILD}.",
         )
     elif weighted.kl > estimate.kl:
         standard_error = max(weighted.standard_error, estimate.standard_error)
@@ -127,7 +161,19 @@ def updated(
         "other_mode": before.other_mode,
         "is_within_tol": None if before.tol is None else bool(estimate.upper <= before.tol),
         "history": [*before.history, step],
+        **_facts_of_groups(likelihood, before, pool),
     }
+
+
+def _facts_of_groups(likelihood: ModelLikelihood, before: Report, pool: DrawPool) -> dict[str, Any]:
+    """What the report says about integrals over the effects of earlier and of new groups."""
+    marginal = likelihood.model
+    if not isinstance(marginal, GroupModel):
+        return {}
+    error = error_of_integrals(likelihood, pool.parts("solver")[0].draws)
+    # Both errors are variances of sums, and the sums may be correlated.
+    total = None if before.integral_kl is None else (before.integral_kl**0.5 + error**0.5) ** 2
+    return {"unit": "groups", "integration": describe(marginal), "integral_kl": total}
 
 
 class ExhaustedSource(DrawSource):

@@ -19,7 +19,7 @@ from numpyro.infer.util import unconstrain_fn
 
 from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
-from jaxcoreset.weighting.chains import ChainSamples, chain_samples
+from jaxcoreset.weighting.chains import ChainSamples, samples_of_full
 from jaxcoreset.weighting.laplace import LaplaceApproximation
 
 # A covariance from fewer draws per coordinate misleads more than it helps.
@@ -94,10 +94,10 @@ def warm_start(
     Args:
         model: a model with the latent sites of the full one.
         arguments: its positional and keyword arguments.
-        mcmc: NUTS that has run on the coreset, or a dictionary of constrained samples with leading
-            axes (draws,) or (chains, draws). The initial points are draws of it, and the metric is
-            their covariance. The step size is the one that NUTS found, if its metric is of the same
-            kind, and otherwise that for a Gaussian.
+        mcmc: NUTS that has run on the coreset, a dictionary of constrained samples with leading
+            axes (draws,) or (chains, draws), or what `correct` returned. The initial points are
+            draws of it, and the metric is their covariance. The step size is the one that NUTS
+            found, if its metric is of the same kind, and otherwise that for a Gaussian.
         approximation: used in place of draws if `mcmc` is left out.
         num_chains: the number of chains on all the rows; by default that of `mcmc`.
         dense_mass: the kind of the metric, as for `NUTS`; dense by default if there are at least
@@ -127,7 +127,8 @@ def warm_start(
         covariance = approximation.covariance
         step_size, is_dense = None, True
     else:
-        samples = chain_samples(mcmc, latent_shapes(model, arguments))
+        seeds = jax.random.key(0) if key is None else jax.random.fold_in(key, 1)
+        samples = samples_of_full(mcmc, latent_shapes(model, arguments), host_generator(seeds))
         chains = num_chains or samples.shape[0]
         draws = _unconstrain(model, arguments, samples)
         points = _choose(draws, chains, key)

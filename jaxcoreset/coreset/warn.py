@@ -12,14 +12,7 @@ def warn_if_bad(report: Report) -> None:
     )
     if report.kl > MAX_KL or report.trouble is not None:
         warn_user(f"{report.verdict} To fix this, {remedies}.")
-    if (report.integral_kl or 0.0) > (report.tol or GOOD_KL):
-        warn_user(
-            f"the effects of groups are {report.integration}, and the error of these integrals "
-            f"adds {report.integral_kl:.1g} nats, which kl does not include. Use "
-            "integration=AdaptiveQuadrature() if a group's effects have one or two dimensions. "
-            "Otherwise use fewer effects for each group, and make the other effects parameters "
-            "that all groups share.",
-        )
+    warn_of_integrals(report)
     if report.spike is not None:
         warn_user(
             "the density of the weighted rows has a mode that the full posterior does not have: a "
@@ -34,4 +27,16 @@ def warn_if_bad(report: Report) -> None:
             "there may not find the other mode. Write the model so that it has one mode, for "
             "instance with ordered parameters, or pass draws that visit both, "
             "weighting=Draws(samples).",
+        )
+
+
+def warn_of_integrals(report: Report) -> None:
+    """Warn of integrals over the effects of groups whose error is above the tolerance."""
+    if (report.integral_kl or 0.0) > (report.tol or GOOD_KL):
+        warn_user(
+            f"the effects of groups are {report.integration}, and the error of these integrals "
+            f"adds {report.integral_kl:.1g} nats, which kl does not include. Use "
+            "integration=AdaptiveQuadrature() if a group's effects have one or two dimensions. "
+            "Otherwise use fewer effects for each group, and make the other effects parameters "
+            "that all groups share.",
         )

@@ -31,6 +31,21 @@ def groups_of_samples(
     return _groups(arviz.from_dict(posterior=dict(samples), dims=dims))
 
 
+def posterior_of_groups(draws: Mapping[str, np.ndarray], dimension: str, labels: np.ndarray) -> Any:
+    """Draws with an entry for each group as the group "posterior" of a `container`.
+
+    Args:
+        draws: for each site an array of shape (draws, G, …).
+        dimension: the name of the axis of groups.
+        labels: shape (G,), its coordinates.
+    """
+    found = {"posterior": {name: x[None] for name, x in draws.items()}}
+    names = {"dims": {site: [dimension] for site in draws}, "coords": {dimension: labels}}
+    if _is_modern():
+        return _arviz().from_dict(found, **names)
+    return _arviz().from_dict(**found, **names)
+
+
 def predictive(
     draws: Mapping[str, np.ndarray], observed: Mapping[str, np.ndarray], dims: list[str]
 ) -> Any:
@@ -72,6 +87,16 @@ def container(groups: Mapping[str, Any], attributes: Mapping[str, Any]) -> Any:
     tree = xarray.DataTree.from_dict(dict(groups))
     tree.attrs.update(attributes)
     return tree
+
+
+def posterior_of(data: Any) -> dict[str, np.ndarray] | None:
+    """The arrays of "posterior" of ArviZ's containers; None of all else."""
+    if not isinstance(data, Mapping) or "posterior" not in data:
+        return None
+    found = data["posterior"]
+    if not hasattr(found, "data_vars"):  # a site of this name
+        return None
+    return {str(name): np.asarray(found[name]) for name in found.data_vars}
 
 
 def corrected(data: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:
@@ -144,7 +169,8 @@ def _arviz() -> Any:
         import arviz
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{error.name} is missing; certificates, corrections and loo need it: "
+            f"{error.name} is missing; certificates, corrections, loo and ArviZ's containers "
+            "need it: "
             "pip install 'jaxcoreset[arviz]'",
             name=error.name,
         ) from error

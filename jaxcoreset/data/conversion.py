@@ -22,7 +22,9 @@ _ARRAYS = (np.ndarray, jax.Array, SourceArray)
 _NUMBERS = (bool, int, float, np.number, np.bool_)
 
 
-def as_arrays(args: tuple, kwargs: dict, positional: Sequence[str]) -> tuple[tuple, dict]:
+def as_arrays(
+    args: tuple, kwargs: dict, positional: Sequence[str], groups: str | None = None
+) -> tuple[tuple, dict]:
     """The arguments of a call with arrays in place of tables, columns and lists of numbers.
 
     A data frame or a table becomes an array of shape (n, number of columns), and a column one of
@@ -30,25 +32,54 @@ def as_arrays(args: tuple, kwargs: dict, positional: Sequence[str]) -> tuple[tup
     another length stays a list. A whole number in an array without axes becomes an int, as the size
     of a plate has to be. Arrays stay as they are, so that nothing changes the second time.
 
+    Labels of groups may be text. A table of which `groups` names a column, as data['plane'],
+    becomes a dictionary of its columns.
+
     Args:
         args: the positional arguments, which may be pytrees.
         kwargs: the keyword arguments.
         positional: the names of the positional arguments, for messages.
+        groups: the name of the labels of groups, if there are any.
 
     Raises:
-        DataError: if an argument is a sparse matrix or an array in a file, or a table holds text,
-            dates or missing values.
+        DataError: if an argument is a sparse matrix or an array in a file, a table holds text,
+            dates or missing values, or `groups` is a column of a table without its argument.
     """
     leaves = jax.tree.leaves((*args, *kwargs.values()), is_leaf=_is_list)
     lengths = [len(leaf) for leaf in leaves if _has_rows(leaf) and not _is_list(leaf)]
     lengths = lengths or [len(leaf) for leaf in leaves if _is_list(leaf)]
     num_rows = max(lengths, default=0)
+    names = {*positional, *kwargs}
+
+    def is_leaf(part: Any) -> bool:
+        is_one = _is_list(part) or (groups is not None and _is_text_list(part))
+        return is_one and len(part) == num_rows
+
+    def convert_leaf(leaf: Any, name: str) -> Any:
+        if groups is None:
+            return _as_array(leaf, name, num_rows)
+        if name == groups:
+            return _labels(leaf, name, num_rows)
+        if is_table(leaf):
+            columns = table_columns(leaf, f"argument {name}")
+            if groups in columns and groups not in names:
+                raise DataError(
+                    f"groups is {groups!r}, which is a column of argument {name}; expected "
+                    f'groups="{name}[{groups!r}]". The model then gets a dictionary of the columns.'
+                )
+            paths = {f"{name}[{key!r}]": key for key in columns}
+            if groups in paths:
+                return {
+                    key: _labels(columns[key], path, num_rows)
+                    if path == groups
+                    else _numbers(columns[key], path)
+                    for path, key in paths.items()
+                }
+        return _as_array(leaf, name, num_rows)
 
     def convert(name: str, argument: Any) -> Any:
         return tree_map_with_path(
-            lambda path, leaf: _as_array(leaf, name + keystr(path), num_rows),
-            argument,
-            is_leaf=lambda part: _is_list(part) and len(part) == num_rows,
+            lambda path, leaf: convert_leaf(leaf, name + keystr(path)), argument, is_leaf=is_leaf
         )
 
     return (
@@ -71,6 +102,29 @@ def _is_list(part: Any) -> bool:
         alike = all(isinstance(row, list | tuple) and len(row) == len(part[0]) for row in part)
         return alike and all(isinstance(x, _NUMBERS) for row in part for x in row)
     return all(isinstance(x, _NUMBERS) for x in part)
+
+
+def _is_text_list(part: Any) -> bool:
+    return type(part) in (list, tuple) and len(part) > 1 and all(isinstance(x, str) for x in part)
+
+
+def _labels(leaf: Any, name: str, num_rows: int) -> Any:
+    """The labels of groups as an array of numbers or text."""
+    if is_table(leaf):
+        columns = list(table_columns(leaf, f"argument {name}").values())
+        leaf = columns[0] if len(columns) == 1 else leaf
+    found = np.asarray(leaf) if _is_text_list(leaf) else _as_array(leaf, name, num_rows)
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "OT":
+        return found
+    entries = found.ravel().tolist()
+    missing = next((i for i, x in enumerate(entries) if _is_missing(x) or x != x), None)
+    if missing is not None:
+        raise DataError(
+            f"argument {name} has missing labels, the first of them in row {missing}; expected the "
+            "label of a group in each row: fill in or drop such rows."
+        )
+    is_text = all(isinstance(x, str) for x in entries)
+    return np.array(entries).reshape(found.shape) if is_text else found
 
 
 def _as_array(leaf: Any, name: str, num_rows: int) -> Any:

@@ -96,7 +96,7 @@ def not_parquet(path: object, error: Exception) -> str:
     )
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[object]) -> str:
     """Names for a message, the first dozen of them."""
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(map(repr, names[:_LISTED])) + more

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int, PRNGKeyArray
+from jaxtyping import Int, PRNGKeyArray
 from numpyro.infer import MCMC
 
 from jaxcoreset.coreset.coreset import Coreset
@@ -16,6 +16,7 @@ from jaxcoreset.diagnostics.measurement import measure
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.trace import one_at_a_time, plate_names
 from jaxcoreset.solvers.numerics import as_key
+from jaxcoreset.weighting.chains import systematic_resample
 
 
 class CorrectionError(ValueError):
@@ -120,15 +121,6 @@ def correct(
     attributes = certificate.scalars() | {"resampled": int(resample)}
     stats = stats.assign_attrs(attributes)
     return container({**groups, "posterior": posterior, "sample_stats": stats}, attributes)
-
-
-def systematic_resample(
-    log_weights: Float[np.ndarray, "chains draws"], generator: np.random.Generator
-) -> Int[np.ndarray, " s"]:
-    """Positions of draws in increasing order, each as often as its weight times S, rounded."""
-    ends = np.cumsum(np.exp(log_weights.ravel()))
-    points = (generator.random() + np.arange(log_weights.size)) / log_weights.size
-    return np.minimum(np.searchsorted(ends / ends[-1], points), log_weights.size - 1)
 
 
 def _take(data: Any, chosen: Int[np.ndarray, " s"]) -> Any:

@@ -134,7 +134,7 @@ def _likelihood_of(coreset: Coreset, args: tuple, kwargs: Mapping[str, Any]) -> 
     context = precision_of(coreset.report.precision)
     if coreset.grouping is not None:
         with context.precision():
-            layout = coreset.grouping.lay_out(model, args, kwargs, coreset.arguments)
+            layout = coreset.grouping.lay_out_all(model, args, kwargs, coreset.arguments)
             marginal = coreset.grouping.model(model, coreset.arguments)
             return likelihood_of_layout(marginal, layout, context=context)
     arguments = coreset.arguments.like(args, kwargs)

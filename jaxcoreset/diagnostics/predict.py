@@ -19,7 +19,6 @@ from jaxcoreset.data.messages import listed
 from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.data.utils import progress_bar as bar_of
-from jaxcoreset.diagnostics.correction import systematic_resample
 from jaxcoreset.diagnostics.log_ratio import full_likelihood
 from jaxcoreset.diagnostics.predictive_check import PredictiveCheck, check_statistic
 from jaxcoreset.diagnostics.reweighted import known_draws, plain_draws, reweighted_draws
@@ -29,6 +28,7 @@ from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import precision_of
 from jaxcoreset.likelihood.trace import one_at_a_time
+from jaxcoreset.weighting.chains import systematic_resample
 
 _NO_DATA = (
     "the data that the coreset was built from are not available, because it was loaded, updated or "

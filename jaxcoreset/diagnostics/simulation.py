@@ -49,19 +49,20 @@ def rows_to_predict(
         ModelError: if none of them holds rows, they differ in their number, or an argument that the
             model knows its groups by does not fit the build.
     """
-    arguments, known = flatten(coreset.full_model, args, dict(kwargs)), names_of(coreset)
-    grouping = coreset.grouping
+    known, grouping = names_of(coreset), coreset.grouping
+    labels = None if grouping is None else grouping.positions.labels
+    label = None if labels is None else known[labels]
+    arguments = flatten(coreset.full_model, args, dict(kwargs), label)
     if grouping is None:
         data, counts = coreset.arguments.data_at, coreset.arguments.counts_at
     else:
-        labels = grouping.positions.labels
         data = (*grouping.positions.rows, *(() if labels is None else (labels,)))
         counts = grouping.positions.row_counts
         if labels is None:
             counts = (*counts, *grouping.positions.group_counts)
     names = {known[i] for i in data}
-    if grouping is not None and grouping.positions.labels is not None and group_names is not None:
-        arguments = _numbered(arguments, known[grouping.positions.labels], group_names)
+    if label is not None and group_names is not None:
+        arguments = _numbered(arguments, label, group_names)
     found = tuple(
         i
         for i, leaf in enumerate(arguments.leaves)
@@ -92,7 +93,9 @@ def _numbered(arguments: Arguments, label: str, group_names: np.ndarray) -> Argu
     if labels.ndim != 1 or (labels.dtype.kind in "iuf") != (group_names.dtype.kind in "iuf"):
         return arguments  # they are numbers already, or are refused later
     names, numbers = np.unique(labels, return_inverse=True)
-    position = np.minimum(np.searchsorted(group_names, names), group_names.size - 1)
+    order = np.argsort(group_names)  # names of several processes are in the processes' order
+    places = np.searchsorted(group_names, names, sorter=order)
+    position = order[np.minimum(places, group_names.size - 1)]
     is_new = group_names[position] != names
     position[is_new] = group_names.size + np.arange(is_new.sum())
     leaves[at] = position[numbers.reshape(-1)].astype(np.int32)

@@ -156,17 +156,21 @@ def is_same(one: Any, two: Any) -> bool:
     return bool(np.all(one == two))
 
 
-def plain_call(model: Callable | None, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def plain_call(
+    model: Callable | None, args: tuple, kwargs: dict, groups: str | None = None
+) -> tuple[tuple, dict]:
     """The (args, kwargs) of a model with arrays in place of tables and lists; see `as_arrays`."""
-    return as_arrays(args, kwargs, _positional_names(model, len(args)))
+    return as_arrays(args, kwargs, _positional_names(model, len(args)), groups)
 
 
-def flatten(model: Callable | None, args: tuple, kwargs: dict) -> Arguments:
+def flatten(
+    model: Callable | None, args: tuple, kwargs: dict, groups: str | None = None
+) -> Arguments:
     """The arguments of `model(*args, **kwargs)`, before any are marked as data.
 
     Tables and lists become arrays, by `plain_call`. Masked entries raise a ModelError.
     """
-    paths, tree = jax.tree_util.tree_flatten_with_path(plain_call(model, args, kwargs))
+    paths, tree = jax.tree_util.tree_flatten_with_path(plain_call(model, args, kwargs, groups))
     positional = _positional_names(model, len(args))
     names = []
     for (group, argument, *rest), leaf in paths:

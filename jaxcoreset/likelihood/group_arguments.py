@@ -140,9 +140,12 @@ def find_labels(arguments: Arguments, groups: str) -> Labels:
         DataError: if a label in a file is NaN.
     """
     if groups not in arguments.names:
+        entries = [name for name in arguments.names if name.endswith(f"[{groups!r}]")]
+        near = f"; did you mean {listed(entries)}?" if entries else None
+        near = near or did_you_mean(groups, arguments.names)
         raise ModelError(
-            f"groups is {groups!r}{did_you_mean(groups, arguments.names)} Expected the argument "
-            f"that says to which group a row belongs, one of {listed(arguments.names)}."
+            f"groups is {groups!r}{near} Expected the argument that says to which group a row "
+            f"belongs, one of {listed(arguments.names)}."
         )
     position = arguments.names.index(groups)
     leaf = arguments.leaves[position]

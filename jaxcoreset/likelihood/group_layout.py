@@ -31,6 +31,7 @@ from jaxcoreset.data.sources.base import SourceArray
 from jaxcoreset.data.sources.stretched import with_an_axis
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.group_arguments import GroupTable
+from jaxcoreset.likelihood.group_names import GroupNames, as_labels, labels_of_all
 
 # Groups that stand for all of them where a model is traced.
 _TEMPLATE = 64
@@ -63,12 +64,14 @@ class Layout:
         data: what has a leading axis of groups, with all of them; with labels, some are `Ragged`.
         order: the number of each group, where groups are in another order; else None.
         gathering: what it took to have each group's rows together.
+        names: the labels of the groups, of all processes.
     """
 
     arguments: Arguments
     data: tuple
     order: Int[np.ndarray, " g"] | None
     gathering: Gathering
+    names: GroupNames = GroupNames()  # noqa: RUF009 - frozen
 
     def rows(self, context: PassContext | None = None) -> Rows:
         """The groups as rows."""
@@ -117,7 +120,18 @@ def lay_out(table: GroupTable, context: PassContext | None = None) -> Layout:
     arguments = dataclasses.replace(
         table.arguments, leaves=tuple(leaves), data_at=positions.data_at, counts_at=()
     )
-    return Layout(arguments, data, order, gathering)
+    names = labels_of_all(_labels(table), table.num_groups, context.processes)
+    return Layout(arguments, data, order, gathering, GroupNames(names))
+
+
+def _labels(table: GroupTable) -> np.ndarray | None:
+    """The labels of groups as a user knows them; None if they are the groups' numbers."""
+    at, names = table.positions.labels, table.names
+    leaf = None if at is None else table.arguments.leaves[at]
+    values = leaf.source.categories_of(leaf.leaf) if isinstance(leaf, SourceArray) else None
+    if names is None and values is not None and values.size == table.num_groups:
+        names = values  # the source has numbered them
+    return None if names is None else as_labels(names)
 
 
 def _values_and_starts(

@@ -18,6 +18,7 @@ from jaxcoreset.likelihood.group_arguments import (
 )
 from jaxcoreset.likelihood.group_layout import Layout, lay_out
 from jaxcoreset.likelihood.group_model import GroupModel
+from jaxcoreset.likelihood.group_names import GroupNames
 from jaxcoreset.likelihood.group_structure import find_table, structure_of
 from jaxcoreset.likelihood.integral_error import with_checked_closed_form
 from jaxcoreset.likelihood.integration import (
@@ -36,15 +37,17 @@ class Grouping:
     Attributes:
         positions: the roles of the model's arguments.
         integration: how effects are integrated out.
+        names: the labels of all groups that the coreset stands for.
     """
 
     positions: GroupPositions
     integration: Integration
+    names: GroupNames = GroupNames()  # noqa: RUF009 - frozen
 
     @classmethod
     def of(cls, marginal: GroupModel) -> "Grouping":
         """That of a marginal model."""
-        return cls(marginal.positions, marginal.integration)
+        return cls(marginal.positions, marginal.integration, GroupNames(marginal.names))
 
     def model(self, model: Callable, arguments: Arguments) -> GroupModel:
         """The marginal model.
@@ -72,8 +75,9 @@ class Grouping:
             ModelError: if the arguments have other roles than those of these groups, or one that is
                 no data has another value.
         """
-        arguments = flatten(model, args, dict(kwargs))
-        labels = self.positions.labels
+        labels, before = self.positions.labels, self._named(model, before)
+        name = None if labels is None else before.names[labels]
+        arguments = flatten(model, args, dict(kwargs), name)
         table = (
             rows_as_groups(arguments, self.positions)
             if labels is None
@@ -87,6 +91,44 @@ class Grouping:
         layout = lay_out(table)
         self._counted(before).check_same_constants(self._counted(layout.arguments))
         return layout
+
+    def lay_out_all(
+        self, model: Callable, args: tuple, kwargs: Mapping[str, Any], before: Arguments
+    ) -> Layout:
+        """All the groups again; as `lay_out`, but with the numbers that they have here.
+
+        Raises:
+            ModelError: see `lay_out`; or if labels show that they are other groups.
+        """
+        layout = self.lay_out(model, args, kwargs, before)
+        numbers = self.names.numbers_of(layout.names)
+        if numbers is None:
+            return layout
+        order = numbers if layout.order is None else numbers[layout.order]
+        order = None if np.array_equal(order, np.arange(order.size)) else order
+        return dataclasses.replace(layout, order=order, names=self.names)
+
+    def joined(self, num: int, layout: Layout) -> "Grouping":
+        """That of these groups and of new ones.
+
+        Args:
+            num: the number of these groups.
+            layout: the new groups.
+
+        Raises:
+            ModelError: see `GroupNames.joined`.
+        """
+        labels = self.positions.labels
+        if labels is None:
+            return self
+        argument, num_new = layout.arguments.names[labels], layout.data[0].shape[0]
+        names = self.names.joined(num, layout.names, num_new, argument)
+        return dataclasses.replace(self, names=names)
+
+    def _named(self, model: Callable, arguments: Arguments) -> Arguments:
+        """The arguments of groups with the names that they have in the user's model."""
+        args, kwargs = flat_call(self.positions, arguments)
+        return dataclasses.replace(arguments, names=flatten(model, args, kwargs).names)
 
     def _counted(self, arguments: Arguments) -> Arguments:
         """The arguments with their counts marked, so that these are not taken as constants."""
@@ -105,19 +147,22 @@ class Grouping:
         return dataclasses.replace(arguments, leaves=tuple(leaves))
 
     def to_dict(self) -> dict[str, Any]:
-        """The grouping as plain numbers, strings and lists."""
+        """The grouping as plain numbers, strings and lists; without the names."""
         nodes = getattr(self.integration, "num_nodes", None)
         kind = type(self.integration).__name__
         return {"positions": self.positions.to_dict(), "num_nodes": nodes, "integration": kind}
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> "Grouping":
-        """The inverse of `to_dict`."""
+    def from_dict(cls, plain: Mapping[str, Any], names: GroupNames) -> "Grouping":
+        """The inverse of `to_dict`, which does not have the names."""
         nodes = plain["num_nodes"]
         integration = LaplaceIntegral() if nodes is None else AdaptiveQuadrature(nodes)
         if plain.get("integration") == GaussianIntegral.__name__:
             integration = GaussianIntegral()
-        return cls(GroupPositions.from_dict(plain["positions"]), integration)
+        positions = GroupPositions.from_dict(plain["positions"])
+        if positions.labels is None:  # rows, which have numbers only
+            names = GroupNames()
+        return cls(positions, integration, names)
 
 
 def likelihood_of_layout(
@@ -129,6 +174,7 @@ def likelihood_of_layout(
 ) -> ModelLikelihood:
     """The log-likelihoods of groups; arguments and errors as in `model_likelihood`."""
     arguments, rows = layout.arguments, layout.rows(context)
+    marginal = dataclasses.replace(marginal, names=layout.names.labels)
     return model_likelihood(
         marginal,
         *arguments.call,

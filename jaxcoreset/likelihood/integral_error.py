@@ -136,6 +136,16 @@ def _some_groups(likelihood: ModelLikelihood) -> tuple:
     return tuple(likelihood.take(np.unique(chosen.round().astype(np.int64))))
 
 
+def error_of_integrals(likelihood: ModelLikelihood, draws: Params) -> float:
+    """What the error of a likelihood's own integrals adds to the KL divergence, in nats."""
+    marginal = likelihood.model
+    assert isinstance(marginal, GroupModel)
+    if isinstance(marginal.integration, GaussianIntegral) or not marginal.structure.num_dims:
+        return 0.0
+    at = {name: jnp.asarray(x)[:_NUM_DRAWS] for name, x in draws.items()}
+    return integral_error(marginal, likelihood, at)
+
+
 def integral_error(marginal: GroupModel, likelihood: ModelLikelihood, draws: Params) -> float:
     """What the integrals' error adds to the symmetrised KL divergence, in nats."""
     num, data = likelihood.num_data, _some_groups(likelihood)

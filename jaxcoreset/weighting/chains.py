@@ -6,9 +6,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import MCMC
+
+from jaxcoreset.data.arviz import corrected, posterior_of
 
 # Above it the chains differ too much to be used (Gelman and Rubin 1992).
 MAX_RHAT = 1.1
@@ -163,13 +165,20 @@ def chain_samples(
 
     Args:
         mcmc: an `MCMC` object that has run, or a dictionary from site to constrained samples with
-            leading axes (draws,) or (chains, draws).
+            leading axes (draws,) or (chains, draws), or these in a container of ArviZ.
         latent_shapes: the shape of a value of each latent site.
 
     Raises:
-        TypeError: if `mcmc` is neither.
-        ValueError: if `mcmc` has not run, a latent site is missing, or shapes do not fit.
+        TypeError: if `mcmc` is none of these.
+        ValueError: if `mcmc` has not run, a latent site is missing, or shapes do not fit; or if it
+            is what `correct` returned, whose draws are no longer those of the coreset's posterior.
     """
+    if corrected(mcmc) is not None:
+        raise ValueError(
+            "mcmc is what correct returned, whose draws are corrected already; expected draws of "
+            "the coreset's own posterior: pass the mcmc, or the dictionary of samples, that "
+            "correct was called with."
+        )
     if isinstance(mcmc, MCMC):
         if mcmc.last_state is None:
             raise ValueError(
@@ -178,7 +187,8 @@ def chain_samples(
             )
         found = mcmc.get_samples(group_by_chain=True)
     else:
-        found = mcmc
+        inner = posterior_of(mcmc)
+        found = mcmc if inner is None else inner
     if not isinstance(found, Mapping):
         raise TypeError(
             f"mcmc is or holds a {type(found).__name__}; expected a numpyro.infer.MCMC run on "
@@ -210,3 +220,40 @@ def chain_samples(
         if value.shape[: len(leading)] == leading
     }
     return ChainSamples(fitting, tuple(latent_shapes))
+
+
+def samples_of_full(
+    mcmc: MCMC | Mapping[str, Any],
+    latent_shapes: Mapping[str, tuple[int, ...]],
+    generator: np.random.Generator,
+) -> ChainSamples:
+    """The draws that are nearest to the posterior of all rows.
+
+    Of what `correct` returned, they are resampled by their weights, so that copies of a draw are
+    adjacent. If it has no weights, they were resampled before.
+
+    Args:
+        mcmc: as in `chain_samples`, or what `correct` returned.
+        latent_shapes: as in `chain_samples`, with its errors.
+        generator: of the random numbers.
+    """
+    found = corrected(mcmc)
+    if found is None:
+        return chain_samples(mcmc, latent_shapes)
+    sites, stats = found
+    samples = chain_samples(sites, latent_shapes)
+    if "log_weight" not in stats:
+        return samples
+    chosen = systematic_resample(np.asarray(stats["log_weight"], np.float64), generator)
+    pooled = {name: x.reshape(-1, *x.shape[2:])[chosen] for name, x in samples.sites.items()}
+    resampled = {name: x.reshape(samples.sites[name].shape) for name, x in pooled.items()}
+    return ChainSamples(resampled, samples.latent)
+
+
+def systematic_resample(
+    log_weights: Float[np.ndarray, "chains draws"], generator: np.random.Generator
+) -> Int[np.ndarray, " s"]:
+    """Positions of draws in increasing order, each as often as its weight times S, rounded."""
+    ends = np.cumsum(np.exp(log_weights.ravel()))
+    points = (generator.random() + np.arange(log_weights.size)) / log_weights.size
+    return np.minimum(np.searchsorted(ends / ends[-1], points), log_weights.size - 1)

@@ -14,24 +14,18 @@ from jaxcoreset.data.ragged import order_by_length
 from jaxcoreset.diagnostics.log_ratio import log_ratios
 from jaxcoreset.likelihood import group_layout
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
+from tests.builders.conftest import NUM_GROUPS
 from tests.likelihood.group_models import flights, frailties, intercepts, means, normals
 
-NUM_GROUPS = 150
+
+@pytest.fixture
+def built(build_of_groups):
+    return build_of_groups
 
 
-@pytest.fixture(scope="module")
-def built():
-    group, y = means(NUM_GROUPS)
-    builder = jc.CoresetBuilder(normals, size=12, groups="group", progress_bar=False)
-    return group, y, builder.run(jax.random.key(0), group, NUM_GROUPS, y)
-
-
-@pytest.fixture(scope="module")
-def samples(built):
-    """Draws of the coreset posterior by its Laplace approximation, which stands for NUTS."""
-    coreset = built[2]
-    flat = coreset.approximation.draws(jax.random.key(5), 400)
-    return jax.vmap(coreset.likelihood.constrain)(flat)
+@pytest.fixture
+def samples(draws_of_groups):
+    return draws_of_groups
 
 
 def _exact(group, y, at, weights):
@@ -149,6 +143,8 @@ def test_new_groups_join_by_an_update(built):
     more = coreset.update(jax.random.key(3), group[group < 20], 20, y[group < 20])
     assert more.report.num_data == NUM_GROUPS + 20
     assert more.args[1] == len(more)
+    # Labels that are numbers from 0 on cannot say that these groups are known.
+    np.testing.assert_array_equal(more.group_names, np.arange(NUM_GROUPS + 20))
 
 
 def test_groups_cannot_be_a_table_of_rows(built):

@@ -6,6 +6,8 @@ import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import jaxcoreset as jc
@@ -13,7 +15,7 @@ from jaxcoreset import sources
 from jaxcoreset.data import grouped, ragged
 from jaxcoreset.data.grouped import gather, scan_labels
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
-from tests.likelihood.group_models import frailties, means
+from tests.likelihood.group_models import frailties, means, normals
 
 NUM_GROUPS = 60
 
@@ -78,6 +80,17 @@ def test_groups_of_a_source_are_those_of_arrays(small, is_sorted):
 def _sizes(args, rows, counted):
     group, _, _ = rows[0]
     return group.sum(axis=1)
+
+
+def test_groups_of_a_source_have_the_names_of_its_categories(tmp_path):
+    group, y = means(NUM_GROUPS, most=20)
+    names = np.array([f"N{number:02d}" for number in range(NUM_GROUPS)])
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"plane": names[group], "y": y}), path)
+    source = sources.parquet(path, group="plane", y="y", categories=["plane"])
+    arrays = source.arrays
+    found = group_likelihood(normals, (arrays["group"], NUM_GROUPS, arrays["y"]), groups="group")
+    np.testing.assert_array_equal(found.model.names, names)
 
 
 def test_a_sorted_source_is_read_once_by_a_pass(small):

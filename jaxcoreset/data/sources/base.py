@@ -109,6 +109,10 @@ class RowSource(abc.ABC):
             self.tree, [SourceArray(self, i) for i in range(len(self.leaves))]
         )
 
+    def categories_of(self, leaf: int) -> np.ndarray | None:
+        """The values that the numbers of a leaf stand for; None if they stand for themselves."""
+        return None
+
     @property
     def row_bytes(self) -> int:
         """The number of bytes of one row that the source returns."""

@@ -148,6 +148,11 @@ class ParquetSource(RowSource):
         # Arrow holds up to eight bytes for each number.
         self._batch_rows = max(1, BATCH_BYTES // max(self.row_bytes, 8 * len(self._columns)))
 
+    def categories_of(self, leaf: int) -> np.ndarray | None:
+        """See `RowSource.categories_of`."""
+        columns = self._from[leaf].columns
+        return self.categories.get(columns[0]) if len(columns) == 1 else None
+
     def fingerprint(self) -> str:
         """See `RowSource.fingerprint`."""
         mark = Hash(

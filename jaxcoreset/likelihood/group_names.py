@@ -1,0 +1,163 @@
+"""The labels of all groups that a coreset stands for, which tell an earlier group from a new one.
+
+Labels that the build numbers, such as text, identify groups. The labels 0, 1, … do not if their
+user has numbered the groups: the first new group is then number 0 as well.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int, Shaped
+
+from jaxcoreset.data.messages import listed
+from jaxcoreset.data.processes import ProcessGroup
+from jaxcoreset.likelihood.arguments import ModelError
+
+_NUMBERS = "biuf"
+
+
+@dataclass(frozen=True, eq=False)
+class GroupNames:
+    """The labels of G groups.
+
+    Attributes:
+        labels: shape (G,), in the order of the groups' numbers; None if they are these numbers
+            themselves, or not known.
+        are_known: False for a coreset from a file of an earlier version, which has no labels.
+    """
+
+    labels: Shaped[np.ndarray, " g"] | None = None
+    are_known: bool = True
+
+    def of(self, num_groups: int) -> Shaped[np.ndarray, " g"] | None:
+        """The labels of this number of groups; None if they are not known."""
+        if not self.are_known:
+            return None
+        return np.arange(num_groups) if self.labels is None else self.labels
+
+    def joined(self, num: int, new: "GroupNames", num_new: int, argument: str) -> "GroupNames":
+        """The labels of these groups and of new ones, which come after them.
+
+        Args:
+            num: the number of these groups.
+            new: the labels of the new groups.
+            num_new: their number.
+            argument: the argument that the labels are in, for messages.
+
+        Raises:
+            ModelError: if labels identify groups, and a new group has the label of an earlier one,
+                or a label of another kind.
+        """
+        if not self.are_known or (self.labels is None and new.labels is None):
+            return self
+        before, own = self.of(num), new.of(num_new)
+        assert before is not None
+        assert own is not None
+        if not _are_alike(before, own):
+            raise ModelError(
+                f"the labels in argument {argument}, such as {own.tolist()[0]!r}, are of another "
+                f"kind than those of the earlier groups, such as {before.tolist()[0]!r}, so they "
+                "do not show which groups are new; pass labels of the same kind."
+            )
+        known = own[np.isin(own, before)].tolist()
+        if known:
+            raise ModelError(
+                f"{len(known)} of the {own.size} labels in argument {argument} are those of groups "
+                f"that the coreset has been built from: {listed(known)}. Expected new groups only, "
+                "each with all its rows. New rows of an earlier group change its integral over "
+                "effects, which needs its earlier rows: build a new coreset from all rows. If "
+                "these are other groups, give them other labels."
+            )
+        labels = np.concatenate([before, own])
+        are_numbers = labels.dtype.kind in "iu" and np.array_equal(labels, np.arange(labels.size))
+        return GroupNames(None if are_numbers else labels)
+
+    def numbers_of(self, other: "GroupNames") -> Int[np.ndarray, " g"] | None:
+        """For each group of the same data, laid out anew, its number here.
+
+        Returns:
+            None if labels do not identify groups, so that their numbers are the same.
+
+        Raises:
+            ModelError: if there are other groups.
+        """
+        if not self.are_known or self.labels is None or other.labels is None:
+            return None
+        order = np.argsort(self.labels)
+        own = other.labels
+        if _are_alike(self.labels, own):
+            at = order[np.minimum(np.searchsorted(self.labels, own, sorter=order), order.size - 1)]
+            is_same = self.labels[at] == own
+            if is_same.all() and own.size == order.size:
+                return at
+            own = own[~is_same] if not is_same.all() else self.labels[~np.isin(self.labels, own)]
+            what = "unknown" if not is_same.all() else "missing"
+        else:
+            what = "of another kind"
+        raise ModelError(
+            f"the data have other groups than those that the coreset was built from; the labels "
+            f"{listed(own.tolist())} are {what}. Pass the same data."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The labels as an array, and whether they are known."""
+        return {"labels": self.labels, "are_known": self.are_known}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any], num_groups: int) -> "GroupNames":
+        """The inverse of `to_dict`; a ValueError if it is damaged."""
+        labels = plain["labels"]
+        if labels is not None and np.shape(labels) != (num_groups,):
+            raise ValueError(
+                f"the labels of groups are of shape {np.shape(labels)}; expected ({num_groups},)"
+            )
+        return cls(labels, bool(plain["are_known"]))
+
+
+def as_labels(values: np.ndarray) -> np.ndarray:
+    """Labels of a type that can be stored: objects other than numbers become text."""
+    return np.array([str(x) for x in values.tolist()]) if values.dtype.kind in "OT" else values
+
+
+def labels_of_all(
+    own: np.ndarray | None, num_groups: int, processes: ProcessGroup
+) -> np.ndarray | None:
+    """The labels of the groups of all processes, in the order of the processes.
+
+    Args:
+        own: shape (G,), those of this process; None if they are the groups' numbers.
+        num_groups: the number G of groups of this process.
+        processes: the processes.
+    """
+    if processes.count == 1:
+        return own
+    kind = "" if own is None else "n" if own.dtype.kind in _NUMBERS else "t"
+    width = 0 if own is None else own.astype(str).dtype.itemsize // 4
+    is_float = own is not None and own.dtype.kind == "f"
+    shown = {"num": num_groups, "width": width, "float": int(is_float)}
+    shown |= {one: int(kind == one) for one in ("n", "t")}
+    found = processes.gather({name: np.asarray(value) for name, value in shown.items()})
+    if not any(one["n"] or one["t"] for one in found):
+        return None
+    most = max(int(one["num"]) for one in found)
+    own = np.arange(num_groups) if own is None else own
+    is_text = any(one["t"] for one in found)
+    wide = max(*(int(one["width"]) for one in found), len(str(most)))
+    if is_text:  # it travels as numbers
+        values = own.astype(f"U{wide}").view(np.uint32).reshape(num_groups, wide)
+    else:
+        values = own.astype(np.float64 if any(one["float"] for one in found) else np.int64)
+    padded = np.zeros((most, *values.shape[1:]), values.dtype)
+    padded[:num_groups] = values
+    parts = processes.gather({"labels": padded})
+    joined = np.concatenate(
+        [part["labels"][: int(one["num"])] for part, one in zip(parts, found, strict=True)]
+    )
+    return np.ascontiguousarray(joined).view(f"U{wide}")[:, 0] if is_text else joined
+
+
+def _are_alike(one: np.ndarray, two: np.ndarray) -> bool:
+    kinds = {"n" if labels.dtype.kind in _NUMBERS else labels.dtype.kind for labels in (one, two)}
+    return len(kinds) == 1
