@@ -72,8 +72,10 @@ def reaching_out(density: Density, expansion: Expansion) -> Expansion:
     center = expansion.center
     if center.size > MOST_PARAMS:
         return expansion
-    covariance = np.linalg.inv(expansion.precision)
-    root = np.linalg.cholesky(covariance)
+    # An inverse may be too asymmetric to have a root; inverse roots of the precision are definite.
+    factor = np.linalg.cholesky(expansion.precision)
+    root = np.linalg.inv(factor).T
+    covariance = root @ root.T
     axes = (covariance / np.sqrt(np.diag(covariance))).T
     paths = np.concatenate([axes, -axes])
     fallen = _falls(density, center, paths, (_FIRST,))[:, 0]
@@ -82,14 +84,16 @@ def reaching_out(density: Density, expansion: Expansion) -> Expansion:
     if len(found):
         paths = np.concatenate([paths, found])
         fallen = np.append(fallen, _falls(density, center, found, (_FIRST,))[:, 0])
-    paths = paths[_different(np.linalg.solve(root, paths.T).T, fallen)]
-    if not len(paths):
+    chosen = _different(paths @ factor, fallen)
+    if not chosen:
         return expansion
+    paths = paths[chosen]
     falls = _falls(density, center, paths, (_FIRST, *_FURTHER))
     factors = np.array([_reach(one) for one in falls])
-    widened = covariance + (paths.T * (factors**2 - 1)) @ paths
-    metric = np.linalg.inv(widened)
-    return dataclasses.replace(expansion, metric=metric, other_mode=_other_mode(falls))
+    units = paths @ factor
+    widened = np.eye(center.size) + (units.T * (factors**2 - 1)) @ units
+    half = np.linalg.solve(np.linalg.cholesky(widened), factor.T)
+    return dataclasses.replace(expansion, metric=half.T @ half, other_mode=_other_mode(falls))
 
 
 def _other_mode(falls: Float[np.ndarray, "p t"]) -> float | None:

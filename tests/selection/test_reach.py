@@ -143,3 +143,16 @@ def test_a_gaussian_keeps_its_distances():
     gaussian = np.eye(4)
     expansion = Expansion(np.zeros(4), 0.0, np.zeros(4), -gaussian, gaussian)
     assert reach.reaching_out(Gaussian(), expansion).metric is None
+
+
+def test_a_precision_that_float32_made_asymmetric_has_a_metric():
+    """The inverse of such a matrix may have no Cholesky factor."""
+    precision = np.diag([1e5, 1e5, 1.0, 1.0])
+    precision[:2, 2:] = 300.0
+    precision[2:, :2] = np.diag([250.0, 250.0])
+    with pytest.raises(np.linalg.LinAlgError):
+        np.linalg.cholesky(np.linalg.inv(precision))
+    expansion = Expansion(np.zeros(4), 0.0, np.zeros(4), -precision, precision)
+    found = reach.reaching_out(Tail(), expansion).metric
+    assert np.linalg.eigvalsh(found).min() > 0
+    np.testing.assert_array_equal(found, found.T)
