@@ -11,6 +11,7 @@ from numpyro.infer.util import log_density
 import jaxcoreset as jc
 from jaxcoreset.likelihood.expansion import Expansion
 from jaxcoreset.selection import reach
+from jaxcoreset.weighting.laplace import LaplaceFitter
 
 OFFSET = np.random.default_rng(0).normal(size=400)
 ONE_EVENT = (np.arange(400) == 7).astype(np.int32)
@@ -108,6 +109,45 @@ def test_another_mode_is_told_and_no_proxy_stands_for_it():
         two_modes, size=12, progress_bar=False, weighting=jc.Draws({"means": draws}), rounds=1
     )
     assert of_both.run(0, y).report.other_mode is None
+
+
+def surveyed(x, weight, y=None):
+    slope = numpyro.sample("slope", dist.Normal(0.0, 2.0))
+    with numpyro.plate("rows", x.shape[0]), numpyro.handlers.scale(scale=weight):
+        numpyro.sample("y", dist.Bernoulli(logits=slope * x), obs=y)
+
+
+def test_with_large_survey_weights_the_density_falls_as_far_out_and_has_no_other_mode():
+    """The posterior is log-concave, and rows of a million people have −700,000 nats."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 200)) > 0
+    weight = np.where(np.arange(200) < 100, 1e6, 10.0)
+    likelihood = jc.model_likelihood(surveyed, (x - 0.5, weight, y.astype(int)))
+    expansion = LaplaceFitter(likelihood)().expansion
+    posterior = reach.PosteriorOfRows(likelihood, likelihood.rows, expansion.center)
+    assert reach.reaching_out(posterior, expansion).other_mode is None
+    far = expansion.center + np.array([[0.0], [20.0], [-20.0]]) / np.sqrt(expansion.precision)
+    values = posterior.values(far)
+    np.testing.assert_allclose(values[1:] - values[0], -200, atol=10)
+
+
+def counted(y):
+    """No level below zero gives a count above zero any probability; a count of zero is NaN."""
+    level = numpyro.sample("level", dist.Normal(1.0, 10.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.maximum(level, 0.0)), obs=y)
+
+
+def test_impossible_rows_make_a_point_low_and_leave_the_others_exact():
+    y = np.random.default_rng(0).poisson(2.0, 300)
+    likelihood = jc.model_likelihood(counted, (y,))
+    center = np.array([y.mean()])
+    posterior = reach.PosteriorOfRows(likelihood, likelihood.rows, center)
+    values = posterior.values(np.array([center, 1.1 * center, [-1.0]]))
+    fall = y.sum() * np.log(1.1) - 0.1 * y.sum()
+    prior = ((center - 1) ** 2 - (1.1 * center - 1) ** 2) / 200
+    np.testing.assert_allclose(np.diff(values[:2]), fall + prior, atol=1e-3)
+    assert values[2] == -np.inf
 
 
 class Tail:
