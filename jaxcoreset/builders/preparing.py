@@ -202,7 +202,8 @@ def expand_again(
 
 
 def _reaching_out(likelihood: ModelLikelihood, expansion: Expansion) -> Expansion:
-    return reaching_out(PosteriorOfRows(likelihood, likelihood.rows), expansion)
+    posterior = PosteriorOfRows(likelihood, likelihood.rows, expansion.center)
+    return reaching_out(posterior, expansion)
 
 
 def bound_solver(solver: Solver | None, likelihood: ModelLikelihood) -> Solver | None:

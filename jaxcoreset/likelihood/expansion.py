@@ -68,10 +68,12 @@ class Expansion:
 
     def fade(self, flat: Float[np.ndarray, "s d"]) -> Float[np.ndarray, " s"]:
         """The factor χ of the remainders at flat parameters, between 0 and 1."""
+        from scipy.special import expit
+
         delta = np.asarray(flat, np.float64) - self.center
         metric = self.precision if self.metric is None else self.metric
         radius = np.sqrt(np.sum((delta @ metric) * delta, axis=1))
-        return 1 / (1 + np.exp(-(_radius(self.center.size) - radius) / _FADE_WIDTH))
+        return expit((_radius(self.center.size) - radius) / _FADE_WIDTH)
 
     def plus(self, other: "Terms") -> "Expansion":
         """The expansion, at the same center, of these rows and of others together."""
@@ -261,14 +263,14 @@ def _weighted_terms(
 def derivatives(
     function: Callable[[Array], Array], at: Float[Array, " d"]
 ) -> tuple[Array, Array, Array]:
-    """The value, the gradient and the Hessian of a function, which is traced once."""
+    """The value, the gradient and the symmetric Hessian of a function, which is traced once."""
 
     def slope(at: Array) -> tuple[Array, tuple[Array, Array]]:
         value, gradient = jax.value_and_grad(function)(at)
         return gradient, (value, gradient)
 
     hessian, (value, gradient) = jax.jacfwd(slope, has_aux=True)(at)
-    return value, gradient, hessian
+    return value, gradient, (hessian + hessian.T) / 2
 
 
 def remainders(

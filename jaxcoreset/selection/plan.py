@@ -220,7 +220,7 @@ def _far_out(likelihood: ModelLikelihood, rows: Rows) -> np.ndarray:
     """A pass of those that look how far the posterior reaches; its time is that at any points."""
     spread = _spread(likelihood, NUM_STARTS)
     start = flat_draws({name: jnp.asarray(value) for name, value in spread.items()})
-    return PosteriorOfRows(likelihood, rows).gradients(start)
+    return PosteriorOfRows(likelihood, rows, start[0]).gradients(start)
 
 
 def _spread(likelihood: ModelLikelihood, num: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,8 +44,10 @@ _POINTS_AT_A_TIME = 32
 MOST_PARAMS = 250
 # There is another mode where the density rises again by this many nats.
 _RISE = 2.0
-# A row's log-likelihood counts no less than this, so that no point is out of bounds.
-_LOWEST = -1e5
+# A point is impossible where a row's log-likelihood is lower by so many nats than at the center, or
+# by its size there if that is more, as for a row with a large survey weight. Rows are centred over
+# points, so a larger number would cost the other points digits of float32.
+_LARGEST_FALL = 1e5
 
 
 @runtime_checkable
@@ -72,8 +75,10 @@ def reaching_out(density: Density, expansion: Expansion) -> Expansion:
     center = expansion.center
     if center.size > MOST_PARAMS:
         return expansion
-    covariance = np.linalg.inv(expansion.precision)
-    root = np.linalg.cholesky(covariance)
+    # An inverse may be too asymmetric to have a root; inverse roots of the precision are definite.
+    factor = np.linalg.cholesky(expansion.precision)
+    root = np.linalg.inv(factor).T
+    covariance = root @ root.T
     axes = (covariance / np.sqrt(np.diag(covariance))).T
     paths = np.concatenate([axes, -axes])
     fallen = _falls(density, center, paths, (_FIRST,))[:, 0]
@@ -82,14 +87,16 @@ def reaching_out(density: Density, expansion: Expansion) -> Expansion:
     if len(found):
         paths = np.concatenate([paths, found])
         fallen = np.append(fallen, _falls(density, center, found, (_FIRST,))[:, 0])
-    paths = paths[_different(np.linalg.solve(root, paths.T).T, fallen)]
-    if not len(paths):
+    chosen = _different(paths @ factor, fallen)
+    if not chosen:
         return expansion
+    paths = paths[chosen]
     falls = _falls(density, center, paths, (_FIRST, *_FURTHER))
     factors = np.array([_reach(one) for one in falls])
-    widened = covariance + (paths.T * (factors**2 - 1)) @ paths
-    metric = np.linalg.inv(widened)
-    return dataclasses.replace(expansion, metric=metric, other_mode=_other_mode(falls))
+    units = paths @ factor
+    widened = np.eye(center.size) + (units.T * (factors**2 - 1)) @ units
+    half = np.linalg.solve(np.linalg.cholesky(widened), factor.T)
+    return dataclasses.replace(expansion, metric=half.T @ half, other_mode=_other_mode(falls))
 
 
 def _other_mode(falls: Float[np.ndarray, "p t"]) -> float | None:
@@ -130,7 +137,7 @@ def _falls(
     num = len(points)
     points = np.pad(points, ((0, -num % _POINTS_AT_A_TIME), (0, 0)), mode="edge")
     values = density.values(points)[:num]
-    falls = np.minimum(values[0] - values[1:], -_LOWEST)
+    falls = np.minimum(values[0] - values[1:], _LARGEST_FALL)
     return falls.reshape(len(paths), len(multiples))
 
 
@@ -173,25 +180,25 @@ class PosteriorOfRows:
     Attributes:
         likelihood: the likelihood.
         rows: its rows, or some of them.
+        center: the flat parameters with whose log-likelihoods those of rows are compared.
     """
 
     likelihood: ModelLikelihood
     rows: Rows
+    center: Float[np.ndarray, " d"]
 
     def values(self, points: Float[np.ndarray, "p d"]) -> Float[np.ndarray, " p"]:
         """See `Density.values`."""
         likelihood = self.likelihood
         draws = likelihood.unravel.all(points.astype(default_float()))
-        bounded = _Bounded(likelihood.program.log_likelihood)
-        total = log_likelihood_totals(bounded, draws, self.rows, what="tails")
+        total = log_likelihood_totals(self._bounded(), draws, self.rows, what="tails")
         total = total + np.asarray(_log_priors(likelihood.program, draws), np.float64)
         return np.where(np.isfinite(total), total, -np.inf)
 
     def gradients(self, points: Float[np.ndarray, "p d"]) -> Float[np.ndarray, "p d"]:
         """See `Density.gradients`."""
         flat = jnp.asarray(points, default_float())
-        bounded = _Bounded(self.likelihood.program.log_likelihood)
-        args = _FlatLogLikelihood(bounded, self.likelihood.unravel), flat
+        args = _FlatLogLikelihood(self._bounded(), self.likelihood.unravel), flat
         start = {"gradient": np.zeros(points.shape)}
         rows, counts = self.rows.folded() or (self.rows, None)
         per_row = () if counts is None else (counts.astype(default_float()),)
@@ -200,6 +207,10 @@ class PosteriorOfRows:
         )
         prior = np.asarray(_prior_slopes(self.likelihood.program, flat), np.float64)
         return np.sum([state["gradient"] for state in states], axis=0) + prior
+
+    def _bounded(self) -> "_Bounded":
+        center = self.likelihood.unravel(self.center.astype(default_float()))
+        return _Bounded(self.likelihood.program.log_likelihood, center)
 
 
 def _slopes(args: tuple, rows: tuple, counted: Array) -> Float[Array, "p d"]:
@@ -217,27 +228,28 @@ def _add_slopes(state: State, values: np.ndarray, first: int, num: int) -> State
     return {"gradient": state["gradient"] + values.sum(axis=0, dtype=np.float64)}
 
 
-@dataclass(frozen=True)
-class _FlatLogLikelihood:
+class _FlatLogLikelihood(eqx.Module):
     """Log-likelihoods of rows as a function of the flat parameters."""
 
-    log_likelihood: LogLikelihood
-    unravel: Unravel
+    log_likelihood: "_Bounded"
+    unravel: Unravel = eqx.field(static=True)
 
     def __call__(self, flat: Array, data: PyTree) -> Float[Array, " n"]:
         return self.log_likelihood(self.unravel(flat), data)
 
 
-@dataclass(frozen=True)
-class _Bounded:
-    """Log-likelihoods of rows, with a lower bound where they are not finite or lower."""
+class _Bounded(eqx.Module):
+    """Log-likelihoods of rows; −inf where they are not finite or far lower than at the center."""
 
-    log_likelihood: LogLikelihood
+    log_likelihood: LogLikelihood = eqx.field(static=True)
+    center: Params
 
     def __call__(self, draw: Mapping[str, Array], data: PyTree) -> Float[Array, " n"]:
         values = self.log_likelihood(draw, data)
-        is_usual = jnp.isfinite(values) & (values > _LOWEST)
-        return jnp.where(is_usual, values, jnp.asarray(_LOWEST, values.dtype))
+        best = self.log_likelihood(self.center, data)
+        best = jnp.where(jnp.isfinite(best), best, 0)
+        lowest = best - jnp.maximum(jnp.asarray(_LARGEST_FALL, values.dtype), jnp.abs(best))
+        return jnp.where(jnp.isfinite(values) & (values > lowest), values, -jnp.inf)
 
 
 @functools.partial(jax.jit, static_argnums=0)

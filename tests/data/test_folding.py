@@ -64,7 +64,7 @@ def test_sums_are_those_of_all_rows():
     assert sum(done) == NUM_ROWS
     target = log_likelihood_sum(log_likelihood, {"effect": effects}, likelihood.rows)
     np.testing.assert_allclose(target - target.mean(), values - values.mean(), atol=0.02)
-    slopes = PosteriorOfRows(likelihood, likelihood.rows).gradients(effects)
+    slopes = PosteriorOfRows(likelihood, likelihood.rows, effects[0]).gradients(effects)
     np.testing.assert_allclose(slopes, gradients - effects, rtol=1e-4, atol=0.01)
     terms = LaplaceFitter(likelihood).terms_at(effects[0])
     np.testing.assert_allclose(terms.value, values[0], atol=0.02)

@@ -61,6 +61,25 @@ def test_the_expansion_of_all_rows_is_that_of_jax(fitted):
     np.testing.assert_allclose(np.linalg.inv(expansion.precision), laplace.covariance, rtol=1e-4)
 
 
+def smooth(basis, y=None):
+    """A Gaussian process by basis functions, as in the case that ended in a LinAlgError."""
+    length = numpyro.sample("length", dist.InverseGamma(5.0, 1.0))
+    sd = numpyro.sample("sd", dist.HalfNormal(1.0))
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([basis.shape[1]]).to_event(1))
+    scales = jnp.exp(-0.25 * (length * jnp.arange(1, basis.shape[1] + 1)) ** 2)
+    with numpyro.plate("rows", basis.shape[0]):
+        numpyro.sample("y", dist.Normal(basis @ (scales * z), sd), obs=y)
+
+
+def test_hessians_are_symmetric_in_float32():
+    random = np.random.default_rng(0)
+    basis = np.sin(random.uniform(0, 3, (2000, 1)) * np.arange(1, 7))
+    y = basis[:, 0] + 0.3 * random.normal(size=2000)
+    likelihood = model_likelihood(smooth, (basis, y))
+    hessian = LaplaceFitter(likelihood).terms_at(np.r_[0.0, -1.0, np.ones(6)]).hessian
+    np.testing.assert_array_equal(hessian, hessian.T)
+
+
 def test_remainders_are_what_the_expansions_leave(fitted):
     likelihood, laplace = fitted
     center = laplace.expansion.center

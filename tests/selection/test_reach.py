@@ -11,6 +11,7 @@ from numpyro.infer.util import log_density
 import jaxcoreset as jc
 from jaxcoreset.likelihood.expansion import Expansion
 from jaxcoreset.selection import reach
+from jaxcoreset.weighting.laplace import LaplaceFitter
 
 OFFSET = np.random.default_rng(0).normal(size=400)
 ONE_EVENT = (np.arange(400) == 7).astype(np.int32)
@@ -110,6 +111,45 @@ def test_another_mode_is_told_and_no_proxy_stands_for_it():
     assert of_both.run(0, y).report.other_mode is None
 
 
+def surveyed(x, weight, y=None):
+    slope = numpyro.sample("slope", dist.Normal(0.0, 2.0))
+    with numpyro.plate("rows", x.shape[0]), numpyro.handlers.scale(scale=weight):
+        numpyro.sample("y", dist.Bernoulli(logits=slope * x), obs=y)
+
+
+def test_with_large_survey_weights_the_density_falls_as_far_out_and_has_no_other_mode():
+    """The posterior is log-concave, and rows of a million people have −700,000 nats."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 200)) > 0
+    weight = np.where(np.arange(200) < 100, 1e6, 10.0)
+    likelihood = jc.model_likelihood(surveyed, (x - 0.5, weight, y.astype(int)))
+    expansion = LaplaceFitter(likelihood)().expansion
+    posterior = reach.PosteriorOfRows(likelihood, likelihood.rows, expansion.center)
+    assert reach.reaching_out(posterior, expansion).other_mode is None
+    far = expansion.center + np.array([[0.0], [20.0], [-20.0]]) / np.sqrt(expansion.precision)
+    values = posterior.values(far)
+    np.testing.assert_allclose(values[1:] - values[0], -200, atol=10)
+
+
+def counted(y):
+    """No level below zero gives a count above zero any probability; a count of zero is NaN."""
+    level = numpyro.sample("level", dist.Normal(1.0, 10.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.maximum(level, 0.0)), obs=y)
+
+
+def test_impossible_rows_make_a_point_low_and_leave_the_others_exact():
+    y = np.random.default_rng(0).poisson(2.0, 300)
+    likelihood = jc.model_likelihood(counted, (y,))
+    center = np.array([y.mean()])
+    posterior = reach.PosteriorOfRows(likelihood, likelihood.rows, center)
+    values = posterior.values(np.array([center, 1.1 * center, [-1.0]]))
+    fall = y.sum() * np.log(1.1) - 0.1 * y.sum()
+    prior = ((center - 1) ** 2 - (1.1 * center - 1) ** 2) / 200
+    np.testing.assert_allclose(np.diff(values[:2]), fall + prior, atol=1e-3)
+    assert values[2] == -np.inf
+
+
 class Tail:
     """A Gaussian in four dimensions, but with an exponential tail in one direction."""
 
@@ -143,3 +183,16 @@ def test_a_gaussian_keeps_its_distances():
     gaussian = np.eye(4)
     expansion = Expansion(np.zeros(4), 0.0, np.zeros(4), -gaussian, gaussian)
     assert reach.reaching_out(Gaussian(), expansion).metric is None
+
+
+def test_a_precision_that_float32_made_asymmetric_has_a_metric():
+    """The inverse of such a matrix may have no Cholesky factor."""
+    precision = np.diag([1e5, 1e5, 1.0, 1.0])
+    precision[:2, 2:] = 300.0
+    precision[2:, :2] = np.diag([250.0, 250.0])
+    with pytest.raises(np.linalg.LinAlgError):
+        np.linalg.cholesky(np.linalg.inv(precision))
+    expansion = Expansion(np.zeros(4), 0.0, np.zeros(4), -precision, precision)
+    found = reach.reaching_out(Tail(), expansion).metric
+    assert np.linalg.eigvalsh(found).min() > 0
+    np.testing.assert_array_equal(found, found.T)
