@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 
-from jaxcoreset.data.sources import SourceError, array, npy
+from jaxcoreset.data.sources import SourceArray, SourceError, array, npy
 
 
 def test_a_dataset_of_a_closed_file_or_a_changed_one_is_told(tmp_path):
@@ -117,7 +117,9 @@ def test_a_numpy_file_of_another_file_system_is_read_in_parts(memory, monkeypatc
     monkeypatch.setattr("jaxcoreset.data.sources.remote_npy.BATCH_BYTES", 1_000)
     x = np.random.default_rng(0).normal(size=(1_000, 3)).astype(np.float32)
     url = saved(memory, "x.npy", x)
-    remote = npy(url)
+    remote, again = npy(url), npy(url)
+    assert isinstance(remote, SourceArray)
+    assert isinstance(again, SourceArray)
     np.testing.assert_array_equal(remote[:], x)
     np.testing.assert_array_equal(remote[[999, 0, 500]], x[[999, 0, 500]])
     assert {len(leaves[0]) for _, leaves in remote.source.batches()} == {83, 4}  # 996 bytes
@@ -128,9 +130,11 @@ def test_a_numpy_file_of_another_file_system_is_read_in_parts(memory, monkeypatc
     with pytest.raises(SourceError, match="nan in row 7"):
         list(array(npy("memory://arrays/z.npy")).batches())
     mark = remote.source.fingerprint()
-    assert npy(url).source.fingerprint() == mark
+    assert again.source.fingerprint() == mark
     saved(memory, "x.npy", x)
-    assert npy(url).source.fingerprint() != mark
+    new = npy(url)
+    assert isinstance(new, SourceArray)
+    assert new.source.fingerprint() != mark
     with pytest.raises(SourceError, match=r"memory://arrays/x\.npy was changed"):
         remote[:]
 

@@ -2,6 +2,7 @@
 
 import sys
 import types
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -133,3 +134,9 @@ def test_a_dataset_of_arrow_is_read_as_often_as_needed(trips):
             found = np.concatenate([leaves[-2] for _, leaves in source.batches()])
             np.testing.assert_array_equal(found, expected["hour"])
         assert sources.batches(given, len(expected)).num_rows == len(expected)
+    pages = blocks("docs/how-to/big-data.md")
+    (recipe,) = (block.text for block in pages if "pyarrow.dataset" in block.text)
+    namespace = {"sources": sources}
+    exec(recipe, namespace)
+    arrays: Any = namespace["source"]
+    np.testing.assert_allclose(arrays.arrays["hour"][:], near["hour"] / 24, rtol=1e-6)
