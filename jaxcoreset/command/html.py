@@ -16,6 +16,7 @@ import numpy as np
 from jaxcoreset.command.render import render
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.coreset.report import Report
+from jaxcoreset.coreset.report_table import rows_for_goals
 from jaxcoreset.data.messages import require
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.plotting.style import literal
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 _MAX_PANELS, _MAX_PARAMETERS, _MAX_SIZES = 20, 300, 60
 _LOWER_BOUND_NATS = 0.3  # see `Report.kl`
-_GOALS = (0.1, 0.01, 0.001)  # nats
 _RESOLVED = 1e-3  # standard deviations: the root of the Newton decrement in `laplace`
 
 
@@ -140,7 +140,7 @@ def html_report(
         scaling=scaling or {},
         programs=programs or {},
         curve=_curve(report) if has_estimate else [],
-        rows_needed=_rows_needed(report) if has_estimate else "",
+        rows_needed=rows_for_goals(report),
     )
 
 
@@ -212,19 +212,6 @@ def _curve(report: Report) -> list[tuple]:
     if len(rows) > _MAX_SIZES:
         rows = [rows[i] for i in np.unique(np.geomspace(1, len(rows), 40).astype(int) - 1)]
     return rows
-
-
-def _rows_needed(report: Report) -> str:
-    """The number of rows for each of `_GOALS` on the curve; empty if there is no curve."""
-    if len(report.curve["kl"]) < 2:
-        return ""
-    upper = report.curve["kl"] + 2 * report.curve["kl_standard_error"]
-    rows = report.curve["num_used"].astype(int)
-    found = [rows[upper <= goal] for goal in _GOALS]
-    return ", ".join(
-        f"{few.min():,} for {goal:g}" if few.size else f"more than {rows.max():,} for {goal:g}"
-        for goal, few in zip(_GOALS, found, strict=True)
-    )
 
 
 def _error_figure(coreset: Coreset, tol: float | None) -> dict[str, str]:

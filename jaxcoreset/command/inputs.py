@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxcoreset.command.formulas import formula_table
 from jaxcoreset.command.problems import Problems, without_missing
-from jaxcoreset.command.regressions import PRIOR_SCALE, REGRESSIONS, read_outcomes
+from jaxcoreset.command.regressions import PRIOR_SCALE, REGRESSIONS, read_response
 from jaxcoreset.command.tables import Table, TableError
 from jaxcoreset.data.messages import did_you_mean, listed
 
@@ -113,18 +113,20 @@ def regression_inputs(
     problems, named = Problems(), columns is not None
     with problems.collected():
         table.check(response)
+    has_response = not problems
     with problems.collected():
         columns = _columns(table, columns, [response], categorical)
         _refuse_idle_categories(columns, categorical, response)
+    if problems and has_response:  # which may have a problem of its own
+        with problems.collected():
+            present = without_missing(table, [response])[0] if drop_missing else table
+            read_response(likelihood, present, response, positive)
     problems.refuse()
     assert columns is not None
     table, notes = without_missing(table, [response, *columns]) if drop_missing else (table, [])
     y, more, classes, outcomes = np.zeros(0), {}, [], []
     with problems.collected():
-        if positive is None:
-            y, more = regression.read_response(table, response)
-        else:
-            y, outcomes = read_outcomes(table, response, positive)
+        y, more, outcomes = read_response(likelihood, table, response, positive)
         classes = table.labels(response)[1] if likelihood == "categorical" else []
     parts, coefficients, scaling = [], [], {}
     levels: dict[str, list[str]] = {}

@@ -158,6 +158,16 @@ def _first(values: np.ndarray, bad: np.ndarray) -> str:
     return f"{values[bad][0]:g}" if bad.any() else ""
 
 
+def read_response(
+    likelihood: str, table: Table, name: str, positive: str | None
+) -> tuple[np.ndarray, dict[str, Any], list[str]]:
+    """The response, further arguments of the model, and the two outcomes that `positive` tells."""
+    if positive is None:
+        return *REGRESSIONS[likelihood].read_response(table, name), []
+    y, outcomes = read_outcomes(table, name, positive)
+    return y, {}, outcomes
+
+
 def read_outcomes(table: Table, name: str, positive: str) -> tuple[np.ndarray, list[str]]:
     """A response of two values as 1, where it is `positive`, and 0; and the values, in this order.
 

@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+import numpy as np
+
 # The limits below which old draws are worth too little after an update, as a fraction of new ones
 # and as their number. For normal posteriors in closed form, 3,500 random ones within both limits,
 # the divergence was at most 1.3 times the estimate in 19 of 20 and 1.9 times in 99 of 100, and with
@@ -11,6 +13,8 @@ MIN_RELATIVE_ESS = 0.1
 MIN_ESS = 20
 # Above this fraction of the rows a coreset saves little.
 _MOST_OF = 0.5
+# The errors, in nats, for which a report names the number of rows.
+_GOALS = (0.1, 0.01, 0.001)
 NEEDS_BUILD = "too few to estimate the error, so build a new coreset from all rows"
 
 
@@ -29,12 +33,14 @@ def rows_of(report: Any) -> list[tuple[str, str]]:
         *_integral_row(report),
         *_gaussian_row(report),
         *_tolerance_row(report),
+        *_needed_row(report),
         *_rounding_row(report),
         *_spike_row(report),
         *_round_rows(report),
         *_pass_rows(report),
         *_history_rows(report),
         ("verdict", report.verdict),
+        ("next", next_step(report)),
         ("seconds", ", ".join(f"{name} {spent:.1f}" for name, spent in report.seconds.items())),
     ]
     if report.peak_memory is not None:
@@ -81,6 +87,48 @@ def _tolerance_row(report: Any) -> list[tuple[str, str]]:
     elif report.rows_needed is not None:
         verdict += f", and it would take {rows_text(report)}"
     return [("tolerance", f"{report.tol:.2g} nats, {verdict}")]
+
+
+def _needed_row(report: Any) -> list[tuple[str, str]]:
+    needed = rows_for_goals(report)
+    return [(f"{report.unit} needed", f"{needed} nats")] if needed else []
+
+
+def rows_for_goals(report: Any) -> str:
+    """The number of rows for 0.1, 0.01 and 0.001 nats on the curve; empty if there is no curve."""
+    curve = report.curve
+    if math.isinf(report.kl) or np.size(curve.get("kl", ())) < 2:
+        return ""
+    upper = curve["kl"] + 2 * curve["kl_standard_error"]
+    rows = curve["num_used"].astype(int)
+    found = [rows[upper <= goal] for goal in _GOALS]
+    return ", ".join(
+        f"{few.min():,} for {goal:g}" if few.size else f"more than {rows.max():,} for {goal:g}"
+        for goal, few in zip(_GOALS, found, strict=True)
+    )
+
+
+def next_step(report: Any) -> str:
+    """What to do with a coreset after its verdict, in a sentence."""
+    word = report.verdict.partition(":")[0]
+    if report.num_draws == 0 and report.kl == 0:
+        return "run NUTS on coreset.model with init_params(); there is no error to certify."
+    if word == "good":
+        return "run NUTS on coreset.model with init_params(), then certify(coreset, mcmc)."
+    if word == "not known":
+        return "build a new coreset from all rows."
+    if word == "not checked":
+        return "run longer chains on coreset.model with init_params(), then certify(coreset, mcmc)."
+    if word == "one mode only":
+        return "give the model one mode, or pass draws from all modes: weighting=Draws(samples)."
+    larger = "raise size" if report.tol is None else "raise max_size or tol"
+    if report.rows_needed is not None and needs_most_rows(report):
+        larger = "run NUTS on all rows"
+    if word == "don't use":
+        return f"{larger}, or draw from a better approximation: rounds or weighting."
+    return (
+        f"run NUTS on coreset.model with init_params(), then correct(coreset, mcmc); or {larger}."
+    )
 
 
 def needs_most_rows(report: Any) -> bool:

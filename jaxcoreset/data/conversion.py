@@ -156,7 +156,7 @@ def _as_array(leaf: Any, name: str, num_rows: int) -> Any:
     if hasattr(leaf, "__array__") and hasattr(leaf, "chunks"):
         raise DataError(
             f"argument {name} is a {type(leaf).__name__}, an array whose values are not in memory; "
-            f"pass a source, jaxcoreset.sources.arrays({name}).arrays, which is read in batches, "
+            f"pass a source, jaxcoreset.sources.array({name}).arrays, which is read in batches, "
             f"or numpy.asarray({name}), which reads all of it."
         )
     # Tensors of other packages; numbers of NumPy are no arrays.

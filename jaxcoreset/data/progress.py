@@ -25,7 +25,11 @@ _shown: list[object] = []
 
 def on_terminal() -> bool:
     """True if the standard error is a terminal or the output of a notebook."""
-    return bool(sys.stderr is not None and sys.stderr.isatty())
+    stream = sys.stderr
+    if stream is None:
+        return False
+    # The stream of a kernel says that it is no terminal.
+    return type(stream).__module__.partition(".")[0] == "ipykernel" or stream.isatty()
 
 
 class Progress:
@@ -76,6 +80,8 @@ class Progress:
                 yield self
                 # Work that is done before its bound is reached has ended, too.
                 self._bar.total = self._bar.n
+                if (widgets := getattr(self._bar, "container", None)) is not None:
+                    widgets.children[1].max = max(self._bar.n, 1)  # a notebook's bar keeps its own
                 self._bar.refresh()
         else:
             with _innermost(self), repeated(lambda: _say(str(self)), _LINE_SECONDS):

@@ -236,7 +236,7 @@ def mark_length(arguments: Arguments, num_data: int) -> Arguments:
     return dataclasses.replace(arguments, data_at=long)
 
 
-def refuse_text(arguments: Arguments, num_data: int, reason: str = "") -> None:
+def refuse_text(arguments: Arguments, num_data: int) -> None:
     """Raise an error if an array with `num_data` rows holds text, dates or objects."""
     for name, leaf in zip(arguments.names, arguments.leaves, strict=True):
         is_text = isinstance(leaf, np.ndarray | jax.Array) and not is_array(leaf)
@@ -244,7 +244,7 @@ def refuse_text(arguments: Arguments, num_data: int, reason: str = "") -> None:
             raise ModelError(
                 f"argument {name} has as many rows as the data and dtype {leaf.dtype}; numbers are "
                 "expected: convert it by .astype(float), or number its categories by "
-                "np.unique(values, return_inverse=True)[1]." + reason
+                "np.unique(values, return_inverse=True)[1]."
             )
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
-from numpyro.distributions import constraints
+from numpyro.distributions import CategoricalLogits, CategoricalProbs, constraints
 from numpyro.distributions.transforms import biject_to
 
 from jaxcoreset.data.rows import PassContext, Rows
@@ -153,7 +153,7 @@ def _find_start(
 
 def _outside_support(likelihood: ModelLikelihood, params: Mapping[str, Array]) -> ModelError | None:
     """The error for observations that their distribution cannot have, if there are any."""
-    kinds: dict[str, Any] = {}
+    kinds: dict[str, type] = {}
 
     def fill(site: Mapping) -> Any:
         return biject_to(site["fn"].support)(params[site["name"]]) if is_latent(site) else None
@@ -166,29 +166,47 @@ def _outside_support(likelihood: ModelLikelihood, params: Mapping[str, Array]) -
             with contextlib.suppress(NotImplementedError, TypeError):
                 # Values that are not finite have an error of their own.
                 is_outside = ~distribution.support(value) & jnp.isfinite(value)
-                found[name] = is_outside, value
-                kinds[name] = distribution
+                found[name] = is_outside, value, _whole_limits(distribution)
+                kinds[name] = type(distribution)
         return found
 
     rows, first = next(_checked_rows(likelihood))
     for name, outside in observed(rows).items():
-        is_outside, values = map(np.asarray, outside)
+        is_outside, values = map(np.asarray, outside[:2])
         if is_outside.ndim and is_outside.any():
             at = np.unravel_index(np.argmax(is_outside), is_outside.shape)
             row, count = first + int(at[likelihood.data_dims[name]]), is_outside.sum()
+            limits = None if outside[2] is None else (int(outside[2][0]), int(outside[2][1]))
+            shown = values.shape[likelihood.data_dims[name]]
             return ModelError(
                 f"the observed site {name!r} is {values[at]} in row {row}, which is outside the "
-                f"support of {type(kinds[name]).__name__}, as are {count:,} of the first "
-                f"{values.shape[likelihood.data_dims[name]]:,} rows: {_remedy(kinds[name], values)}"
+                f"support of {kinds[name].__name__}, as are {count:,} of the first {shown:,} rows: "
+                f"{_remedy(kinds[name], limits, values)}"
             )
     return None
 
 
-def _remedy(distribution: Any, values: np.ndarray) -> str:
+def _whole_limits(distribution: Any) -> tuple | None:
+    """The smallest and the largest whole number of the support; None if these do not bound it."""
+    support = distribution.support
+    if support is constraints.boolean:
+        return 0, 1
+    if not isinstance(support, type(constraints.integer_interval(0, 1))):
+        return None
+    return jnp.min(support.lower_bound), jnp.max(support.upper_bound)
+
+
+def _remedy(kind: type, limits: tuple[int, int] | None, values: np.ndarray) -> str:
     """What to do with observations outside the support of their distribution."""
-    if distribution.support is not constraints.boolean:
-        return "fix or drop such rows, or use a distribution that can have these values."
     found = np.unique(values)
+    if limits != (0, 1):
+        is_class = issubclass(kind, CategoricalProbs | CategoricalLogits)
+        if is_class and limits and found[0] == 1 and found[-1] == limits[1] + 1:
+            return (
+                f"its values are 1 to {found[-1]:g}, and 0 to {limits[1]} are expected: with these "
+                "values as y, pass y - 1 (labels are counted from 0)."
+            )
+        return "fix or drop such rows, or use a distribution that can have these values."
     if found.size != 2 or found[1] - found[0] not in (1, 2):
         return "0 and 1 are expected."
     low, high = (value.item() for value in found)

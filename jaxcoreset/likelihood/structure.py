@@ -192,9 +192,14 @@ def _data_dim(few: Site, more: Site, arguments: Arguments) -> int | None:
     dims = [d for d in range(-len(shapes[0]), 0) if shapes[0][d] != shapes[1][d]]
     if len(dims) > 1:
         columns = [name for name, i in arguments.data_names.items() if _is_column(i, arguments)]
-        found = "is one of its arrays of shape (n, 1), another (n,)?"
         if columns:
-            found = f"{columns[0]} has shape (n, 1): pass {columns[0]}[:, 0] if it is one column"
+            name = columns[0]
+            raise ModelError(
+                f"the log-probability of observed site {few.name!r} grows with the rows in two "
+                f"axes, and {name} has shape (n, 1): pass {name}[:, 0], or of a table its column, "
+                f'{name}["name"].'
+            )
+        found = "is one of its arrays of shape (n, 1), another (n,)?"
         raise not_independent(few.name, f"grows with the rows in two axes ({found})")
     if (shapes[0][dims[0]], shapes[1][dims[0]]) != _ABSTRACT_ROWS:
         raise not_independent(few.name, "has not one entry per row")

@@ -153,7 +153,7 @@ def sites_with_all_rows(model: Callable, arguments: Arguments) -> list[Site]:
         raise
     except Exception as error:
         longest = max(shape[0] for shape in arguments.arrays.values())
-        refuse_text(arguments, longest, f" The model said: {error}")
+        refuse_text(arguments, longest)
         _explain_unequal_rows(error, arguments)
         error.add_note(f"raised by the model when jaxcoreset called it with {arguments}")
         if isinstance(error, AttributeError) or "string index" in str(error):

@@ -65,6 +65,38 @@ def test_a_verdict_is_a_sentence_and_a_bad_one_a_warning():
     assert report(np.inf).verdict.startswith("not known")
 
 
+def test_a_report_says_what_to_do_next():
+    def next_of(kl, **facts):
+        facts = {"num_draws": 100, **facts}
+        lines = str(report(kl, **facts)).splitlines()
+        return next(line for line in lines if line.startswith("  next ")).split(maxsplit=1)[1]
+
+    assert "no error to certify" in next_of(0.0, num_draws=0)
+    assert next_of(0.01).endswith("then certify(coreset, mcmc).")
+    assert next_of(0.05).endswith("then correct(coreset, mcmc); or raise size.")
+    unmet = {"tol": 0.001, "is_within_tol": False}
+    assert next_of(0.01, **unmet).endswith("or raise max_size or tol.")
+    assert next_of(0.01, **unmet, rows_needed=80).endswith("or run NUTS on all rows.")
+    assert next_of(3.0).startswith("raise size, or draw from a better approximation")
+    assert next_of(np.inf) == "build a new coreset from all rows."
+    assert "weighting=Draws(samples)" in next_of(0.01, other_mode=9.0)
+    stuck = [{"own_kl": None, "kl": 0.01, "kl_standard_error": 0.001, "weighting": "π̂"}]
+    assert "longer chains" in next_of(0.01, rounds=[{**stuck[0], "trouble": "R-hat is 4.31"}])
+
+
+def test_a_report_says_how_many_rows_smaller_errors_take():
+    curve = {
+        "num_used": np.array([1, 2, 4]),
+        "kl": np.array([0.5, 0.05, 0.005]),
+        "kl_standard_error": np.array([0.05, 0.02, 0.002]),
+    }
+    # 0.05 + 2 · 0.02 ≤ 0.1, and 0.005 + 2 · 0.002 ≤ 0.01
+    needed = "2 for 0.1, 4 for 0.01, more than 4 for 0.001 nats"
+    assert needed in str(report(0.005, curve=curve))
+    assert "rows needed" not in str(report(np.inf, curve=curve))
+    assert "rows needed" not in str(report(0.0))
+
+
 def chains(seed=0):
     """Draws of four chains, and how they moved."""
     rng = np.random.default_rng(seed)

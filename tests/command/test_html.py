@@ -109,6 +109,7 @@ def test_page_has_the_numbers_of_the_report(coreset, comparison):
     assert f"{report.num_used} of 200" in text
     assert f"{report.kl:.2g} ± {report.kl_standard_error:.1g} nats" in text
     assert f"{report.held_out_error:.2e}" in text
+    assert f"largest error of a mean {report.mean_shift:.1g} sd" in text
     assert "shop.csv" in text
     for i, name in enumerate(["age", "<b>"]):
         assert name in text  # escaped in the page, plain to a reader

@@ -37,6 +37,8 @@ def test_all_problems_of_a_file_are_told_at_once(table):
         assert place in text
     with pytest.raises(TableError, match=r"'lat'.*(?s:.)*'foo'.*(?s:.)*'bar'"):
         regression_inputs(table, "logistic", "lat", ["foo", "bar"])
+    with pytest.raises(TableError, match=r"(?s)2 problems.*'distanz'.*--positive maybe expects"):
+        regression_inputs(table, "logistic", "late", ["distanz"], positive="maybe")
 
 
 def test_all_mistakes_in_options_are_told_at_once(table, tmp_path, capsys):

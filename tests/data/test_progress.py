@@ -96,5 +96,20 @@ def test_long_stages_are_shown_on_a_terminal(terminal):
     assert terminal.getvalue().endswith("\n")
 
 
+def test_a_notebook_is_as_good_as_a_terminal(monkeypatch):
+    class OutStream(io.StringIO):  # as ipykernel has it: it is no terminal
+        __module__ = "ipykernel.iostream"
+
+    written = OutStream()
+    assert not written.isatty()
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=written))
+    assert progress.on_terminal()
+    with progress_bar(10, "Target", show=True) as bar:
+        bar.update(10)
+    assert "Target: 100%" in written.getvalue()
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=io.StringIO()))
+    assert not progress.on_terminal()
+
+
 def test_times_have_hours_where_they_need_them():
     assert [progress.clock_time(x) for x in (9.6, 61.0, 3661.0)] == ["0:10", "1:01", "1:01:01"]

@@ -99,6 +99,31 @@ def bound(X, y, size=N):
     return sized(X, y, size)
 
 
+def classes(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([2, 3]).to_event(2))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Categorical(logits=X @ b), obs=y)
+
+
+def once(X, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Binomial(1, logits=X @ b), obs=y)
+
+
+class ChunkedArray:
+    """An array whose values are in a file, as other packages have it."""
+
+    chunks, shape, ndim, dtype = (10, 2), X.shape, 2, X.dtype
+
+    def __getitem__(self, rows):
+        return X[rows]
+
+    def __array__(self, dtype=None, copy=None):
+        raise AssertionError("it is not read whole")
+
+
+LAZY_ARRAY = ChunkedArray()
 LAZY = SimpleNamespace(columns=["a"], collect=None)
 TEXT = pd.DataFrame({"a": X[:, 0], "carrier": "AA"})
 REFUSED = {
@@ -111,7 +136,13 @@ REFUSED = {
         r"outside the support of BernoulliLogits.*: 0 and 1 are expected",
     ),
     "sparse": (model, (sparse.csr_matrix(X), Y), r"X is a sparse matrix .* pass X.toarray\(\)"),
-    "column": (model, (X, Y[:, None]), r"y has shape \(n, 1\): pass y\[:, 0\]"),
+    "labels": (classes, (X, Y + Y[::-1] + 1), r"are 1 to 3, and 0 to 2 are .* pass y - 1 \(labels"),
+    "label": (classes, (X, 3 * Y), "CategoricalLogits.*: fix or drop such rows"),
+    "signs of a binomial": (once, (X, 2 * Y - 1), r"0 and 1 are expected.* pass \(y \+ 1\) // 2"),
+    "successes": (once, (X, 3 * Y), "support of BinomialLogits.*: 0 and 1 are expected"),
+    "column": (model, (X, Y[:, None]), r'y has shape \(n, 1\): pass y\[:, 0\], .* y\["name"\]\.\n'),
+    "names": (model, (X, np.where(Y, "a", "b")), r"y has as many .*return_inverse=True\)\[1\]\.$"),
+    "chunked": (model, (LAZY_ARRAY, Y), r"pass a source, jaxcoreset\.sources\.array\(X\)\.arrays"),
     "float": (sized, (X, Y, float(N)), r"Argument size is 60.0; .* pass int\(size\)"),
     "partial": (functools.partial(bound, size=N), (X, Y), "The partial binds size=60: pass it"),
     "text": (model, (TEXT, Y), r"a table whose column 'carrier' holds no numbers.*X\['carrier'\]"),
@@ -125,6 +156,11 @@ def test_messages_name_the_argument_and_the_remedy(kind):
     refused, args, message = REFUSED[kind]
     with pytest.raises(ValueError, match=message):
         model_likelihood(refused, args)
+
+
+def test_the_remedy_for_an_array_in_a_file_works():
+    arguments = model_likelihood(model, (jc.sources.array(LAZY_ARRAY).arrays, Y)).arguments
+    np.testing.assert_array_equal(arguments.arrays["X"], X.shape)
 
 
 def test_columns_taken_by_name_are_explained():

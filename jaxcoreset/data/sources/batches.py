@@ -1,7 +1,7 @@
 """Batches from your own program: a loader, a query, a list of arrays."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -18,9 +18,22 @@ _AGAIN = (
 )
 
 
+@runtime_checkable
+class CountedDataset(Protocol):
+    """A data set of Arrow or its scanner, which each call of its methods reads anew."""
+
+    def to_batches(self) -> Iterable[Any]:
+        """The rows in order, in tables."""
+        ...
+
+    def count_rows(self) -> int:
+        """The number of rows."""
+        ...
+
+
 def batches(
-    iterable: Iterable[Any] | Callable[[], Iterable[Any]],
-    num_rows: int,
+    iterable: Iterable[Any] | Callable[[], Iterable[Any]] | CountedDataset,
+    num_rows: int | None = None,
     *,
     fingerprint: str | None = None,
     allow_nonfinite: bool = False,
@@ -32,8 +45,11 @@ def batches(
             an iterator. It yields pytrees of arrays with a common leading axis, whose length may
             differ from batch to batch; a data frame or an Arrow table is a dictionary of its
             columns. The function may also return an object with the Arrow C stream interface, such
-            as a DuckDB relation. The first batch determines structure, shapes and types.
-        num_rows: the total number of rows of all batches.
+            as a DuckDB relation. An object with `to_batches` and `count_rows`, such as
+            `pyarrow.dataset.Dataset` or one of its scanners, is read by these methods. The first
+            batch determines structure, shapes and types.
+        num_rows: the total number of rows of all batches. You can omit it for an object that has
+            `count_rows`.
         fingerprint: a value that changes with the data, such as a version or a date. A checkpoint
             compares it, and the first batch.
         allow_nonfinite: whether the data may contain NaN and infinities.
@@ -42,6 +58,14 @@ def batches(
         SourceError: if it can be iterated over only once, has no batches, or yields no arrays.
         ValueError: if `num_rows` is not an integer of at least 1.
     """
+    if isinstance(iterable, CountedDataset):
+        num_rows = iterable.count_rows() if num_rows is None else num_rows
+        iterable = iterable.to_batches
+    elif num_rows is None:
+        raise ValueError(
+            "num_rows is missing; expected the total number of rows of all batches, which are not "
+            "read to count them."
+        )
     num_rows = check_int("num_rows", num_rows, 1)
     start = _starter(iterable)
     iterator = start()

@@ -1,6 +1,5 @@
-"""Columns of Parquet files: one file or all files in a folder, read a few megabytes at a time."""
+"""Columns of Parquet files: one file, several, or all in a folder, a few megabytes at a time."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,9 +13,11 @@ from jaxcoreset.data.messages import listed, require
 from jaxcoreset.data.sources.base import BATCH_BYTES, RawBatch, RowSource, SourceError, changed
 from jaxcoreset.data.sources.parquet_files import (
     File,
+    Paths,
     categories_of,
     column_types,
     find_files,
+    name_of,
     plain,
     record_batches,
 )
@@ -30,7 +31,7 @@ _SAMPLE_ROWS = 1024
 
 
 def parquet(
-    path: str | os.PathLike,
+    path: Paths,
     *,
     filesystem: Any = None,
     dtype: Any = None,
@@ -38,13 +39,14 @@ def parquet(
     categories: Sequence[str] = (),
     **columns: str | Sequence[str],
 ) -> "ParquetSource":
-    """A source of the rows of one Parquet file, or of all files in a folder, by name.
+    """A source of the rows of Parquet files: one, several, or all in a folder.
 
     Args:
         path: a file, or a folder with files that end in ``.parquet``. A subfolder with a name such
             as ``year=2013`` gives a column of numbers, here ``year``. A URL, such as
             ``s3://bucket/trips``, is read by pyarrow, or by fsspec if pyarrow does not support this
-            kind of URL.
+            kind of URL. A list of files or folders is read in its order, and a pattern such as
+            ``trips/*.parquet`` on this machine in the order of the names.
         filesystem: the file system of `path`, from pyarrow or fsspec; by default that of this
             machine or of the URL.
         dtype: the type of all arrays. By default one column keeps its kind (boolean, integer or
@@ -70,8 +72,8 @@ def parquet(
     files = find_files(path, filesystem)
     if not columns:
         raise SourceError(
-            f"parquet was not given the columns of {path} to read; expected for example X=['a', "
-            f"'b'], y='c'. The columns are {listed(list(files[0].columns))}."
+            f"parquet was not given the columns of {name_of(path)} to read; expected for example "
+            f"X=['a', 'b'], y='c'. The columns are {listed(list(files[0].columns))}."
         )
     names = [[value] if isinstance(value, str) else list(value) for value in columns.values()]
     for name, value in zip(columns, names, strict=True):
@@ -92,7 +94,7 @@ def parquet(
     types |= dict.fromkeys(known, np.dtype(np.int32))
     tree = jax.tree.structure(dict.fromkeys(columns, 0))
     leaves = [_Leaf.of(columns[key], types, dtype) for key in sorted(columns)]
-    return ParquetSource(str(path), files, tree, leaves, allow_nonfinite, known)
+    return ParquetSource(name_of(path), files, tree, leaves, allow_nonfinite, known)
 
 
 @dataclass(frozen=True, eq=False)

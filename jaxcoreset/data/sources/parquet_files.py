@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,9 @@ from jaxcoreset.data.sources.base import SourceError, changed
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.fs import FileInfo, FileSystem
+
+# One file or folder, or several.
+Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
 # The rows of a column of categories that are looked at together.
 _CODED_ROWS = 1 << 16
@@ -75,8 +79,45 @@ def _located(path: str | os.PathLike, filesystem: Any) -> "tuple[FileSystem, str
     return filesystem, text.rstrip("/")
 
 
-def find_files(path: str | os.PathLike, filesystem: Any) -> list[File]:
-    """The files with their row groups, in order; files without rows are left out."""
+def find_files(path: Paths, filesystem: Any) -> list[File]:
+    """The files with their row groups, in order; files without rows are left out.
+
+    Raises:
+        SourceError: if there is no file, or all are empty.
+    """
+    listed = list(path) if isinstance(path, list | tuple) else _matches(path, filesystem)
+    files = [file for one in listed for file in _files_of(one, filesystem, len(listed) > 1)]
+    if not any(file.num_rows for file in files):
+        raise SourceError(f"{name_of(path)} has no rows; expected at least one.")
+    return [file for file in files if file.num_rows]
+
+
+def name_of(path: Paths) -> str:
+    """What is read, for messages."""
+    if not isinstance(path, list | tuple):
+        return str(path)
+    more = f" and {len(path) - 1:,} more" if len(path) > 1 else ""
+    return f"{path[0]}{more}" if path else "an empty list of files"
+
+
+def _matches(path: Any, filesystem: Any) -> list[str | os.PathLike]:
+    """A path, or the files that a pattern such as ``trips/*.parquet`` matches, sorted."""
+    if not isinstance(path, str | os.PathLike):
+        raise SourceError(
+            f"parquet was given a {type(path).__name__}; expected a file, a folder, or a list of "
+            "them, such as sorted(Path('trips').glob('*.parquet'))."
+        )
+    text = os.fspath(path)
+    if filesystem is not None or "://" in text or os.path.exists(text) or not has_magic(text):
+        return [path]
+    found = sorted(glob(text, recursive=True))
+    if not found:
+        raise SourceError(f"no file matches {text}.")
+    return [*found]
+
+
+def _files_of(path: str | os.PathLike, filesystem: Any, is_listed: bool) -> list[File]:
+    """The files of one path, with all of it in their labels if it is one of several."""
     from pyarrow import fs
 
     filesystem, root = _located(path, filesystem)
@@ -85,7 +126,9 @@ def find_files(path: str | os.PathLike, filesystem: Any) -> list[File]:
     if info.type == fs.FileType.NotFound:
         folder = fs.FileSelector(os.path.dirname(root) or ".", allow_not_found=True)
         known = [other.base_name for other in filesystem.get_file_info(folder)]
-        raise SourceError(f"there is no file or folder {path}{did_you_mean(info.base_name, known)}")
+        pattern = " Pass a folder or a list of files instead of a pattern." * ("*" in str(path))
+        near = did_you_mean(info.base_name, known)
+        raise SourceError(f"there is no file or folder {path}{near}{pattern}")
     if info.type == fs.FileType.Directory:
         infos = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
     files, has_parquet = [], False
@@ -95,12 +138,10 @@ def find_files(path: str | os.PathLike, filesystem: Any) -> list[File]:
         is_note = any(part.startswith((".", "_")) for part in label.split("/"))
         if one.is_file and not is_note and (one is info or label.endswith(".parquet")):
             has_parquet = True
-            files.append(_open(filesystem, one, label))
+            files.append(_open(filesystem, one, one.path if is_listed else label))
     if not has_parquet:
         raise SourceError(f"there is no file below {path} whose name ends in .parquet.")
-    if not any(file.num_rows for file in files):
-        raise SourceError(f"{path} has no rows; expected at least one.")
-    return [file for file in files if file.num_rows]
+    return files
 
 
 def _open(filesystem: "FileSystem", info: "FileInfo", label: str) -> File:

@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 
-from jaxcoreset.data.sources import SourceError, array, npy
+from jaxcoreset.data.sources import SourceArray, SourceError, array, npy
 
 
 def test_a_dataset_of_a_closed_file_or_a_changed_one_is_told(tmp_path):
@@ -96,3 +96,57 @@ def test_a_numpy_file_that_is_missing_or_cut_short_is_refused(tmp_path):
         (tmp_path / "x.npy").write_bytes(bad)
         with pytest.raises(SourceError, match="cannot be read"):
             npy(tmp_path / "x.npy")
+
+
+@pytest.fixture
+def memory():
+    """The file system of fsspec that is in memory, empty before and after."""
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    yield memory
+    memory.rm("/arrays", recursive=True)
+
+
+def saved(memory, name, x):
+    memory.makedirs("/arrays", exist_ok=True)
+    with memory.open(f"/arrays/{name}", "wb") as file:
+        np.save(file, x)
+    return f"memory://arrays/{name}"
+
+
+def test_a_numpy_file_of_another_file_system_is_read_in_parts(memory, monkeypatch):
+    monkeypatch.setattr("jaxcoreset.data.sources.remote_npy.BATCH_BYTES", 1_000)
+    x = np.random.default_rng(0).normal(size=(1_000, 3)).astype(np.float32)
+    url = saved(memory, "x.npy", x)
+    remote, again = npy(url), npy(url)
+    assert isinstance(remote, SourceArray)
+    assert isinstance(again, SourceArray)
+    np.testing.assert_array_equal(remote[:], x)
+    np.testing.assert_array_equal(remote[[999, 0, 500]], x[[999, 0, 500]])
+    assert {len(leaves[0]) for _, leaves in remote.source.batches()} == {83, 4}  # 996 bytes
+    for rows in (np.arange(3) > 1, np.arange(5)):
+        np.testing.assert_array_equal(npy(saved(memory, "y.npy", rows))[:], rows)
+    x[7, 1] = np.nan  # let through, as of a mapped file, unless it is a source's
+    np.testing.assert_array_equal(npy(saved(memory, "z.npy", x))[:], x)
+    with pytest.raises(SourceError, match="nan in row 7"):
+        list(array(npy("memory://arrays/z.npy")).batches())
+    mark = remote.source.fingerprint()
+    assert again.source.fingerprint() == mark
+    saved(memory, "x.npy", x)
+    new = npy(url)
+    assert isinstance(new, SourceArray)
+    assert new.source.fingerprint() != mark
+    with pytest.raises(SourceError, match=r"memory://arrays/x\.npy was changed"):
+        remote[:]
+
+
+def test_remote_numpy_files_of_no_use_are_refused(memory):
+    url = saved(memory, "x.npy", np.ones((1000, 3)))
+    with pytest.raises(SourceError, match=r"there is no file memory://arrays/y\.npy"):
+        npy("memory://arrays/y.npy")
+    memory.pipe("/arrays/x.npy", memory.cat("/arrays/x.npy")[:-12_000])
+    with pytest.raises(SourceError, match=r"cut short: .* about 500 rows"):
+        npy(url)
+    with pytest.raises(SourceError, match="stored column by column"):
+        npy(saved(memory, "x.npy", np.ones((3, 1000)).T))
+    with pytest.raises(SourceError, match=r"Install fsspec|known"):
+        npy("nowhere://x.npy")

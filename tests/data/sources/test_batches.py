@@ -169,6 +169,8 @@ def test_what_cannot_be_read_again_is_refused_at_the_door(given, message, untype
 def test_a_number_of_rows_that_is_none_is_refused():
     with pytest.raises(ValueError, match="num_rows is 0"):
         batches([np.ones(2)], 0)
+    with pytest.raises(ValueError, match="num_rows is missing"):
+        batches([np.ones(2)])
 
 
 def test_a_pass_that_is_shorter_than_the_last_is_told():

@@ -182,6 +182,28 @@ def test_files_of_other_file_systems_are_read(folder, table):
         parquet("nowhere://trips", y="a")
 
 
+def test_several_files_are_read_in_the_order_of_a_list(folder, table, monkeypatch, untyped):
+    names = [folder / "later" / "0.parquet", str(folder / "1.parquet")]
+    source = parquet(names, X=["a", "b"], y="late")
+    expected = np.concatenate([table["late"][401:], table["late"][400:401]])
+    np.testing.assert_array_equal(source.arrays["y"][:], expected)
+    assert source.name == f"{names[0]} and 1 more"
+    np.testing.assert_array_equal(
+        parquet([folder], y="a").arrays["y"][:], parquet(folder, y="a").arrays["y"][:]
+    )
+    monkeypatch.chdir(folder)
+    np.testing.assert_array_equal(parquet("[01].parquet", y="a").arrays["y"][:], table["a"][:401])
+    for given, message in (
+        ("x*.parquet", r"no file matches x\*\.parquet"),
+        ([], "an empty list of files has no rows"),
+        (folder.glob("*.parquet"), r"expected a file, a folder, or a list of them, such as sorted"),
+        (["1.parquet", "2.parquet"], r"no file or folder 2\.parquet"),
+        (f"file://{folder}/*.parquet", "a list of files instead of a pattern"),
+    ):
+        with pytest.raises(SourceError, match=message):
+            parquet(given, y="a")
+
+
 def test_files_that_do_not_fit_the_first_are_refused(tmp_path):
     for name, dtype in (("0", np.float32), ("1", np.float64)):
         pq.write_table(pa.table({"a": np.ones(3, dtype)}), tmp_path / f"{name}.parquet")

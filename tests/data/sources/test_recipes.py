@@ -2,10 +2,12 @@
 
 import sys
 import types
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 
 from jaxcoreset.data import sources
@@ -115,3 +117,26 @@ def test_an_arrow_stream_and_tables_are_batches_of_columns():
         np.testing.assert_array_equal(source.arrays["b"][[99, 3]], [99, 3])
     with pytest.raises(sources.SourceError, match="whose rows are in memory"):
         sources.batches(frames[0], 40)
+
+
+def test_a_dataset_of_arrow_is_read_as_often_as_needed(trips):
+    data = ds.dataset("trips.parquet")
+    near = trips[trips["distance"] < 20]
+    columns = {"hour": ds.field("hour"), "late": ds.field("late")}
+    for given, expected in (
+        (data, trips),
+        (data.filter(ds.field("distance") < 20), near),
+        (data.scanner(columns=columns), trips),
+    ):
+        source = sources.batches(given)
+        assert source.num_rows == len(expected)
+        for _ in range(2):
+            found = np.concatenate([leaves[-2] for _, leaves in source.batches()])
+            np.testing.assert_array_equal(found, expected["hour"])
+        assert sources.batches(given, len(expected)).num_rows == len(expected)
+    pages = blocks("docs/how-to/big-data.md")
+    (recipe,) = (block.text for block in pages if "pyarrow.dataset" in block.text)
+    namespace = {"sources": sources}
+    exec(recipe, namespace)
+    arrays: Any = namespace["source"]
+    np.testing.assert_allclose(arrays.arrays["hour"][:], near["hour"] / 24, rtol=1e-6)
