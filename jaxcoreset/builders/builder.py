@@ -438,7 +438,7 @@ class CoresetBuilder:
             estimate=estimate,
             baseline=baseline,
             num_data=likelihood.num_data,
-            size=int(selection.sizes[selection.at]),
+            size=int(selection.sizes[-1 if tol is None else selection.at]),
             weighting=history[0].weighting,
             tol=construction.tol,
             is_within_tol=is_within,
