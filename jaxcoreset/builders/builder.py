@@ -67,8 +67,7 @@ class CoresetBuilder:
 
     Args:
         model: a NumPyro model whose observations are independent given its parameters.
-        size: the maximum number of rows. Fewer are kept if the weights of more would round the
-            coreset's log-density too coarsely for NUTS in float32.
+        size: the maximum number of rows; fewer are kept if NUTS in float32 would fail with more.
         tol: the largest symmetrised KL divergence that is accepted, in nats, as a number or as a
             `Tolerance`. The coreset has the fewest rows with which the estimate plus two Monte
             Carlo standard errors stays below `tol`, and no posterior mean shifts by more than
