@@ -67,7 +67,7 @@ class CoresetBuilder:
 
     Args:
         model: a NumPyro model whose observations are independent given its parameters.
-        size: the maximum number of rows.
+        size: the maximum number of rows; fewer are kept if NUTS in float32 would fail with more.
         tol: the largest symmetrised KL divergence that is accepted, in nats, as a number or as a
             `Tolerance`. The coreset has the fewest rows with which the estimate plus two Monte
             Carlo standard errors stays below `tol`, and no posterior mean shifts by more than
@@ -438,7 +438,7 @@ class CoresetBuilder:
             estimate=estimate,
             baseline=baseline,
             num_data=likelihood.num_data,
-            size=int(selection.sizes[selection.at]),
+            size=int(selection.sizes[-1 if tol is None else selection.at]),
             weighting=history[0].weighting,
             tol=construction.tol,
             is_within_tol=is_within,

@@ -12,7 +12,7 @@ from jaxcoreset.data.arrays import require_type
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.messages import ShownAsTable, text_table
 from jaxcoreset.data.utils import Clock, peak_memory
-from jaxcoreset.likelihood.precision import rounding_of
+from jaxcoreset.likelihood.precision import needs_float64, rounding_of
 from jaxcoreset.selection.baseline import GaussianBaseline
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
@@ -278,10 +278,14 @@ class Report(ShownAsTable):
         upper = self.kl + 2 * self.kl_standard_error
         if self.tol is not None:
             word = "good" if self.is_within_tol else "above the tolerance"
-            return f"{word}: {distance} nats, and the tolerance is {self.tol:.2g}."
-        if upper <= GOOD_KL:
-            return f"good: {distance} nats from the full posterior."
-        return f"usable with correction: {distance} nats from the full posterior."
+            return f"{word}: {distance} nats, and the tolerance is {self.tol:.2g}.{self._remedy}"
+        word = "good" if upper <= GOOD_KL else "usable with correction"
+        return f"{word}: {distance} nats from the full posterior.{self._remedy}"
+
+    @property
+    def _remedy(self) -> str:
+        """A sentence that the coreset needs float64, if it does."""
+        return "" if self.rounding is None else f" But {needs_float64(self.rounding)}."
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain numbers, strings and lists, for Python's json.

@@ -18,6 +18,7 @@ from jaxtyping import Float
 
 from jaxcoreset.coreset.report import GOOD_KL
 from jaxcoreset.data.messages import ShownAsTable, text_table
+from jaxcoreset.likelihood.precision import needs_float64
 from jaxcoreset.weighting.chains import MAX_RHAT
 
 # Below it the variance of the ratios is finite, and their plain means have the usual errors.
@@ -73,6 +74,8 @@ class Certificate(ShownAsTable):
         separated: whether the coreset's density has a trough between that point and the draws; None
             if the excess is small, or this is not known.
         unit: what a datum is, "rows" or "groups".
+        rounding: the rounding error of the coreset's log-density, in nats, if it is too large for
+            NUTS in float32 and the draws are in float32; None otherwise.
     """
 
     num_data: int
@@ -97,6 +100,7 @@ class Certificate(ShownAsTable):
     excess: float | None = None
     separated: bool | None = None
     unit: str = "rows"
+    rounding: float | None = None
 
     @property
     def verdict(self) -> str:
@@ -150,11 +154,14 @@ class Certificate(ShownAsTable):
             self.coreset_verdict,
             f"{self.coreset_verdict} ({self.kl:.2g} ± {self.kl_standard_error:.1g} nats, {khat})",
         )
-        rhat = f"R-hat {self.rhat:.2f}"
+        rhat, longer = f"R-hat {self.rhat:.2f}", "run them longer"
+        rounded = "" if self.rounding is None else f", but {needs_float64(self.rounding)}"
+        if self.rounding is not None:
+            longer = needs_float64(self.rounding)
         chains = {
-            "converged": f"converged ({rhat})",
-            "short": f"short ({rhat}, {self.ess:.0f} effective draws): run them longer",
-            "not converged": f"not converged ({rhat}): run them longer",
+            "converged": f"converged ({rhat}){rounded}",
+            "short": f"short ({rhat}, {self.ess:.0f} effective draws): {longer}",
+            "not converged": f"not converged ({rhat}): {longer}",
             "elsewhere": "in a mode that only the weighted density has: start them with "
             "init_params=coreset.init_params(num_chains)",
         }[self.chains_verdict]
@@ -198,15 +205,18 @@ class Certificate(ShownAsTable):
                 "init_params=coreset.init_params(num_chains)."
             )
         if self.chains_verdict == "not converged":
+            disagree = f"The coreset's chains disagree (R-hat {self.rhat:.3g}, limit {MAX_RHAT})"
+            if self.rounding is not None:
+                return f"{disagree}: {needs_float64(self.rounding)}, and certify again."
             return (
-                f"The coreset's chains disagree (R-hat {self.rhat:.3g}, limit {MAX_RHAT}): run "
-                "them longer from init_params=coreset.init_params(num_chains), and certify again."
+                f"{disagree}: run them longer from init_params=coreset.init_params(num_chains), "
+                "and certify again."
             )
         if not self.can_be_reweighted:
             return (
                 f"k-hat is {self.khat:.2f}, above the limit {self.khat_limit:.2f}: the tail of the "
                 "weights is so long that a few draws dominate the averages, and the numbers above "
-                f"cannot be trusted. {REMEDY}"
+                f"cannot be trusted. {self._remedy}"
             )
         tail = f"k-hat is at most {self.khat_limit:.2f}"
         if not self.khat <= self.khat_limit:
@@ -223,12 +233,20 @@ class Certificate(ShownAsTable):
         )
 
     @property
+    def _remedy(self) -> str:
+        if self.rounding is None:
+            return REMEDY
+        return f"The reason may be that {needs_float64(self.rounding)}. {REMEDY}"
+
+    @property
     def _has_few(self) -> bool:
         return self.ess < _FEW_EFFECTIVE_DRAWS
 
     @property
     def _few(self) -> str:
-        """A sentence that the chains are too short, if they are."""
+        """A sentence that the chains are too short or rounded, if they are."""
+        if self.rounding is not None:
+            return f" But {needs_float64(self.rounding)}."
         if not self._has_few:
             return ""
         rhat = f" (R-hat {self.rhat:.2f})" if self.rhat > _FINE_RHAT else ""

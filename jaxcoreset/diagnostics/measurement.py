@@ -16,6 +16,7 @@ from jaxcoreset.data.utils import check_int, progress_bar
 from jaxcoreset.diagnostics.certificate import FINITE_VARIANCE_KHAT, Certificate, is_elsewhere
 from jaxcoreset.diagnostics.log_ratio import full_likelihood, log_ratios, starting_point
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.precision import needs_float64
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
 from jaxcoreset.weighting.chains import (
     MIN_DRAWS,
@@ -98,6 +99,9 @@ def measure(
 ) -> tuple[Certificate, ChainSamples, np.ndarray]:
     """The certificate, the draws that it uses, and their positions in the chains."""
     samples = _samples(coreset, mcmc)
+    # Chains whose draws are in float64 were rounded less.
+    is_exact = any(samples.sites[name].dtype == np.float64 for name in samples.latent)
+    rounding = None if is_exact else coreset.report.rounding
     # Several processes sum over their rows at the same draws.
     sites = likelihood.rows.context.processes.first(dict(samples.sites))
     samples = dataclasses.replace(samples, sites=sites)
@@ -109,17 +113,23 @@ def measure(
         )
     stuck = samples.stuck_chains()
     if stuck:
+        remedy = (
+            "Start it at init_params=coreset.init_params(num_chains), or warm it up for longer; "
+            "see 'Know when not to' in the documentation."
+            if rounding is None
+            else f"The reason may be that {needs_float64(rounding)}."
+        )
         raise ValueError(
             f"every draw of chain {', '.join(map(str, stuck))} of {samples.shape[0]} is the same: "
-            "the sampler never moved. Start it at init_params=coreset.init_params(num_chains), or "
-            "warm it up for longer; see 'Know when not to' in the documentation."
+            f"the sampler never moved. {remedy}"
         )
     free = jax.vmap(likelihood.unconstrain)(used.flat())
     flat = np.concatenate([np.asarray(x).reshape(chains * draws, -1) for x in free.values()], 1)
     if (trouble := too_few_directions(flat)) is not None:
+        cause = "" if rounding is None else f" The reason may be that {needs_float64(rounding)}."
         raise ValueError(
             f"mcmc: {trouble}; expected draws of the coreset's posterior in all of its parameters: "
-            "pass chains that have mixed, with all their draws."
+            f"pass chains that have mixed, with all their draws.{cause}"
         )
     n, unit = likelihood.num_data, coreset.report.unit
     cost = f"{chains * draws:,} draws × {n:,} {unit}"
@@ -142,7 +152,8 @@ def measure(
         unit=unit,
     )
     separated = _has_trough(coreset, free) if is_elsewhere(excess) else None
-    return dataclasses.replace(found, excess=excess, separated=separated), used, positions
+    found = dataclasses.replace(found, excess=excess, separated=separated, rounding=rounding)
+    return found, used, positions
 
 
 def _has_trough(coreset: Coreset, draws: Mapping[str, Any]) -> bool:

@@ -208,9 +208,19 @@ def energy_error(
     It is measured at two or more draws. 0 means that it is negligible, or that the model does not
     run in float64.
     """
+    return float(energy_errors(likelihood, draws, data, np.asarray(weights)[None])[0])
+
+
+def energy_errors(
+    likelihood: ModelLikelihood,
+    draws: Mapping[str, Any],
+    data: Sequence,
+    weights: Float[np.ndarray, "c m"],
+) -> Float[np.ndarray, " c"]:
+    """The `energy_error` of several weightings of the same rows, which are evaluated once."""
     data, weights = tuple(data), np.asarray(weights, np.float64)
-    if likelihood.reference is None or not len(weights):
-        return 0.0
+    if likelihood.reference is None or not weights.size:
+        return np.zeros(len(weights))
     evaluate = likelihood.reference.evaluate
 
     def in_float32(points: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -220,17 +230,32 @@ def energy_error(
         return values, np.asarray(sums, np.float64)
 
     values, sums = in_float32(_on_a_line(draws))
-    bound = np.std(_less_cubic(sums), ddof=1) + _EPS * (weights @ np.abs(values[0]))
-    if bound <= _NEGLIGIBLE * MAX_ENERGY_ERROR or not runs_in_float64(likelihood):
-        return 0.0
+    bound = np.std(_less_cubic(sums), axis=0, ddof=1) + _EPS * (weights @ np.abs(values[0]))
+    is_fine = bound <= _NEGLIGIBLE * MAX_ENERGY_ERROR
+    if is_fine.all() or not runs_in_float64(likelihood):
+        return np.zeros(len(weights))
     points = _first(draws)
     exact = _in_float64(likelihood, lambda *given: _values(evaluate, *given), points, data)
-    return float(np.std(in_float32(points)[1] - exact @ weights, ddof=1))
+    errors = np.std(in_float32(points)[1] - exact @ weights.T, axis=0, ddof=1)
+    return np.where(is_fine, 0.0, errors)
 
 
 @jax.jit
-def _weighted_sums(weights: Array, values: Array) -> Array:
-    return jnp.sum(weights * values, axis=1)
+def _weighted_sums(weights: Array, values: Array) -> Float[Array, "points c"]:
+    return jnp.sum(weights * values[:, None], axis=-1)
+
+
+def samples_in_float64(likelihood: ModelLikelihood) -> bool:
+    """True if JAX's x64 is on by the user's will, and not only for this build's passes."""
+    return default_float() == np.float64 and not likelihood.rows.context.in_float64
+
+
+def needs_float64(rounding: float) -> str:
+    """What a rounding above the limit means, and what to do, in a clause."""
+    return (
+        f"float32 rounds the coreset's log-density to {rounding:.1g} nats, too coarsely for NUTS: "
+        "sample within coreset.in_float64()"
+    )
 
 
 def rounding_of(
@@ -243,7 +268,7 @@ def rounding_of(
 
     If it is not negligible, warns that NUTS on the coreset needs float64.
     """
-    if default_float() == np.float64 and not likelihood.rows.context.in_float64:
+    if samples_in_float64(likelihood):
         return None
     error = energy_error(likelihood, draws, data, weights)
     if error <= MAX_ENERGY_ERROR:

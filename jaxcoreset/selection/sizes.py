@@ -15,6 +15,7 @@ from jaxcoreset.likelihood.quadratic import num_features
 from jaxcoreset.selection.construction import DRAWS_PER_ROW, LARGEST_FIRST_SIZE, Construction
 from jaxcoreset.selection.draws import EXACT, DrawPool
 from jaxcoreset.selection.parts import Approach
+from jaxcoreset.selection.rounding import best_of
 from jaxcoreset.selection.solving import select_none
 from jaxcoreset.selection.tolerance import Selection
 
@@ -59,7 +60,7 @@ def select_rows(
     if not found or found[0].estimate.kl > EXACT:
         for approach in construction.approaches(pool):
             found.append(construction.select(pool, construction.size, key, approach))
-    return min(found, key=lambda one: one.estimate.kl).among(pool.indices)
+    return best_of(pool, found)
 
 
 def _within_tolerance(

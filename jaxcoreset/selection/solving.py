@@ -14,6 +14,7 @@ from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.utils import Clock
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.parts import Approach
+from jaxcoreset.selection.rounding import best_of
 from jaxcoreset.selection.tolerance import Selection, largest_size, smallest_within
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.exhaustive_search import ExhaustiveSearch
@@ -139,7 +140,7 @@ def solve_and_select(
     """The best selection up to a number of rows, with the pool's expansion or without.
 
     Arguments as above. With a tolerance it is the selection with the fewest rows that meets it, if
-    there is one.
+    there is one. Without a tolerance it is that of `best_of`.
     """
     found = [] if pool.expansion is None else [select_none(pool, clock, tol=tol)]
     for approach in approaches_of(pool, allows_rows_alone):
@@ -147,7 +148,9 @@ def solve_and_select(
             pool, size, clock, solver=solver, key=key, has_tol=tol is not None, approach=approach
         )
         found.append(select_size(pool, path, sizes, clock, tol=tol, approach=approach))
-    within = [one for one in found if one.is_within and tol is not None]
+    if tol is None:
+        return best_of(pool, found)
+    within = [one for one in found if one.is_within]
     if within:
         return min(within, key=lambda one: one.num_rows)
     return min(found, key=lambda one: one.estimate.kl)

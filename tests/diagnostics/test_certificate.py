@@ -430,3 +430,35 @@ def test_mcmc_on_the_model_without_weights_is_refused(poor):
     mcmc = MCMC(NUTS(regression), num_warmup=5, num_samples=60)
     with pytest.raises(ValueError, match="without weights"):
         jc.certify(coreset, mcmc)
+
+
+def test_chains_that_float32_rounds_are_told_to_use_float64():
+    ratios = 1e-3 * np.random.default_rng(0).normal(size=(4, 250))
+    good = certificate_of(ratios, num_data=10, num_rows=2)
+    assert "in_float64" not in str(good)
+    rounded = dataclasses.replace(good, rounding=0.4)
+    for one in (
+        rounded,
+        dataclasses.replace(rounded, rhat=2.4),
+        dataclasses.replace(rounded, ess=20.0),
+        dataclasses.replace(rounded, khat=1.2, ess=3.0),
+    ):
+        for text in (one.summary, one.reason):
+            assert "0.4 nats" in text
+            assert "sample within coreset.in_float64()" in text
+            assert "longer" not in text
+    assert jc.Certificate.from_dict(rounded.to_dict()).rounding == 0.4
+
+
+def test_certificate_knows_the_rounding_of_the_coreset_unless_the_draws_are_in_float64(poor):
+    coreset = coreset_of(poor)
+    coreset.report = dataclasses.replace(coreset.report, rounding=0.4)
+    assert "in_float64" in coreset.report.verdict
+    b = poor.samples["b"]
+    assert jc.certify(coreset, {"b": b}, progress_bar=False).rounding == 0.4
+    exact = {"b": b.astype(np.float64)}
+    assert jc.certify(coreset, exact, progress_bar=False).rounding is None
+    with pytest.raises(ValueError, match=r"never moved.*in_float64"):
+        jc.certify(coreset, {"b": np.full_like(b, 0.5)})
+    with pytest.raises(ValueError, match=r"have mixed.*in_float64"):
+        jc.certify(coreset, {"b": np.tile(b[:, :2], (1, 500, 1))})
