@@ -61,7 +61,7 @@ def group_likelihood(
         positions = GroupPositions(None, arguments.data_at, (), counts)
         tables = iter([rows_as_groups(arguments, positions)])
     else:
-        tables = find_tables(model, flatten(model, tuple(args), given), groups)
+        tables = find_tables(model, flatten(model, tuple(args), given, groups), groups)
     marginal, layout = _first_usable(model, tables, integration, context)
     return likelihood_of_layout(marginal, layout, key=key, context=context)
 
