@@ -58,7 +58,8 @@ def beta_log_prob(a: Any, b: Any, value: Any) -> Float[Array, "..."]:
         b: the second one.
         value: y, between 0 and 1.
     """
-    value = jnp.asarray(value, jnp.result_type(value, float))
+    # Whole numbers have no derivatives.
+    a, b, value = (jnp.asarray(x, jnp.result_type(x, float)) for x in (a, b, value))
     return xlogy(a - 1, value) + xlog1py(b - 1, -value) - _log_beta(a, b)
 
 

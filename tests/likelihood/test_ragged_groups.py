@@ -14,7 +14,7 @@ from jaxcoreset.likelihood.arguments import flatten
 from jaxcoreset.likelihood.group_arguments import flat_call
 from jaxcoreset.likelihood.group_layout import lay_out
 from jaxcoreset.likelihood.group_model import GROUP_DIMS, GroupModel, MarginalModel
-from jaxcoreset.likelihood.group_structure import find_table, structure_of
+from jaxcoreset.likelihood.group_structure import find_tables, structure_of
 from jaxcoreset.likelihood.grouping import Grouping
 from jaxcoreset.likelihood.integration import AdaptiveQuadrature
 from jaxcoreset.likelihood.weighted import weighted_model
@@ -47,7 +47,7 @@ def _probit(group, num_groups, y=None):
 
 def _coreset_model(model, args, weights):
     """The model of a coreset of all the groups, and its arguments, as a coreset makes them."""
-    table = find_table(model, flatten(model, args, {}), "group")
+    table = next(find_tables(model, flatten(model, args, {}), "group"))
     structure, layout = structure_of(model, table.arguments, table.positions), lay_out(table)
     groups = GroupModel(
         model, table.arguments.tree, table.positions, structure, AdaptiveQuadrature()
