@@ -361,6 +361,7 @@ def test_a_run_for_small_k_may_have_its_slots_in_parts(monkeypatch):
     np.testing.assert_allclose(errors, found.relative_error, rtol=1e-3)
 
 
+@pytest.mark.slow  # with XLA's optimisations, as users have them: rounding decides which atoms enter
 def test_blocks_of_atoms_are_as_good_as_single_atoms_with_scipys_weights():
     atoms = low_rank_atoms().astype(np.float32).astype(np.float64)
     target, problem = atoms.sum(axis=0), _problem(atoms)
@@ -372,6 +373,4 @@ def test_blocks_of_atoms_are_as_good_as_single_atoms_with_scipys_weights():
         true = np.sum((target - weights @ atoms[support]) ** 2)
         assert true <= 1.001 * _on_support(atoms, target, support)
         np.testing.assert_allclose(in_blocks.objective[i], true, rtol=1e-3)
-    # It depends on how the CPU rounds, since that decides which of nearly equal atoms enter with a
-    # block: on one CPU it is below 1.5, and on another 1.63.
-    assert np.median(np.asarray(in_blocks.objective) / np.asarray(one_by_one)) <= 2
+    assert np.median(np.asarray(in_blocks.objective) / np.asarray(one_by_one)) <= 1.5
