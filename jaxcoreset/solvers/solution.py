@@ -57,15 +57,16 @@ class Solution(eqx.Module):
     def or_none(self, problem: CoresetProblem) -> "Solution":
         """The same where the objective is at most ‖y‖²; elsewhere no rows, not converged."""
         at_zero = jnp.vdot(problem.target, problem.target)
-        # False also where the objective is not a number.
-        better = self.objective <= at_zero
+        # Without rows, rounding would decide. False also where the objective is not a number.
+        empty = ~(self.weights > 0).any(axis=-1) & jnp.isfinite(self.objective)
+        better = (self.objective <= at_zero) | empty
         kept = better[..., None]
         return dataclasses.replace(
             self,
             indices=jnp.where(kept, self.indices, 0),
             weights=jnp.where(kept, self.weights, 0),
-            objective=jnp.where(better, self.objective, at_zero),
-            relative_error=jnp.where(better, self.relative_error, at_zero > 0),
+            objective=jnp.where(better & ~empty, self.objective, at_zero),
+            relative_error=jnp.where(better & ~empty, self.relative_error, at_zero > 0),
             converged=self.converged & better,
         )
 

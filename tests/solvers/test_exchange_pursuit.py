@@ -361,7 +361,6 @@ def test_a_run_for_small_k_may_have_its_slots_in_parts(monkeypatch):
     np.testing.assert_allclose(errors, found.relative_error, rtol=1e-3)
 
 
-@pytest.mark.slow  # with the optimisations that users have: rounding decides which atoms enter
 def test_blocks_of_atoms_are_as_good_as_single_atoms_with_scipys_weights():
     atoms = low_rank_atoms().astype(np.float32).astype(np.float64)
     target, problem = atoms.sum(axis=0), _problem(atoms)

@@ -11,8 +11,9 @@ reads them thousands of times. Here a move
 - solves again without the atoms whose weights are negative, until there are none.
 
 As with single atoms, the size first grows beyond k and then shrinks again, and a move at one size
-is repeated while it lowers the objective. Sizes are visited in steps of six per cent. The weights
-of a recorded solution are the least-squares weights on its support, and all positive.
+is repeated, with a block half as large, while it lowers the objective. Sizes are visited in steps
+of six per cent. The weights of a recorded solution are the least-squares weights on its support,
+and all positive.
 """
 
 import equinox as eqx
@@ -120,9 +121,12 @@ def pursue_in_blocks(
     def move(state: _State) -> _State:
         growing, size = state.growing, _count(state.weights > 0)
         base = jnp.where(growing, size, state.goal)
-        num_added = _block_size(base).astype(jnp.int32)
+        # The next move at a size adds half as many, which finds what a large block passes over.
+        num_added = _block_size(base).astype(jnp.int32) >> state.num_rounds
         num_added = jnp.where(growing, jnp.minimum(num_added, top - size), num_added)
         num_added = jnp.minimum(num_added, block) * (growing | exchanges)
+        # Atoms that nearly span the space of the draws have weights that rounding decides.
+        num_added = jnp.minimum(num_added, jnp.maximum(problem.num_draws - size + 1, 0) // 2)
 
         # Add a block of atoms, remove the least important ones, and solve for all weights.
         residual = target - product(state.weights, state.atoms)
