@@ -28,9 +28,9 @@ def as_arrays(
     """The arguments of a call with arrays in place of tables, columns and lists of numbers.
 
     A data frame or a table becomes an array of shape (n, number of columns), and a column one of
-    shape (n,). A list or tuple of numbers is an array if it is as long as the data; a list of
-    another length stays a list. A whole number in an array without axes becomes an int, as the size
-    of a plate has to be. Arrays stay as they are, so that nothing changes the second time.
+    shape (n,). A list or tuple of numbers or text is an array if it is as long as the data; a list
+    of another length stays a list. A whole number in an array without axes becomes an int, as the
+    size of a plate has to be. Arrays stay as they are, so that nothing changes the second time.
 
     Labels of groups may be text. A table of which `groups` names a column, as data['plane'],
     becomes a dictionary of its columns.
@@ -52,8 +52,7 @@ def as_arrays(
     names = {*positional, *kwargs}
 
     def is_leaf(part: Any) -> bool:
-        is_one = _is_list(part) or (groups is not None and _is_text_list(part))
-        return is_one and len(part) == num_rows
+        return (_is_list(part) or _is_column(part)) and len(part) == num_rows
 
     def convert_leaf(leaf: Any, name: str) -> Any:
         if groups is None:
@@ -104,8 +103,11 @@ def _is_list(part: Any) -> bool:
     return all(isinstance(x, _NUMBERS) for x in part)
 
 
-def _is_text_list(part: Any) -> bool:
-    return type(part) in (list, tuple) and len(part) > 1 and all(isinstance(x, str) for x in part)
+def _is_column(part: Any) -> bool:
+    """True for a list or tuple of at least two texts, numbers and missing values."""
+    if type(part) not in (list, tuple) or len(part) < 2:
+        return False
+    return all(isinstance(x, (str, *_NUMBERS)) or _is_missing(x) for x in part)
 
 
 def _labels(leaf: Any, name: str, num_rows: int) -> Any:
@@ -113,7 +115,7 @@ def _labels(leaf: Any, name: str, num_rows: int) -> Any:
     if is_table(leaf):
         columns = list(table_columns(leaf, f"argument {name}").values())
         leaf = columns[0] if len(columns) == 1 else leaf
-    found = np.asarray(leaf) if _is_text_list(leaf) else _as_array(leaf, name, num_rows)
+    found = _as_array(leaf, name, num_rows)
     if not isinstance(found, np.ndarray) or found.dtype.kind not in "OT":
         return found
     entries = found.ravel().tolist()
@@ -137,6 +139,9 @@ def _as_array(leaf: Any, name: str, num_rows: int) -> Any:
         return _numbers(leaf, name) if is_column else leaf
     if _is_list(leaf):
         return np.asarray(leaf)
+    if _is_column(leaf):
+        all_text = all(isinstance(x, str) for x in leaf)
+        return _numbers(np.array(leaf, None if all_text else object), name)
     if hasattr(leaf, "toarray") and hasattr(leaf, "nnz"):
         raise DataError(
             f"argument {name} is a sparse matrix ({type(leaf).__name__}, shape {leaf.shape}); an "

@@ -243,8 +243,8 @@ def refuse_text(arguments: Arguments, num_data: int) -> None:
         if is_text and leaf.shape[:1] == (num_data,):
             raise ModelError(
                 f"argument {name} has as many rows as the data and dtype {leaf.dtype}; numbers are "
-                "expected: convert it by .astype(float), or number its categories by "
-                "np.unique(values, return_inverse=True)[1]."
+                f"expected: convert it by np.asarray({name}, float), or number its categories by "
+                f"np.unique({name}, return_inverse=True)[1]."
             )
 
 

@@ -142,6 +142,13 @@ REFUSED = {
     "successes": (once, (X, 3 * Y), "support of BinomialLogits.*: 0 and 1 are expected"),
     "column": (model, (X, Y[:, None]), r'y has shape \(n, 1\): pass y\[:, 0\], .* y\["name"\]\.\n'),
     "names": (model, (X, np.where(Y, "a", "b")), r"y has as many .*return_inverse=True\)\[1\]\.$"),
+    "list of names": (
+        model,
+        (X, np.where(Y, "a", "b").tolist()),
+        "dtype <U1; numbers are expected",
+    ),
+    "list with names": (model, (X, ["a", *Y[1:].tolist()]), "dtype object; numbers are"),
+    "list with gaps": (model, (X, [None, *Y[1:].tolist()]), "y has missing values.* in row 0"),
     "chunked": (model, (LAZY_ARRAY, Y), r"pass a source, jaxcoreset\.sources\.array\(X\)\.arrays"),
     "float": (sized, (X, Y, float(N)), r"Argument size is 60.0; .* pass int\(size\)"),
     "partial": (functools.partial(bound, size=N), (X, Y), "The partial binds size=60: pass it"),
