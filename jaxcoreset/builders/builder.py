@@ -372,7 +372,7 @@ class CoresetBuilder:
         baseline: GaussianBaseline | None = None  # of the first π̂, which may be the Gaussian
         while True:
             number = len(history) + 1
-            construction.embed(pool)
+            construction.embed(pool, confirms=pool.expansion is None)
             if history:
                 expand_again(self.proxy, likelihood, pool)
             looks = most > 1 and not checker.is_settled

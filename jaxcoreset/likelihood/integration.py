@@ -326,26 +326,32 @@ def find_mode(
         half = solve_lower(factor, slope)
         return solve_upper(factor, half), jnp.sum(half**2)
 
-    def is_left(state: tuple) -> Array:
-        num_steps, (_, _, slope, curvature), damping = state
-        _, decrement = step_of(slope, curvature, jnp.zeros_like(damping))
-        return (num_steps < _MAX_STEPS) & ((decrement > _DECREMENT) | (damping > 0))
+    def planned(num_steps: Array, at: tuple, damping: Array) -> tuple:
+        """The state with its next step, and whether that is to be taken.
+
+        The loop's condition and its body, which `vmap` makes to leave alone what has ended, must
+        agree on the latter to the last bit. So it is computed once, and not from the rest by each.
+        """
+        _, _, slope, curvature = at
+        step, decrement = step_of(slope, curvature, damping)
+        is_left = (num_steps < _MAX_STEPS) & ((decrement > _DECREMENT) | (damping > 0))
+        return num_steps, at, damping, step, is_left
 
     def move(state: tuple) -> tuple:
-        num_steps, (point, value, slope, curvature), damping = state
-        step, _ = step_of(slope, curvature, damping)
+        num_steps, before, damping, step, _ = state
+        point, value, _, _ = before
         after = state_at(point + step)
         rounding = _ROUNDING * eps * jnp.abs(value)
         is_better = jnp.isfinite(after[1]) & ~(after[1] < value - rounding)
         is_better = is_better | ~jnp.isfinite(value)
-        before = (point, value, slope, curvature)
         kept = jax.tree.map(lambda new, old: jnp.where(is_better, new, old), after, before)
         more = jnp.maximum(_FIRST_DAMPING, _DAMPING * damping)
         less = jnp.where(damping > _FIRST_DAMPING, damping / _DAMPING**2, 0)
-        return num_steps + 1, kept, jnp.where(is_better, less, more)
+        return planned(num_steps + 1, kept, jnp.where(is_better, less, more))
 
-    first = (jnp.zeros((), jnp.int32), state_at(start), jnp.zeros((), start.dtype))
-    _, (point, _, slope, curvature), _ = jax.lax.while_loop(is_left, move, first)
+    first = planned(jnp.zeros((), jnp.int32), state_at(start), jnp.zeros((), start.dtype))
+    last = jax.lax.while_loop(lambda state: state[-1], move, first)
+    point, _, slope, curvature = last[1]
     step, decrement = step_of(slope, curvature, jnp.zeros((), start.dtype))
     # The last step costs no evaluation; far from the mode it would be a leap.
     point = point + jnp.where(decrement <= 10 * _DECREMENT, step, 0)

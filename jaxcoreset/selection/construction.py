@@ -103,7 +103,12 @@ class Construction:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def embed(
-        self, pool: DrawPool, size: int | None = None, draws_per_row: int = DRAWS_PER_ROW
+        self,
+        pool: DrawPool,
+        size: int | None = None,
+        draws_per_row: int = DRAWS_PER_ROW,
+        *,
+        confirms: bool = True,
     ) -> None:
         """Add the candidates and draws that a build of a size needs to the pool.
 
@@ -111,9 +116,13 @@ class Construction:
             pool: draws and log-likelihoods.
             size: the size; the first size if left out.
             draws_per_row: the least number of the solver's draws for a row of the coreset.
+            confirms: whether to add the draws that confirm a selected size, which the expansion
+                alone does not need.
         """
         size = self.first_size if size is None else size
         counts = self.draw_counts(size, draws_per_row, with_proxy=pool.expansion is not None)
+        if not confirms:
+            counts.pop("confirmation", None)
         with self.clock.stage("embedding"):
             pool.set_candidates(self.candidates(size))
             pool.ensure_draws(**counts)

@@ -74,7 +74,7 @@ def _within_tolerance(
     above: dict[Approach, int] = {}
     found: list[Selection] = []
     if pool.expansion is not None:
-        construction.embed(pool, size)
+        construction.embed(pool, size, confirms=False)
         construction.regress(pool)
         alone = select_none(
             pool,

@@ -2,10 +2,11 @@
 
 The smallest of many estimates on the same draws is too low, because it was selected for being low.
 So a size is selected by the "selection" draws, and the estimate that is reported comes from the
-"confirmation" draws, which had no part in the selection. Where they do not confirm the size, they
-join the "selection" draws, and new ones are drawn for the next selection. The "confirmation" draws
-have to meet the tolerance too, so estimates that come within two standard errors of it are low by
-about half a standard error; a standard error is at most a tenth of the tolerance.
+"confirmation" draws, which had no part in the selection. If there is only one size, nothing was
+selected, and its estimate on the "selection" draws is as good. Where the "confirmation" draws do
+not confirm a size, they join the "selection" draws, and new ones are drawn for the next selection.
+They have to meet the tolerance too, so estimates that come within two standard errors of it are low
+by about half a standard error; a standard error is at most a tenth of the tolerance.
 """
 
 import dataclasses
@@ -123,6 +124,10 @@ def smallest_within(
     most = _MOST_HELD_OUT * num_held_out
     first = 0
     curve = _curve(pool, path, sizes, approach)
+    if len(sizes) == 1 and _first_within(curve, tol, 0, max_shift) == 0:
+        estimate = estimate_on(curve, 0)
+        if estimate.standard_error <= PRECISION * tol:
+            return Selection(path, sizes, 0, estimate, curve, True, approach, pool.indices)
     for _ in range(_MOST_CONFIRMATIONS):
         at = _first_within(curve, tol, first, max_shift)
         while at is None and _may_be_within(curve, tol, first, max_shift):

@@ -172,10 +172,11 @@ def _sampled_range(
         return scale * jnp.linalg.norm(product(matrix, vector))
 
     largest = norm(atoms)
+    enough = tol * largest
 
     def unfinished(state: tuple) -> Array:
         _, _, count, left = state
-        return (left > tol * largest) & (count < max_blocks)
+        return (left > enough) & (count < max_blocks)
 
     def add_block(state: tuple) -> tuple:
         rest, basis, count, _ = state
@@ -191,7 +192,7 @@ def _sampled_range(
     empty = jnp.zeros((s, max_blocks * _BLOCK), atoms.dtype)
     begin = (atoms, empty, jnp.zeros((), jnp.int32), largest)
     _, basis, count, left = jax.lax.while_loop(unfinished, add_block, begin)
-    return basis, count, left <= tol * largest
+    return basis, count, left <= enough
 
 
 @jax.jit

@@ -307,6 +307,7 @@ def _more_columns(
     )
     # Entries below this are rounding errors, and their columns would be noise.
     floor = jnp.maximum(tol, 8 * jnp.finfo(start.left.dtype).eps).astype(start.left.dtype)
+    floor = floor * start.largest
 
     def add(state: KernelFactor) -> KernelFactor:
         pivot = jnp.argmax(state.left)
@@ -321,9 +322,7 @@ def _more_columns(
             size=state.size + 1,
         )
 
-    return jax.lax.while_loop(
-        lambda s: (s.size < rank) & (jnp.max(s.left) > floor * s.largest), add, begin
-    )
+    return jax.lax.while_loop(lambda s: (s.size < rank) & (jnp.max(s.left) > floor), add, begin)
 
 
 _compiled_more_columns = eqx.filter_jit(_more_columns)

@@ -155,7 +155,7 @@ def _descend(active: ActiveSet, ahead: Float[Array, " m"]) -> ActiveSet:
     """
 
     def blocking(active: ActiveSet, direction: Array) -> Array:
-        return active.passive & (active.weights + direction <= 0)
+        return active.passive & (active.weights <= -direction)
 
     def advance(carry: tuple[ActiveSet, Array, Array]) -> tuple[ActiveSet, Array, Array]:
         active, ahead, direction = carry

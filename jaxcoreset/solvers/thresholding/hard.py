@@ -323,22 +323,26 @@ class HardThresholding(Solver):
         of that expression, which is not negative if z is in the set.
         """
 
-        def too_long(carry: tuple[Array, Array, Iterate]) -> Array:
-            tries, step, new = carry
+        def tried(tries: Array, step: Array) -> tuple[Array, Array, Iterate, Array]:
+            """The result of a step, and whether that is too long.
+
+            The loop's condition and its body, which `vmap` makes to leave alone what has ended,
+            must agree on the latter to the last bit. So it is computed once.
+            """
+            new = move(step)
             change = new.weights.dense(z.shape[0]) - z
             image = new.image - z_image
             squared = jnp.vdot(change, change)
             # For a change that is small enough to end the run, rounding would decide the test.
             matters = squared > self.tol**2 * jnp.vdot(z, z)
             longer = step * jnp.vdot(image, image) > squared
-            return longer & matters & (tries < _MAX_HALVINGS)
+            return tries, step, new, longer & matters & (tries < _MAX_HALVINGS)
 
-        def halve(carry: tuple[Array, Array, Iterate]) -> tuple[Array, Array, Iterate]:
-            tries, step, _ = carry
-            return tries + 1, step / 2, move(step / 2)
-
-        start = (jnp.zeros((), jnp.int32), step, move(step))
-        return jax.lax.while_loop(too_long, halve, start)[2]
+        first = tried(jnp.zeros((), jnp.int32), step)
+        last = jax.lax.while_loop(
+            lambda carry: carry[-1], lambda carry: tried(carry[0] + 1, carry[1] / 2), first
+        )
+        return last[2]
 
 
 class IHT(HardThresholding):
