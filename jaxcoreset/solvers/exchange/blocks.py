@@ -196,7 +196,7 @@ def _factor(gram: Float[Array, "p p"], active: Bool[Array, " p"]) -> Float[Array
         return factor(10 * carry[1]), 10 * carry[1]
 
     def failed(carry: tuple[Array, Array]) -> Array:
-        return ~jnp.isfinite(jnp.diagonal(carry[0])).all() & (carry[1] < 1)
+        return ~jnp.isfinite(carry[0]).all() & (carry[1] < 1)
 
     added = jnp.asarray(resolution(gram.dtype), gram.dtype)
     return jax.lax.while_loop(failed, again, (factor(added), added))[0]
