@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
 # Operations on floating-point numbers that do not round.
-_EXACT = {
-    "abs", "argmax", "argmin", "broadcast_in_dim", "convert_element_type", "copy", "gather", "max",
-    "min", "neg", "reduce_max", "reduce_min", "reshape", "select_n", "slice", "squeeze", "stop_gradient",
-}  # fmt: skip
+_EXACT = set(
+    "abs argmax argmin broadcast_in_dim convert_element_type copy gather max min neg reduce_max "
+    "reduce_min reshape select_n slice squeeze stop_gradient".split()
+)
 
 
 def rounding_conditions(fn: Callable, *args: Any) -> list[str]:
