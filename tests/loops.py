@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
 # Operations on floating-point numbers that do not round.
-_EXACT = set(
+_EXACT = (
     "abs argmax argmin broadcast_in_dim convert_element_type copy gather max min neg reduce_max "
-    "reduce_min reshape select_n slice squeeze stop_gradient".split()
+    "reduce_min reshape select_n slice squeeze stop_gradient"
 )
 
 
@@ -39,5 +39,5 @@ def _rounding(jaxpr: Any) -> Iterator[Any]:
         for one in inner:
             yield from _rounding(one)
         floats = [jnp.issubdtype(out.aval.dtype, jnp.floating) for out in eqn.outvars]
-        if any(floats) and not inner and eqn.primitive.name not in _EXACT:
+        if any(floats) and not inner and eqn.primitive.name not in _EXACT.split():
             yield eqn
