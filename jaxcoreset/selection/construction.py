@@ -121,7 +121,7 @@ class Construction:
         """
         size = self.first_size if size is None else size
         counts = self.draw_counts(size, draws_per_row, with_proxy=pool.expansion is not None)
-        if not confirms:
+        if not confirms and pool.remaining is None:  # a limited source is shared among the uses
             counts.pop("confirmation", None)
         with self.clock.stage("embedding"):
             pool.set_candidates(self.candidates(size))
