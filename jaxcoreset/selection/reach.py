@@ -39,7 +39,7 @@ NUM_STARTS, _MOST_PASSES, _NUM_LEAPS, _TURN, _SAME = 8, 8, 2, 0.1, 0.8
 # nats per standard deviation.
 _NEGLIGIBLE = 0.05
 # Numbers of points are rounded up to a multiple of this, so that passes share a program.
-_POINTS_AT_A_TIME = 32
+_POINTS_AT_A_TIME = 64
 # Models of more parameters are not looked at: a pass would take more points than draws.
 MOST_PARAMS = 250
 # There is another mode where the density rises again by this many nats.
