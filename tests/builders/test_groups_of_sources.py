@@ -51,7 +51,7 @@ def small(monkeypatch):
     """Windows of a few hundred rows, and groups of several lengths."""
     monkeypatch.setattr(grouped, "_WINDOW_BYTES", 400)
     monkeypatch.setattr(grouped, "BATCH_BYTES", 300)
-    monkeypatch.setattr(ragged, "_FEW_PLACES", 100)
+    monkeypatch.setattr(ragged, "_PLACES_OF_LENGTH", 100)
 
 
 def _values(likelihood):
