@@ -177,6 +177,20 @@ def test_a_proxy_is_never_much_worse_than_rows_or_a_gaussian():
         assert rows.gaussian_kl is not None
 
 
+def test_the_expansion_alone_needs_no_draws_that_confirm_a_choice():
+    args = data(20_000)
+    alone = build(logistic, *args, tol=0.05, num_held_out=300)
+    assert len(alone) == 0
+    assert alone.report.num_held_out == 300
+    with_rows = build(logistic, *args, tol=1e-5, num_held_out=300)
+    assert len(with_rows) > 0
+    assert with_rows.report.num_held_out >= 600
+    # The estimates are those of the posterior of all rows, by importance sampling.
+    for coreset in (alone, with_rows):
+        kl, _ = true_kl(coreset, logistic, args)
+        assert abs(kl - coreset.report.kl) < 3 * coreset.report.kl_standard_error + 0.3 * kl
+
+
 def test_a_small_tolerance_is_met_in_float64_where_float32_is_too_coarse():
     """The sums of float32 are off by 2e-4 nats² here, which no number of rows makes smaller."""
 
