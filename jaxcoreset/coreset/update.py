@@ -119,6 +119,9 @@ def updated(
         likelihood = likelihood_in(context)
     with clock.stage("embedding"):
         pool = _joined_pool(summary, likelihood, before, key)
+        # The expansion alone needed no draws that confirm a size, and now there may be rows.
+        if before.tol is not None and not pool.count("confirmation"):
+            _halve_selection_draws(pool)
         if proxy is not None:
             new = LaplaceFitter(likelihood).terms_at(proxy.center)
             pool.expansion = proxy.expansion.plus(new)
@@ -210,6 +213,19 @@ def _joined_pool(
         pool.parts(part.use).append(Part(part.draws, total, values[:, at], part.total_then))
         first = at.stop
     return pool
+
+
+def _halve_selection_draws(pool: DrawPool) -> None:
+    """Give every second draw that selects a size to those that confirm it."""
+    whole = list(pool.parts("selection"))
+    pool.parts("selection").clear()
+    uses: tuple[Use, Use] = ("selection", "confirmation")
+    for part in whole:
+        for i, use in enumerate(uses):
+            at = slice(i, None, 2)
+            then = None if part.total_then is None else part.total_then[at]
+            draws = jax.tree.map(lambda x, at=at: x[at], part.draws)
+            pool.parts(use).append(Part(draws, part.total[at], part.values[:, at], then))
 
 
 def _reweighted(pool: DrawPool, selection: Selection) -> tuple[float, KLEstimate]:
