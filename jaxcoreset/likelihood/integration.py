@@ -327,10 +327,11 @@ def find_mode(
         return solve_upper(factor, half), jnp.sum(half**2)
 
     def planned(num_steps: Array, at: tuple, damping: Array) -> tuple:
-        """The state with its next step, and whether that is to be taken.
+        """The state with its next step, and whether to take it.
 
-        The loop's condition and its body, which `vmap` makes to leave alone what has ended, must
-        agree on the latter to the last bit. So it is computed once, and not from the rest by each.
+        `vmap` evaluates a loop's condition twice: for the whole batch, and in the body for the
+        elements that have ended. XLA may round the two differently, and then the loop never ends.
+        So the condition is computed here, and both read it.
         """
         _, _, slope, curvature = at
         step, decrement = step_of(slope, curvature, damping)

@@ -71,6 +71,8 @@ class Plan(ShownAsTable):
         further_seconds: the time of all of these.
         look: the number of parameters, and what to do instead if there are many.
         temporary_bytes: the size of the temporary files that the rows of groups are gathered in.
+        may_pass_again: whether the target takes a second pass if rows are needed beside the proxy.
+            The seconds contain the draws of both passes.
     """
 
     num_data: int
@@ -88,6 +90,7 @@ class Plan(ShownAsTable):
     look: FirstLook | None = None
     num_groups: int = 0
     temporary_bytes: int = 0
+    may_pass_again: bool = False
 
     def __str__(self) -> str:
         total = sum(self.seconds.values())
@@ -98,6 +101,8 @@ class Plan(ShownAsTable):
                 f"; for further candidates, if needed, up to {self.further_passes} "
                 f"({self.further_seconds:.1f} s)"
             )
+        if self.may_pass_again:
+            passes += "; target 2 if the proxy alone does not meet tol"
         first = "rows", f"{self.num_data:,} of {self.row_bytes} bytes"
         if self.num_groups:
             first = "groups", f"{self.num_groups:,} with {self.num_data:,} rows of {self.row_bytes}"
@@ -213,6 +218,7 @@ def plan_build(
         look=first_look(likelihood, construction.most_rows),
         num_groups=rows.num_local if isinstance(likelihood.model, GroupModel) else 0,
         temporary_bytes=rows.num_entries * (entry + 4) if "gathering" in passes else 0,
+        may_pass_again=construction.may_expand and "confirmation" in counts,
     )
 
 

@@ -32,6 +32,12 @@ def test_lists_of_about_one_length_get_a_single_one():
     assert choose_lengths(sizes) == (sizes.max(),)
 
 
+def test_more_lengths_are_worth_their_programs_with_more_lists():
+    sizes = np.exp(np.random.default_rng(0).uniform(0, np.log(600), 4000)).astype(int)
+    few, many = choose_lengths(sizes), choose_lengths(sizes.repeat(100))
+    assert 1 < len(few) < len(many) <= 8
+
+
 def test_a_single_long_list_does_not_multiply_the_places():
     sizes = np.r_[np.full(10_000, 5), 100_000]
     assert _places(sizes, choose_lengths(sizes)) == 150_000

@@ -7,7 +7,7 @@ import pytest
 
 import jaxcoreset as jc
 from jaxcoreset.solvers.constraints import SimplexTopK
-from jaxcoreset.solvers.solution import _ascending
+from jaxcoreset.solvers.solution import _ascending, make_solution
 from jaxcoreset.solvers.solve import _run
 from tests.problems import correlated_atoms
 
@@ -58,6 +58,17 @@ def test_rows_are_put_in_order_whether_row_and_place_fit_one_number_or_not(large
     rows = np.array([largest, 3, largest, 0, 3, largest - 1, 1, largest])
     order = _ascending(jnp.asarray(rows, jnp.int32), largest)
     np.testing.assert_array_equal(order, np.argsort(rows, kind="stable"))
+
+
+@pytest.mark.parametrize("rounding", [1 - 1e-6, 1 + 1e-6])
+def test_a_solution_without_rows_has_the_error_of_none_however_it_was_rounded(problem, rounding):
+    at_zero = jnp.vdot(problem.target, problem.target)
+    empty = make_solution(
+        problem, jnp.zeros(3, int), jnp.zeros(3), rounding * at_zero, jnp.array(1), jnp.array(True)
+    ).or_none(problem)
+    assert empty.converged
+    assert empty.objective == at_zero
+    assert empty.relative_error == 1
 
 
 IN_RANGE, OUT_OF_RANGE = [1, 2, 3, 4, 9, 16], [0, 17]

@@ -121,11 +121,11 @@ def pursue_in_blocks(
     def move(state: _State) -> _State:
         growing, size = state.growing, _count(state.weights > 0)
         base = jnp.where(growing, size, state.goal)
-        # The next move at a size adds half as many, which finds what a large block passes over.
+        # Each further move at a size adds half as many atoms: a small block finds other exchanges.
         num_added = _block_size(base).astype(jnp.int32) >> state.num_rounds
         num_added = jnp.where(growing, jnp.minimum(num_added, top - size), num_added)
         num_added = jnp.minimum(num_added, block) * (growing | exchanges)
-        # Atoms that nearly span the space of the draws have weights that rounding decides.
+        # If the atoms nearly span the space of the draws, rounding decides their weights.
         num_added = jnp.minimum(num_added, jnp.maximum(problem.num_draws - size + 1, 0) // 2)
 
         # Add a block of atoms, remove the least important ones, and solve for all weights.

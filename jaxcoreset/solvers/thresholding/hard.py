@@ -326,8 +326,8 @@ class HardThresholding(Solver):
         def tried(tries: Array, step: Array) -> tuple[Array, Array, Iterate, Array]:
             """The result of a step, and whether that is too long.
 
-            The loop's condition and its body, which `vmap` makes to leave alone what has ended,
-            must agree on the latter to the last bit. So it is computed once.
+            Both the loop's condition and, under `vmap`, its body read the latter. If each of them
+            computed it, they could round differently, and the loop would never end.
             """
             new = move(step)
             change = new.weights.dense(z.shape[0]) - z
