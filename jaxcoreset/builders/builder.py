@@ -268,7 +268,8 @@ class CoresetBuilder:
         if (exact := exact_coreset(self.model, construction)) is not None:
             return [exact]
         likelihood, clock = construction.likelihood, construction.clock
-        with foretold(likelihood, construction.most_rows, lambda: clock.current):
+        most, may_search = construction.most_rows, construction.may_search
+        with foretold(likelihood, most, lambda: clock.current, may_search=may_search):
             with clock.stage("rows"):
                 folding = likelihood.rows.folding
                 needed = (
@@ -282,9 +283,8 @@ class CoresetBuilder:
                 source = draw_source(self.weighting, likelihood, weighting_key, self.progress_bar)
                 construction = refined(construction, source, draws_key)
                 likelihood = construction.likelihood
-            settings = self.execution.batch_size, self.progress_bar, construction.max_noise
-            pool = DrawPool(likelihood, source, draws_key, *settings)
-            with clock.stage("weighting"):
+                settings = self.execution.batch_size, self.progress_bar, construction.max_noise
+                pool = DrawPool(likelihood, source, draws_key, *settings)
                 construction = expand(self.proxy, construction, pool)
             return self._repair(construction, source, pool, draws_key, solver_key)
 

@@ -41,8 +41,10 @@ _NUM_GROUPS, _MOST_ROWS, _NUM_DRAWS = 64, 1 << 15, 32
 _NUM_WIDE = 8
 # A relative difference from a quadratic that rounding in float64 explains.
 _ROUNDING = 1e-9
-# Nodes for each dimension of the quadrature that a Laplace integral is compared with.
+# Nodes for each dimension of the quadrature that a Laplace integral is compared with, and the
+# fewest with which another quadrature is.
 _NODES = {1: 33, 2: 17, 3: 9, 4: 5}
+_FEWEST_NODES = 17
 
 
 def accurate_enough(
@@ -185,7 +187,7 @@ def _reference(marginal: GroupModel) -> Integration:
     """A more accurate integral to compare with."""
     integration, num_dims = marginal.integration, marginal.structure.num_dims
     if isinstance(integration, AdaptiveQuadrature):
-        return AdaptiveQuadrature(2 * integration.num_nodes - 1)
+        return AdaptiveQuadrature(max(_FEWEST_NODES, 2 * integration.num_nodes - 1))
     if num_dims in _NODES:
         return AdaptiveQuadrature(_NODES[num_dims])
     return QuasiMonteCarlo()

@@ -200,6 +200,11 @@ class Construction:
         return min(num_features(self.num_params), self.max_size)
 
     @property
+    def may_search(self) -> bool:
+        """True if rows are searched for where an expansion of all rows does not meet `tol`."""
+        return self.may_expand and self.tol is not None
+
+    @property
     def max_noise(self) -> float:
         """The largest variance of rounding that does not hinder the tolerance."""
         return MAX_NOISE if self.tol is None else min(MAX_NOISE, _NOISE_OF_TOL * self.tol)

@@ -36,10 +36,10 @@ from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.weighting import DrawSource
 from jaxcoreset.weighting.base import FEWEST, shares
 
-# There is room for this number of candidates to join, if there are at least that many.
-_SPARE, _FEWEST_PADDED = 256, 512
-# The fewest columns of standardised draws.
-_FEWEST_COLUMNS = 8
+# There is room for this number of candidates to join, if there are at least that many; and for more
+# after some have joined, since each number of places is another program to compile.
+_SPARE, _MORE_SPARE, _FEWEST_PADDED = 256, 2048, 512
+_FEWEST_COLUMNS = 8  # of standardised draws
 # An expansion that leaves less, in nats, is exact but for rounding. A regression has to reduce what
 # it leaves, on other draws, to at most this fraction.
 EXACT, _WORTH_REGRESSING = 1e-9, 0.9
@@ -111,7 +111,8 @@ class DrawPool:
         if self.indices is None or num < _FEWEST_PADDED:
             return num
         if not num <= self._capacity <= 2 * num:
-            self._capacity = _SPARE * (num // _SPARE + 2)
+            spare = _MORE_SPARE if 0 < self._capacity < num else 2 * _SPARE
+            self._capacity = _SPARE * ((num + spare) // _SPARE)
         return self._capacity
 
     @property

@@ -30,6 +30,9 @@ MANY_PARAMS = 100
 _NUM_ROWS = 2_048
 # The passes of the search of a mode.
 _PASSES = 20
+# What the search for a size takes beside an expansion of all rows, if that is not enough: paths of
+# some five sizes are compiled and solved, and further candidates are searched.
+_SEARCH_SECONDS = 100.0
 # The seconds that a thousand rows take the solver on a laptop, to the third power of their number;
 # and what a build takes in any case.
 _SOLVER_SECONDS, _LEAST_SECONDS = 10.0, 20.0
@@ -48,12 +51,14 @@ class FirstLook:
         groups: the integer argument whose values a latent site has entries for, the number of its
             values, and the fewest rows that one of them has; None if there is no such argument.
         seconds: the expected time of the build; None if it was not timed.
+        search_seconds: the further time that it takes if the expansion of all rows is not enough.
     """
 
     num_data: int
     num_params: int
     groups: tuple[str, int, int] | None = None
     seconds: float | None = None
+    search_seconds: float = 0.0
 
     @property
     def num_coefficients(self) -> int:
@@ -68,6 +73,17 @@ class FirstLook:
         if self.groups is not None:
             name, num, fewest = self.groups
             text += f"; {num:,} groups by {name!r}, of {fewest:,} rows or more"
+        return text
+
+    @property
+    def time(self) -> str:
+        """The expected time in words; empty if the build was not timed."""
+        if self.seconds is None:
+            return ""
+        text = f"{self.seconds:.0f} s"
+        if self.search_seconds:
+            most = self.seconds + self.search_seconds
+            text += f", or {most:.0f} s if rows are needed beside the proxy of all rows"
         return text
 
     @property
@@ -92,12 +108,15 @@ class FirstLook:
         )
 
 
-def first_look(likelihood: ModelLikelihood, most_rows: int) -> FirstLook:
+def first_look(
+    likelihood: ModelLikelihood, most_rows: int, *, may_search: bool = False
+) -> FirstLook:
     """Count the parameters and, if they are many, time a pass over a few rows.
 
     Args:
         likelihood: the model's likelihood and data.
         most_rows: the number of rows that the solver is expected to choose at most.
+        may_search: whether rows are searched for if an expansion of all rows is not enough.
     """
     num_params = likelihood.num_params
     # A build that is repeated in float64 was looked at before.
@@ -113,7 +132,8 @@ def first_look(likelihood: ModelLikelihood, most_rows: int) -> FirstLook:
     # The trust-region search factorizes the Hessian a few times in each step.
     factors = 1e-9 * num_params**3
     seconds = _LEAST_SECONDS + _PASSES * (one_pass + factors) + _SOLVER_SECONDS * num_rows**3
-    return dataclasses.replace(look, seconds=seconds)
+    search_seconds = _SEARCH_SECONDS if may_search else 0.0
+    return dataclasses.replace(look, seconds=seconds, search_seconds=search_seconds)
 
 
 def _groups_by_hand(likelihood: ModelLikelihood) -> tuple[str, int, int] | None:
@@ -135,7 +155,11 @@ def _groups_by_hand(likelihood: ModelLikelihood) -> tuple[str, int, int] | None:
 
 @contextmanager
 def foretold(
-    likelihood: ModelLikelihood, most_rows: int, stage: Callable[[], str]
+    likelihood: ModelLikelihood,
+    most_rows: int,
+    stage: Callable[[], str],
+    *,
+    may_search: bool = False,
 ) -> Iterator[FirstLook]:
     """Warn of a build that takes long before it begins, and log a line if it takes far longer.
 
@@ -145,13 +169,14 @@ def foretold(
         likelihood: the model's likelihood and data.
         most_rows: see `first_look`.
         stage: a function that names the stage of the build.
+        may_search: see `first_look`.
     """
-    look = first_look(likelihood, most_rows)
+    look = first_look(likelihood, most_rows, may_search=may_search)
     # A build of few parameters is not timed, and said to be late after the same time.
-    expected = _LONG if look.seconds is None else look.seconds
+    expected = _LONG if look.seconds is None else look.seconds + look.search_seconds
     if look.seconds is not None and (look.seconds > _LONG or look.groups is not None):
         warn_user(
-            f"the model has {look}. The build takes about {look.seconds:.0f} s. {look.advice}",
+            f"the model has {look}. The build takes about {look.time}. {look.advice}",
         )
     start = time.perf_counter()
 

@@ -122,7 +122,7 @@ class Plan(ShownAsTable):
         if self.look is not None:
             lines.append(("parameters", str(self.look)))
             if self.look.seconds is not None:
-                lines.append(("expected", f"{self.look.seconds:.0f} s. {self.look.advice}"))
+                lines.append(("expected", f"{self.look.time}. {self.look.advice}"))
         return text_table("Plan", lines)
 
 
@@ -215,7 +215,7 @@ def plan_build(
         num_draws=num_draws,
         further_passes=further[0],
         further_seconds=further[1],
-        look=first_look(likelihood, construction.most_rows),
+        look=first_look(likelihood, construction.most_rows, may_search=construction.may_search),
         num_groups=rows.num_local if isinstance(likelihood.model, GroupModel) else 0,
         temporary_bytes=rows.num_entries * (entry + 4) if "gathering" in passes else 0,
         may_pass_again=construction.may_expand and "confirmation" in counts,

@@ -8,6 +8,7 @@ The remainders must count there, so distances in such directions are made shorte
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -38,8 +39,9 @@ NUM_STARTS, _MOST_PASSES, _NUM_LEAPS, _TURN, _SAME = 8, 8, 2, 0.1, 0.8
 # The density is a Gaussian if no gradient there differs from a Gaussian's by more than this, in
 # nats per standard deviation.
 _NEGLIGIBLE = 0.05
-# Numbers of points are rounded up to a multiple of this, so that passes share a program.
-_POINTS_AT_A_TIME = 64
+# The first number of points is rounded up to a multiple of this, and later ones to a multiple of
+# what results, so that passes share a program.
+_POINTS_AT_A_TIME = 16
 # Models of more parameters are not looked at: a pass would take more points than draws.
 MOST_PARAMS = 250
 # There is another mode where the density rises again by this many nats.
@@ -135,7 +137,8 @@ def _falls(
     points = np.einsum("pd,t->ptd", paths, _RADIUS * np.asarray(multiples))
     points = np.vstack([center, center + points.reshape(-1, center.size)])
     num = len(points)
-    points = np.pad(points, ((0, -num % _POINTS_AT_A_TIME), (0, 0)), mode="edge")
+    at_a_time = _POINTS_AT_A_TIME * math.ceil((2 * center.size + 1) / _POINTS_AT_A_TIME)
+    points = np.pad(points, ((0, -num % at_a_time), (0, 0)), mode="edge")
     values = density.values(points)[:num]
     falls = np.minimum(values[0] - values[1:], _LARGEST_FALL)
     return falls.reshape(len(paths), len(multiples))

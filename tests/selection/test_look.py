@@ -72,7 +72,7 @@ def test_a_build_that_takes_three_times_what_was_foretold_says_so(monkeypatch, c
     rng = np.random.default_rng(0)
     likelihood = jc.model_likelihood(wide, (rng.normal(size=(60, 120)), rng.normal(size=60)))
     late = look.FirstLook(60, 120, ("planes", 40, 1), 0.01)
-    monkeypatch.setattr(look, "first_look", lambda likelihood, most_rows: late)
+    monkeypatch.setattr(look, "first_look", lambda *args, **kwargs: late)
     with (
         caplog.at_level(logging.WARNING),
         pytest.warns(UserWarning, match="120 parameters"),
@@ -120,3 +120,14 @@ def test_the_plan_shows_the_look():
     plan = jc.CoresetBuilder(by_hand, size=10, progress_bar=False).plan(planes, x, y)
     assert "122 parameters" in str(plan)
     assert "groups='planes'" in str(plan)
+
+
+def test_the_plan_says_what_a_search_beside_a_proxy_takes():
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(400, 120)), rng.normal(size=400)
+    plan = jc.CoresetBuilder(wide, tol=0.01, progress_bar=False).plan(*data)
+    assert "s if rows are needed beside the proxy of all rows" in str(plan)
+    alone = jc.CoresetBuilder(wide, tol=0.01, proxy=None, progress_bar=False).plan(*data)
+    assert "if rows are needed" not in str(alone)
+    assert plan.may_pass_again
+    assert not alone.may_pass_again
