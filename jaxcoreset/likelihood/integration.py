@@ -76,8 +76,8 @@ class AdaptiveQuadrature(Integration):
     """Adaptive Gauss–Hermite quadrature, for an effect of one or two dimensions per group.
 
     Args:
-        num_nodes: the number of nodes for each dimension. This is the minimum: if the measured
-            error matters, the builder uses more nodes.
+        num_nodes: the minimum number of nodes for each dimension: if the measured error matters,
+            the builder uses more. Without `integration`, it starts with 5 for two dimensions.
 
     Raises:
         ValueError: if `num_nodes` is less than 1.
@@ -355,7 +355,7 @@ def find_mode(
         at = point, value, slope, curvature
         return _Newton(*at, step, decrement, damping, num_steps, is_left)
 
-    # The first step is none, so that the derivatives are in the program once: they are most of it.
+    # The first step is zero, so that the derivatives are in the program once: they are most of it.
     zero = jnp.zeros((), start.dtype)
     first = _Newton(
         point=start,

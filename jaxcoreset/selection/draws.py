@@ -112,7 +112,7 @@ class DrawPool:
             return num
         if not num <= self._capacity <= 2 * num:
             spare = _MORE_SPARE if 0 < self._capacity < num else 2 * _SPARE
-            self._capacity = _SPARE * ((num + spare) // _SPARE)
+            self._capacity = min(2 * num, _SPARE * ((num + spare) // _SPARE))
         return self._capacity
 
     @property

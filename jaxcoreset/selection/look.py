@@ -31,7 +31,8 @@ _NUM_ROWS = 2_048
 # The passes of the search of a mode.
 _PASSES = 20
 # What the search for a size takes beside an expansion of all rows, if that is not enough: paths of
-# some five sizes are compiled and solved, and further candidates are searched.
+# some five sizes are compiled and solved, and further candidates are searched. A logistic
+# regression with 120 columns and 20,000 rows took 130 to 180 s in all on one core.
 _SEARCH_SECONDS = 100.0
 # The seconds that a thousand rows take the solver on a laptop, to the third power of their number;
 # and what a build takes in any case.

@@ -196,3 +196,27 @@ def test_a_precision_that_float32_made_asymmetric_has_a_metric():
     found = reach.reaching_out(Tail(), expansion).metric
     assert np.linalg.eigvalsh(found).min() > 0
     np.testing.assert_array_equal(found, found.T)
+
+
+class _Counting:
+    """A standard normal density that keeps the numbers of points it is asked for."""
+
+    def __init__(self):
+        self.nums = []
+
+    def values(self, points):
+        self.nums.append(len(points))
+        return -np.sum(points**2, axis=1) / 2
+
+    def gradients(self, points):
+        return -points
+
+
+@pytest.mark.parametrize(("num_params", "expected"), [(5, 16), (20, 48)])
+def test_passes_for_the_tails_share_a_program_and_are_not_far_larger_than_needed(
+    num_params, expected
+):
+    density = _Counting()
+    reach._falls(density, np.zeros(num_params), np.eye(num_params)[:2], (1.25,))
+    reach._falls(density, np.zeros(num_params), np.repeat(np.eye(num_params), 2, axis=0), (1.25,))
+    assert density.nums == [expected, expected]

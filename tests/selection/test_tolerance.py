@@ -291,3 +291,24 @@ def test_sizes_double_until_the_tolerance_is_kept_to():
     report = builder.run(jax.random.key(0), x, y).report
     assert report.is_within_tol
     assert report.num_used > 32  # the first size that is tried
+
+
+@pytest.mark.usefixtures("untyped")
+def test_candidates_that_join_have_room_in_the_programs_that_are_compiled():
+    pool = DrawPool(LINEAR, Normal(), jax.random.key(0))
+    room = []
+    for num in (2000, 3000, 4000, 5000, 5000):
+        pool.set_outside_candidates(np.arange(num), ())
+        room.append(pool.capacity)
+        assert num < pool.capacity <= 2 * num
+    assert len(set(room)) == 3
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize("num", [600, 1500, 2100])
+def test_the_room_for_candidates_stays_as_it_is(num):
+    pool = DrawPool(LINEAR, Normal(), jax.random.key(0))
+    pool.set_outside_candidates(np.arange(520), ())
+    assert pool.capacity == pool.capacity
+    pool.set_outside_candidates(np.arange(num), ())
+    assert pool.capacity == pool.capacity
