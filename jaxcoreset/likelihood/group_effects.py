@@ -2,20 +2,25 @@
 
 Given the shared parameters φ, the effects of groups are independent. Each is drawn by an
 independence Metropolis sampler whose proposals are from a Student distribution at the mode of the
-group's log-density, on the scale of its curvature. The proposals do not depend on one another, so
-all are evaluated at once; the tails of a Student distribution are heavier than those of nearly any
-effect, so the chain converges geometrically (Mengersen and Tweedie 1996, Annals of Statistics
-24(1)).
+group's log-density, on the scale of its curvature. The tails of a Student distribution are heavier
+than those of nearly any effect, so the chain converges geometrically (Mengersen and Tweedie 1996,
+Annals of Statistics 24(1)).
+
+A proposal that rejection sampling would accept is an exact draw, and Metropolis steps from there
+leave it one. Rejection sampling needs the supremum of the ratio of the densities, of which the
+highest ratio at the proposals of all draws of φ is an estimate (Caffo, Booth and Davis 2002,
+Biometrika 89(4)). So proposals are evaluated until each draw had such a one, or there are many.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.group_model import GroupModel
@@ -25,8 +30,11 @@ from jaxcoreset.likelihood.partial_evaluation import prepare
 from jaxcoreset.likelihood.program import current_model
 from jaxcoreset.likelihood.trace import full_precision
 
-# Steps of the sampler for each draw.
-_NUM_STEPS = 24
+# The number of proposals that are evaluated at once for each draw, the least number of them for all
+# draws of φ together, and the most for one.
+_AT_ONCE, _FEWEST_IN_ALL, _MOST = 8, 64, 96
+# The axis of the draws of φ.
+_DRAWS = "draws"
 
 
 def draw_effects(
@@ -60,7 +68,7 @@ def draw_effects(
     own = rows.offset + np.arange(rows.num_local)
     numbers = rows.numbers(own).astype(np.uint32)
     found: list[dict[str, np.ndarray]] = []
-    width = num * _NUM_STEPS
+    width = num * _proposals_at_once(num)
     for _, count, values in rows.evaluate(_block, (sampler, dict(draws), key), width, (numbers,)):
         flat = {name: np.asarray(x).reshape(-1, *x.shape[2:])[:count] for name, x in values.items()}
         found.append(flat)
@@ -110,18 +118,21 @@ class _Sampler(eqx.Module):
     ) -> dict[str, Array]:
         num = next(iter(draws.values())).shape[0]
         keys = jax.random.split(jax.random.fold_in(key, number), num)
-        found = jax.vmap(lambda one, draw: self._draw(one, draw, own))(keys, dict(draws))
+        draw = jax.vmap(lambda key, one: self._draw(key, one, own, num), axis_name=_DRAWS)
+        found = draw(keys, dict(draws))
         if not self.moments:
             return found
         return {name: jnp.stack([x.mean(axis=0), x.std(axis=0)]) for name, x in found.items()}
 
-    def _draw(self, key: PRNGKeyArray, shared: Mapping[str, Array], own: tuple) -> dict[str, Array]:
+    def _draw(
+        self, key: PRNGKeyArray, shared: Mapping[str, Array], own: tuple, num: int
+    ) -> dict[str, Array]:
         marginal, leaves = self.constants.marginal, self.constants.leaves
         structure = marginal.structure
         num_dims = structure.num_dims
         key, choice_key = jax.random.split(key)
         origin = jnp.zeros(num_dims, jnp.result_type(float))
-        effect = self._effect(key, shared, own, origin) if num_dims else origin
+        effect = self._effect(key, shared, own, origin, num) if num_dims else origin
         choice = jnp.asarray(structure.choices[0])
         if structure.discrete:
             log_weights = marginal.by_choice(shared, effect, leaves, own)
@@ -138,7 +149,12 @@ class _Sampler(eqx.Module):
         }
 
     def _effect(
-        self, key: PRNGKeyArray, shared: Mapping[str, Array], own: tuple, origin: Array
+        self,
+        key: PRNGKeyArray,
+        shared: Mapping[str, Array],
+        own: tuple,
+        origin: Float[Array, " d"],
+        num_draws: int,
     ) -> Float[Array, " d"]:
         """A draw of the unconstrained effect, with the discrete sites summed out."""
         marginal, leaves, num_dims = self.constants.marginal, self.constants.leaves, origin.size
@@ -146,28 +162,69 @@ class _Sampler(eqx.Module):
             lambda effect: marginal.log_density(shared, effect, leaves, own), origin
         )
         mode, factor = find_mode(log_density, num_dims)
-        key, normal_key, scale_key = jax.random.split(key, 3)
-        normal = jax.random.normal(normal_key, (_NUM_STEPS, num_dims))
-        scale = jax.random.chisquare(scale_key, STUDENT_DEGREES, (_NUM_STEPS, 1))
-        steps = normal / jnp.sqrt(scale / STUDENT_DEGREES)
-        points = mode + jax.vmap(lambda step: solve_upper(factor, step))(steps)
-        squares = jnp.sum(steps**2, axis=1) / STUDENT_DEGREES
-        log_proposal = -(STUDENT_DEGREES + num_dims) / 2 * jnp.log1p(squares)
-        log_ratios = jax.vmap(log_density)(points) - log_proposal
-        chosen = _metropolis(key, jnp.where(jnp.isnan(log_ratios), -jnp.inf, log_ratios))
-        return points[chosen]
+        at_mode, num = log_density(mode), _proposals_at_once(num_draws)
+
+        def propose(chain: _Chain) -> _Chain:
+            keys = jax.random.split(jax.random.fold_in(key, chain.num), 3)
+            normal = jax.random.normal(keys[0], (num, num_dims))
+            scale = jax.random.chisquare(keys[1], STUDENT_DEGREES, (num, 1))
+            steps = normal / jnp.sqrt(scale / STUDENT_DEGREES)
+            points = mode + jax.vmap(lambda step: solve_upper(factor, step))(steps)
+            squares = jnp.sum(steps**2, axis=1) / STUDENT_DEGREES
+            log_proposal = -(STUDENT_DEGREES + num_dims) / 2 * jnp.log1p(squares)
+            log_ratios = jax.vmap(log_density)(points) - at_mode - log_proposal
+            log_ratios = jnp.where(jnp.isnan(log_ratios), -jnp.inf, log_ratios)
+            log_uniform = jnp.log(jax.random.uniform(keys[2], (num,), minval=1e-30))
+            return _stepped(chain, points, log_ratios, log_uniform)
+
+        none = jnp.zeros((), origin.dtype) - jnp.inf
+        first = _Chain(mode, none, none, none, jnp.zeros((), int), jnp.ones((), bool))
+        return jax.lax.while_loop(lambda chain: chain.is_left, propose, first).point
 
 
-def _metropolis(key: PRNGKeyArray, log_ratios: Float[Array, " k"]) -> Array:
-    """The last state of an independence sampler, as the position of a proposal."""
-    log_uniform = jnp.log(jax.random.uniform(key, log_ratios.shape, minval=1e-30))
+def _proposals_at_once(num_draws: int) -> int:
+    """The number of proposals for each draw that are evaluated at once."""
+    return max(_AT_ONCE, -(-_FEWEST_IN_ALL // num_draws))
 
-    def step(at: Array, proposal: tuple) -> tuple[Array, None]:
-        position, log_u = proposal
-        accepted = log_u < log_ratios[position] - log_ratios[at]
-        return jnp.where(accepted, position, at), None
 
-    # The first proposal is where the chain starts, unless it is impossible.
-    positions = jnp.arange(1, log_ratios.shape[0])
-    last, _ = jax.lax.scan(step, jnp.zeros((), positions.dtype), (positions, log_uniform[1:]))
-    return last
+class _Chain(NamedTuple):
+    """The state of an independence sampler.
+
+    `log_ratio` is that of the densities of the effect and of the proposals at `point`, `highest` is
+    the highest at any proposal so far, and rejection sampling has accepted a proposal if their
+    supremum is less than `accepted_below`. `num` is the number of proposals for each draw of φ, and
+    `is_left` says whether more are needed.
+    """
+
+    point: Float[Array, " d"]
+    log_ratio: Float[Array, ""]
+    highest: Float[Array, ""]
+    accepted_below: Float[Array, ""]
+    num: Int[Array, ""]
+    is_left: Bool[Array, ""]
+
+
+def _stepped(
+    chain: _Chain,
+    points: Float[Array, "k d"],
+    log_ratios: Float[Array, " k"],
+    log_uniform: Float[Array, " k"],
+) -> _Chain:
+    """The chain after some proposals; those of all draws of φ together say how high ratios are."""
+    highest = jnp.maximum(chain.highest, jax.lax.pmax(jnp.max(log_ratios), _DRAWS))
+
+    def step(at: tuple[Array, Array], proposal: tuple) -> tuple[tuple[Array, Array], None]:
+        number, log_ratio, log_u = proposal
+        # The first proposal is accepted unless it is impossible; then the difference is NaN.
+        is_accepted = log_u < log_ratio - at[1]
+        chosen = jnp.where(is_accepted, number, at[0]), jnp.where(is_accepted, log_ratio, at[1])
+        return chosen, None
+
+    numbers = jnp.arange(points.shape[0])
+    start = jnp.full((), -1, numbers.dtype), chain.log_ratio
+    (last, log_ratio), _ = jax.lax.scan(step, start, (numbers, log_ratios, log_uniform))
+    accepted_below = jnp.maximum(chain.accepted_below, jnp.max(log_ratios - log_uniform))
+    num = chain.num + points.shape[0]
+    is_left = (num < _MOST) & (jax.lax.pmin(accepted_below, _DRAWS) < highest)
+    point = jnp.where(last < 0, chain.point, points[last])
+    return _Chain(point, log_ratio, highest, accepted_below, num, is_left)

@@ -22,6 +22,8 @@ from jaxcoreset.likelihood.likelihood import ModelLikelihood
 
 # Log-likelihoods added in float32 on the device before float64 takes over on the host.
 _BLOCK = 256
+# The number of points whose values and derivatives are remembered.
+_NUM_REMEMBERED = 2
 # The sums of a pass.
 _SUMS = ("value", "gradient", "hessian")
 
@@ -108,17 +110,20 @@ class LogPosterior:
         self.per_row = () if weights is None else (np.asarray(weights, default_float()),)
         self.num_passes = 0
         self.bad_rows: tuple[int, list[int]] = 0, []
-        self._memory: tuple[bytes, tuple] | None = None
+        self._memory: dict[bytes, tuple] = {}
 
     def __call__(self, position: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """The value, the gradient and the Hessian at flat parameters."""
-        # SciPy requests the value and the Hessian at one point in two calls.
-        if self._memory is not None and self._memory[0] == position.tobytes():
-            return self._memory[1]
-        terms = self._evaluate(position)
-        self._memory = (position.tobytes(), terms)
-        self.num_passes += 1
-        self.on_pass()
+        # SciPy requests the value and the Hessian at one point in two calls, and after a step that
+        # is refused those of the point before.
+        terms = self._memory.pop(key := position.tobytes(), None)
+        if terms is None:
+            terms = self._evaluate(position)
+            self.num_passes += 1
+            self.on_pass()
+        self._memory[key] = terms
+        while len(self._memory) > _NUM_REMEMBERED:  # the one that was asked for longest ago goes
+            del self._memory[next(iter(self._memory))]
         return terms
 
     def _evaluate(self, position: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:

@@ -15,6 +15,7 @@ from numpyro.infer import autoguide
 import jaxcoreset as jc
 from jaxcoreset.weighting import laplace
 from jaxcoreset.weighting.laplace import laplace_approximation, parameter_names
+from jaxcoreset.weighting.log_posterior import LogPosterior
 from jaxcoreset.weighting.pathfinder import log_posterior
 from tests.models import logistic_model as logistic
 from tests.models import regression_model as regression
@@ -80,6 +81,28 @@ def test_laplace_works_on_unconstrained_parameters():
     ).x
     assert found.names == ["s"]
     assert found.mode[0] == pytest.approx(log_s, abs=1e-4)
+
+
+def test_the_search_for_the_mode_evaluates_no_point_twice(monkeypatch):
+    """Not even where a step is refused, and the search goes on from the point before."""
+    points, evaluate = [], LogPosterior._evaluate
+
+    def noted(self, position):
+        points.append(position.tobytes())
+        return evaluate(self, position)
+
+    monkeypatch.setattr(LogPosterior, "_evaluate", noted)
+    y = np.random.default_rng(0).normal(size=500)
+
+    def scale(y):
+        s = numpyro.sample("s", dist.LogNormal(0.0, 10.0))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(0.0, s), obs=y)
+
+    likelihood = jc.model_likelihood(scale, (y,))
+    # From here a step leaps beyond the mode, gains far less than expected, and is refused.
+    found = laplace_approximation(likelihood, start={"s": jnp.array(6.0)})
+    assert len(set(points)) == len(points) == found.num_passes
 
 
 def scaled_slopes(x, y, prior):

@@ -1,0 +1,86 @@
+"""Draws of groups' effects against their exact distributions, from numerical integration."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.stats import kstest, norm, poisson, t
+
+from jaxcoreset.likelihood import group_effects
+from jaxcoreset.likelihood.group_effects import draw_effects
+from jaxcoreset.likelihood.group_likelihood import group_likelihood
+
+_GROUPS, _DRAWS, _SCALE = 100, 100, 4.0
+_GRID = np.linspace(-60.0, 25.0, 100_001)
+
+
+def _counts(group, num_groups, y=None):
+    rate: Any = numpyro.sample("rate", dist.Normal(0.0, 1.0))
+    with numpyro.plate("groups", num_groups):
+        effect: Any = numpyro.sample("effect", dist.Normal(0.0, _SCALE))
+    with numpyro.plate("rows", group.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(rate + effect[group])), obs=y)
+
+
+def _outliers(group, num_groups, y=None):
+    center: Any = numpyro.sample("rate", dist.Normal(0.0, 1.0))
+    with numpyro.plate("groups", num_groups):
+        effect: Any = numpyro.sample("effect", dist.Normal(0.0, _SCALE))
+    with numpyro.plate("rows", group.shape[0]):
+        numpyro.sample("y", dist.StudentT(2.0, center + effect[group], 1.0), obs=y)
+
+
+def _drawn(model, y, num_draws):
+    """Draws of the effects of many equal groups that each have these observations."""
+    num_groups = _GROUPS * _DRAWS // num_draws
+    group, rows = np.repeat(np.arange(num_groups), len(y)), np.tile(y, num_groups)
+    likelihood = group_likelihood(model, (group, num_groups, rows), groups="group")
+    marginal: Any = likelihood.model
+    leaves, at = likelihood.arguments.leaves, {"rate": jnp.zeros(num_draws)}
+    return draw_effects(marginal, likelihood.rows, leaves, at, jax.random.key(0))["effect"]
+
+
+def _distribution(log_likelihood):
+    """The exact distribution function of an effect with a normal prior."""
+    log_density = log_likelihood + norm.logpdf(_GRID, 0.0, _SCALE)
+    density = np.exp(log_density - log_density.max())
+    below = np.cumsum(density)
+    return lambda x: np.interp(x, _GRID, below / below[-1])
+
+
+@pytest.mark.parametrize("num_draws", [_DRAWS, 2])
+@pytest.mark.parametrize("y", [[0.0], [0.0, 0.0, 2.0]])
+def test_skewed_effects_have_their_exact_distribution(y, num_draws):
+    expected = sum(poisson.logpmf(one, np.exp(_GRID)) for one in y)
+    found = _drawn(_counts, np.asarray(y, np.float32), num_draws).ravel()
+    assert kstest(found, _distribution(expected)).pvalue > 0.001
+
+
+def test_effects_with_two_modes_have_their_exact_distribution():
+    y = np.asarray([-2.5, 2.5], np.float32)
+    expected = sum(t.logpdf(one, 2.0, _GRID) for one in y)
+    found = _drawn(_outliers, y, _DRAWS).ravel()
+    assert kstest(found, _distribution(expected)).pvalue > 0.001
+
+
+def test_most_effects_take_few_proposals_and_hard_ones_more(monkeypatch):
+    seen = []
+
+    def stepped(chain, *given):
+        after = step(chain, *given)
+        jax.debug.callback(seen.append, after.num)
+        return after
+
+    step = group_effects._stepped
+    monkeypatch.setattr(group_effects, "_stepped", stepped)
+    numbers = []
+    for y in ([30.0] * 8, [0.0]):
+        seen.clear()
+        _drawn(_counts, np.asarray(y, np.float32), _DRAWS)
+        jax.effects_barrier()
+        numbers.append(np.mean(np.asarray(seen) > 8))
+    assert numbers[0] < 0.05 < numbers[1]
