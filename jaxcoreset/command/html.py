@@ -206,9 +206,11 @@ def _comparison_rows(comparison: Comparison) -> list[tuple]:
 
 
 def _curve(report: Report) -> list[tuple]:
-    """The errors by size; of a long curve only 40 sizes, with increasing gaps."""
+    """The errors by number of rows; of a long curve only 40 sizes, with increasing gaps."""
     keys = ("num_used", "kl", "kl_standard_error", "held_out_error")
     rows = list(zip(*(report.curve[key].tolist() for key in keys), strict=True))
+    # Solutions of several sizes may use as many rows; the last one is what a larger size gives.
+    rows = list({row[0]: row for row in rows}.values())
     if len(rows) > _MAX_SIZES:
         rows = [rows[i] for i in np.unique(np.geomspace(1, len(rows), 40).astype(int) - 1)]
     return rows

@@ -80,12 +80,18 @@ class CoresetProblem(eqx.Module):
     Raises:
         ValueError: if a shape does not fit, an entry is not finite, every atom is zero, or squares
             would over- or underflow. Values are not checked while tracing.
+        TypeError: if `atoms` is a problem already.
     """
 
     atoms: Float[Array, "n s"]
     target: Float[Array, " s"]
 
     def __init__(self, atoms: ArrayLike, target: ArrayLike | None = None):
+        if isinstance(atoms, CoresetProblem):
+            raise TypeError(
+                "atoms is a CoresetProblem; expected an array of shape (n, S). `embed` returns a "
+                "problem, which can be solved as it is."
+            )
         atoms = as_float(atoms)
         if atoms.dtype.itemsize < 4:
             atoms = atoms.astype(jnp.float32)

@@ -147,6 +147,18 @@ def test_rows_needed_are_read_from_the_curve(coreset):
     assert "2 for 0.1, 4 for 0.01, more than 4 for 0.001" in text
 
 
+def test_the_table_of_errors_has_each_number_of_rows_once(coreset):
+    curve = {
+        "num_used": np.array([1, 2, 2, 2]),
+        "kl": np.array([0.5, 0.07, 0.06, 0.043]),
+        "kl_standard_error": np.full(4, 0.01),
+    }
+    report = dataclasses.replace(coreset.report, curve={**curve, "held_out_error": curve["kl"]})
+    page = html_report(_with_report(coreset, report))
+    assert "0.043" in page
+    assert not any(one in page for one in ("0.07<", "0.06<"))
+
+
 def test_verdict_does_not_pretend(coreset):
     def kl_of(kl, error):
         return verdict(dataclasses.replace(coreset.report, kl=kl, kl_standard_error=error))

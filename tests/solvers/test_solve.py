@@ -176,6 +176,7 @@ def test_bad_problem_is_refused(atoms, target, message):
         (lambda p: jc.solve(p, 2.5), TypeError, "expected an integer"),
         (lambda p: jc.solve(p, 5, max_k=4), ValueError, "max_k is 4"),
         (lambda p: jc.solve(p.atoms, 5), TypeError, "CoresetProblem"),
+        (lambda p: jc.CoresetProblem(p), TypeError, "is a CoresetProblem; expected an array"),
         (lambda p: jc.solve(p, 5, jc.AIHT2), TypeError, r"AIHT2\(\)"),
         (lambda p: jc.sweep(p, [0, 3]), ValueError, "k is 0"),
         (lambda p: jc.sweep(p, []), TypeError, "ks has shape"),
