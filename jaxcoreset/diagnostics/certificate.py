@@ -114,15 +114,17 @@ class Certificate(ShownAsTable):
         `summary` is a sentence that judges the coreset and the chains separately.
         """
         usable = self.chains_verdict in ("converged", "short")
-        return self.coreset_verdict if usable else "don't use"
+        known = self.coreset_verdict != "not known"
+        return self.coreset_verdict if usable and known else "don't use"
 
     @property
     def coreset_verdict(self) -> str:
         """The verdict on the coreset alone, at the draws that there are, as in `verdict`.
 
-        It is "not known" if the chains are in a mode that only the weighted density has.
+        It is "not known" if the chains are in a mode that only the weighted density has, or if the
+        weights are nearly equal and there are too few effective draws to ignore k-hat.
         """
-        if self._is_elsewhere:
+        if self._is_elsewhere or self._has_too_few_to_judge:
             return "not known"
         if not self.can_be_reweighted:
             return "don't use"
@@ -141,7 +143,8 @@ class Certificate(ShownAsTable):
         if not self.rhat <= MAX_RHAT:
             return "not converged"
         # Draws may also be few because the weights differ, which longer chains do not change.
-        return "short" if self.can_be_reweighted and self._has_few else "converged"
+        by_chains = self.can_be_reweighted or self._has_too_few_to_judge
+        return "short" if by_chains and self._has_few else "converged"
 
     @property
     def summary(self) -> str:
@@ -149,7 +152,7 @@ class Certificate(ShownAsTable):
         khat = f"k-hat {self.khat:.2f}"
         coreset = {
             "don't use": f"too far from the full posterior ({khat}, limit {self.khat_limit:.2f})",
-            "not known": "not judged",
+            "not known": "not judged" if self._is_elsewhere else f"not judged ({khat})",
         }.get(
             self.coreset_verdict,
             f"{self.coreset_verdict} ({self.kl:.2g} ± {self.kl_standard_error:.1g} nats, {khat})",
@@ -186,8 +189,18 @@ class Certificate(ShownAsTable):
 
     @property
     def _is_narrow(self) -> bool:
+        return self._is_equal and not self._has_few
+
+    @property
+    def _has_too_few_to_judge(self) -> bool:
+        """True if k-hat is too large, and could be ignored if the chains were longer."""
+        return self._is_equal and self._has_few and not self.khat <= self.khat_limit
+
+    @property
+    def _is_equal(self) -> bool:
+        """True if the weights are nearly equal, and a tail can be fitted to them."""
         equal = self._range <= _NARROW and self.weight_ess >= _NEARLY_ALL * self.num_draws
-        return bool(equal and self.ess >= _FEW_EFFECTIVE_DRAWS and np.isfinite(self.khat))
+        return bool(equal and np.isfinite(self.khat))
 
     @property
     def _range(self) -> float:
@@ -211,6 +224,18 @@ class Certificate(ShownAsTable):
             return (
                 f"{disagree}: run them longer from init_params=coreset.init_params(num_chains), "
                 "and certify again."
+            )
+        if self._has_too_few_to_judge:
+            remedy = (
+                "run NUTS for longer, and certify again"
+                if self.rounding is None
+                else needs_float64(self.rounding)
+            )
+            return (
+                f"k-hat is {self.khat:.2f}, above the limit {self.khat_limit:.2f}. All weights are "
+                f"within {100 * np.expm1(self._range):.1g}% of one another, so their tail would "
+                f"matter little, but {self.ess:.0f} effective draws are too few to rely on that: "
+                f"{remedy}."
             )
         if not self.can_be_reweighted:
             return (

@@ -33,14 +33,21 @@ class CorrectionError(ValueError):
 
 def require_reweightable(certificate: Certificate) -> None:
     """Raise a CorrectionError if weighted averages of the draws cannot be trusted."""
-    if not certificate.can_be_reweighted:
+    if certificate.can_be_reweighted:
+        return
+    if certificate.coreset_verdict == "not known":
         raise CorrectionError(
-            f"k-hat is {certificate.khat:.2f}; expected at most {certificate.khat_limit:.2f} to "
-            f"reweight {certificate.num_draws} draws. The coreset posterior is too far from the "
-            f"full one for a correction to be trusted. {REMEDY} The `certificate` of this error "
-            "has the numbers.",
+            f"these draws cannot be reweighted. {certificate.reason} The `certificate` of this "
+            "error has the numbers.",
             certificate,
         )
+    raise CorrectionError(
+        f"k-hat is {certificate.khat:.2f}; expected at most {certificate.khat_limit:.2f} to "
+        f"reweight {certificate.num_draws} draws. The coreset posterior is too far from the "
+        f"full one for a correction to be trusted. {REMEDY} The `certificate` of this error "
+        "has the numbers.",
+        certificate,
+    )
 
 
 @one_at_a_time

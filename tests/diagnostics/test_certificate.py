@@ -14,6 +14,7 @@ import scipy.stats
 from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
+from jaxcoreset.diagnostics.correction import CorrectionError, require_reweightable
 from jaxcoreset.diagnostics.gaussian import gaussian_kl
 from jaxcoreset.diagnostics.measurement import certificate_of
 from jaxcoreset.likelihood.totals import log_likelihood_totals
@@ -178,7 +179,15 @@ def test_khat_does_not_decide_where_all_weights_are_nearly_equal():
     assert dataclasses.replace(one, khat=1.2).verdict == one.verdict
     assert dataclasses.replace(one, weight_ess=0.99 * one.num_draws).verdict == "don't use"
     assert dataclasses.replace(one, khat=np.inf).verdict == "don't use"
-    assert dataclasses.replace(one, ess=80.0).verdict == "don't use"
+    short = dataclasses.replace(one, ess=80.0)
+    assert short.verdict == "don't use"
+    assert short.summary.startswith(f"coreset not judged (k-hat {one.khat:.2f}); chains short")
+    assert "80 effective draws are too few" in short.reason
+    assert "run NUTS for longer" in short.reason
+    with pytest.raises(CorrectionError, match="reweighted.*run NUTS for longer"):
+        require_reweightable(short)
+    longer = dataclasses.replace(short, khat=0.3)
+    assert longer.coreset_verdict == "good"
     impossible = one.log_ratios.copy()
     impossible[0, 0] = -np.inf
     assert dataclasses.replace(one, log_ratios=impossible).verdict == "don't use"
