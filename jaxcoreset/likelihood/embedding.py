@@ -28,8 +28,11 @@ from jaxcoreset.likelihood.passes import (
     feature_matrix,
     feature_sum,
 )
-from jaxcoreset.solvers.numerics import as_key
+from jaxcoreset.solvers.numerics import as_key, product
 from jaxcoreset.solvers.problem import CoresetProblem
+
+# How many entries are added at a time on a CPU.
+_PART = 512
 
 
 def embed(
@@ -152,5 +155,24 @@ class _Values(Features):
     ) -> Array:
         """The sum over the rows counted of log-likelihoods up to a constant, (width,)."""
         values, reference = centred_columns(log_likelihood, self.draws, chunk)
-        values = (values - reference) * counted.astype(values.dtype)
-        return jnp.sum(column_sums(values), axis=-1)
+        weights = counted.astype(values.dtype)
+        # A sum in one loop with what is added is slow on a CPU: XLA does not vectorise the loop.
+        return jax.lax.platform_dependent(
+            (values - reference) * weights, cpu=_by_products, default=_by_columns
+        )
+
+
+def _by_columns(values: Float[Array, "s m"]) -> Float[Array, " s"]:
+    return jnp.sum(column_sums(values), axis=-1)
+
+
+def _by_products(values: Float[Array, "s m"]) -> Float[Array, " s"]:
+    """Sums along the last axis, as products with a vector of ones.
+
+    A single product over many thousand entries would lose digits.
+    """
+    num_draws, num_rows = values.shape
+    part = min(num_rows, _PART)
+    padded = jnp.pad(values, ((0, 0), (0, -num_rows % part)))
+    sums = product(padded.reshape(-1, part), jnp.ones(part, values.dtype))
+    return jnp.sum(sums.reshape(num_draws, -1), axis=-1)

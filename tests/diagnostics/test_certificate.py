@@ -184,7 +184,7 @@ def test_khat_does_not_decide_where_all_weights_are_nearly_equal():
     assert short.summary.startswith(f"coreset not judged (k-hat {one.khat:.2f}); chains short")
     assert "80 effective draws are too few" in short.reason
     assert "run NUTS for longer" in short.reason
-    with pytest.raises(CorrectionError, match="reweighted.*run NUTS for longer"):
+    with pytest.raises(CorrectionError, match=r"reweighted.*run NUTS for longer"):
         require_reweightable(short)
     longer = dataclasses.replace(short, khat=0.3)
     assert longer.coreset_verdict == "good"
