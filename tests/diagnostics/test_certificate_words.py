@@ -30,7 +30,7 @@ def test_coreset_and_chains_are_judged_apart():
     assert apart.verdict == "don't use"
     assert f"coreset good ({facts}) where" in apart.summary
     assert "chains not converged (R-hat 1.52): run them longer" in str(apart)
-    far = dataclasses.replace(good, khat=1.2, ess=3.0)
+    far = dataclasses.replace(good, khat=1.2, ess=3.0, weight_ess=5.0)
     assert (far.coreset_verdict, far.chains_verdict) == ("don't use", "converged")
     assert "coreset too far from the full posterior (k-hat 1.20, limit 0.67)" in far.summary
     lost = dataclasses.replace(good, excess=100.0)
