@@ -100,7 +100,9 @@ def _pricing(rows: list[dict[str, Any]]) -> Any:
                 ms=5,
                 label=f"{count:,} candidates",
             )
-        panel.set(yscale="log", xlabel="passes for further candidates", ylabel="held-out relative error")
+        panel.set(
+            yscale="log", xlabel="passes for further candidates", ylabel="held-out relative error"
+        )
         panel.set_xticks(sorted({row["passes allowed"] for row in of_name}))
         low, high = panel.get_ylim()
         panel.set_ylim(low, high * (high / low) ** 0.4)  # room for the legend
