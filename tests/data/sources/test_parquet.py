@@ -155,12 +155,12 @@ def test_a_folder_named_by_a_number_of_any_size_is_a_column_or_told(tmp_path):
 
 def test_files_of_other_file_systems_are_read(folder, table):
     memory = pytest.importorskip("fsspec").filesystem("memory")
-    memory.put(str(folder), "/trips", recursive=True)
+    memory.put(str(folder), "/journeys", recursive=True)
     try:
         local = parquet(folder, X=["a", "b"], y="late")
         for source in (
-            parquet("memory://trips", X=["a", "b"], y="late"),
-            parquet("trips/", filesystem=memory, X=["a", "b"], y="late"),
+            parquet("memory://journeys", X=["a", "b"], y="late"),
+            parquet("journeys/", filesystem=memory, X=["a", "b"], y="late"),
             parquet(f"file://{folder}", X=["a", "b"], y="late"),
         ):
             assert source.num_rows == N
@@ -170,14 +170,14 @@ def test_files_of_other_file_systems_are_read(folder, table):
                 assert start == same
                 for one, other in zip(found, wanted, strict=True):
                     np.testing.assert_array_equal(one, other)
-        with pytest.raises(SourceError, match=r"memory://trip; did you mean 'trips'"):
-            parquet("memory://trip", y="a")
-        remote = parquet("memory://trips", y="a")
-        memory.rm("/trips/1.parquet")
+        with pytest.raises(SourceError, match=r"memory://journey; did you mean 'journeys'"):
+            parquet("memory://journey", y="a")
+        remote = parquet("memory://journeys", y="a")
+        memory.rm("/journeys/1.parquet")
         with pytest.raises(SourceError, match=r"1\.parquet was changed after"):
             list(remote.batches())
     finally:
-        memory.rm("/trips", recursive=True)
+        memory.rm("/journeys", recursive=True)
     with pytest.raises(SourceError, match=r"Install fsspec|known"):
         parquet("nowhere://trips", y="a")
 
