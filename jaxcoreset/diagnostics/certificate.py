@@ -185,11 +185,7 @@ class Certificate(ShownAsTable):
         least 100 effective draws. If the weights are nearly equal, the shape of their tail says
         little.
         """
-        return self.khat <= self.khat_limit or self._is_narrow
-
-    @property
-    def _is_narrow(self) -> bool:
-        return self._is_equal and not self._has_few
+        return self.khat <= self.khat_limit or (self._is_equal and not self._has_few)
 
     @property
     def _has_too_few_to_judge(self) -> bool:
@@ -206,6 +202,11 @@ class Certificate(ShownAsTable):
     def _range(self) -> float:
         """The range of the log-ratios in nats, infinite if one of them is −∞."""
         return float(np.max(self.log_ratios) - np.min(self.log_ratios))
+
+    @property
+    def _within(self) -> str:
+        """How far the weights are from one another, in words."""
+        return f"within {100 * np.expm1(self._range):.1g}% of one another"
 
     @property
     def reason(self) -> str:
@@ -233,9 +234,8 @@ class Certificate(ShownAsTable):
             )
             return (
                 f"k-hat is {self.khat:.2f}, above the limit {self.khat_limit:.2f}. All weights are "
-                f"within {100 * np.expm1(self._range):.1g}% of one another, so their tail would "
-                f"matter little, but {self.ess:.0f} effective draws are too few to rely on that: "
-                f"{remedy}."
+                f"{self._within}, so their tail would matter little, but {self.ess:.0f} effective "
+                f"draws are too few to rely on that: {remedy}."
             )
         if not self.can_be_reweighted:
             return (
@@ -247,8 +247,7 @@ class Certificate(ShownAsTable):
         if not self.khat <= self.khat_limit:
             tail = (
                 f"k-hat is {self.khat:.2f}, above {self.khat_limit:.2f}, but all weights are "
-                f"within {100 * np.expm1(self._range):.1g}% of one another, so their tail matters "
-                "little"
+                f"{self._within}, so their tail matters little"
             )
         if self.coreset_verdict == "good":
             return f"{tail}, and the KL is at most {GOOD_KL} nats.{self._few}"

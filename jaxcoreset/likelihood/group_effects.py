@@ -30,8 +30,8 @@ from jaxcoreset.likelihood.partial_evaluation import prepare
 from jaxcoreset.likelihood.program import current_model
 from jaxcoreset.likelihood.trace import full_precision
 
-# The number of proposals that are evaluated at once for each draw, the least number of them for all
-# draws of φ together, and the most for one.
+# The number of proposals that are evaluated at once for each draw of φ, the least number for all
+# draws together, and the number for each draw after which no more are evaluated.
 _AT_ONCE, _FEWEST_IN_ALL, _MOST = 8, 64, 96
 # The axis of the draws of φ.
 _DRAWS = "draws"

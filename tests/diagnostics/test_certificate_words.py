@@ -33,6 +33,9 @@ def test_coreset_and_chains_are_judged_apart():
     far = dataclasses.replace(good, khat=1.2, ess=3.0, weight_ess=5.0)
     assert (far.coreset_verdict, far.chains_verdict) == ("don't use", "converged")
     assert "coreset too far from the full posterior (k-hat 1.20, limit 0.67)" in far.summary
+    few = dataclasses.replace(good, khat=1.2, ess=3.0)  # and the weights are nearly equal
+    assert (few.coreset_verdict, few.chains_verdict) == ("not known", "short")
+    assert few.verdict == "don't use"
     lost = dataclasses.replace(good, excess=100.0)
     assert (lost.coreset_verdict, lost.chains_verdict) == ("not known", "elsewhere")
     assert "init_params" in lost.summary

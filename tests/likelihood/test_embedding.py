@@ -309,10 +309,10 @@ def test_a_value_that_is_no_number_at_a_few_draws_is_found_in_the_sum(at):
         log_likelihood_sum(logistic, draws, (x, y))
 
 
-@pytest.mark.parametrize("num_rows", [3, 512, 1239, 40_000])
+@pytest.mark.parametrize("num_rows", [3, 512, 1239, 400_000])
 def test_sums_of_columns_by_products_keep_the_digits_of_float32(num_rows):
     values = np.float32(0.3) + np.random.default_rng(0).normal(size=(4, num_rows)).astype("f4") / 10
     exact = values.astype(np.float64).sum(axis=1)
     for sums in (_by_products, _by_columns):  # the one on a CPU, and the one on accelerators
         found = np.asarray(jax.jit(sums)(values), np.float64)
-        np.testing.assert_allclose(found, exact, rtol=2e-6)
+        np.testing.assert_allclose(found, exact, rtol=7e-7)  # a single product loses more
