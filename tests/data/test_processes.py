@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -29,24 +30,28 @@ ENVIRONMENT = {
 def run(*commands):
     """The largest exit status, what the processes found, all that was printed, and the seconds."""
     start = time.monotonic()
-    running = [
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT
-        )
-        for command in commands
-    ]
-    try:
-        texts = [
-            process.communicate(timeout=TIMEOUT - (time.monotonic() - start))[0]
-            for process in running
+    # Each process writes a file, because mpirun may join the lines that several processes print.
+    with tempfile.TemporaryDirectory() as folder:
+        running = [
+            subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=ENVIRONMENT | {"FOUND_FOLDER": folder},
+            )
+            for command in commands
         ]
-    finally:
-        for process in running:
-            process.kill()
+        try:
+            texts = [
+                process.communicate(timeout=TIMEOUT - (time.monotonic() - start))[0]
+                for process in running
+            ]
+        finally:
+            for process in running:
+                process.kill()
+        found = [json.loads(path.read_text()) for path in sorted(Path(folder).iterdir())]
     text = "".join(texts)
-    found = [
-        json.loads(line.partition("FOUND ")[2]) for line in text.splitlines() if "FOUND " in line
-    ]
     status = max(abs(process.returncode) for process in running)
     return status, found, text, time.monotonic() - start
 
