@@ -7,7 +7,7 @@ build of a model compiles nothing.
 
 The models of two likelihoods do not show whether they compute the same values, since they may use
 arrays and settings that change from build to build. What JAX makes of them shows it: the code in
-StableHLO, with all its constants, for two numbers of rows. Rows do not depend on one another, so
+StableHLO, with all its constants, for one number of rows. Rows do not depend on one another, so
 there is no need to compare other numbers of rows.
 """
 
@@ -29,8 +29,9 @@ from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 
-# Numbers of rows for which the code is compared: primes, so that no other axis has them.
-_NUM_ROWS = (2, 37)
+# The number of rows for which the code is compared: a prime that is neither the length of another
+# axis nor a constant of a model.
+_NUM_ROWS = 1013
 # Programs that later builds may use, and the most entries that a model's own arrays may have for
 # its code to be compared.
 _MOST_PROGRAMS, _MOST_ENTRIES = 32, 2**24
@@ -124,11 +125,10 @@ def _key_of(likelihood: ModelLikelihood) -> Hashable | None:
     """What likelihoods have in common that compute the same; None if that cannot be known."""
     digest = hashlib.sha256()
     try:
-        for num_rows in _NUM_ROWS:
-            code = _code(likelihood, num_rows)
-            if code is None:
-                return None
-            digest.update(code.encode())
+        code = _code(likelihood)
+        if code is None:
+            return None
+        digest.update(code.encode())
         if _prior_sees_rows(likelihood):
             for leaf in likelihood.two_rows:
                 digest.update(np.asarray(leaf).tobytes())
@@ -161,13 +161,13 @@ def _names_in_groups(model: Any) -> Hashable:
     return tuple(structure.local), tuple(structure.discrete), tuple(structure.effects)
 
 
-def _code(likelihood: ModelLikelihood, num_rows: int) -> str | None:
-    """The likelihood's functions and their derivatives for rows of this number, in StableHLO.
+def _code(likelihood: ModelLikelihood) -> str | None:
+    """The likelihood's functions and their derivatives for `_NUM_ROWS` rows, in StableHLO.
 
     Derivatives may follow rules of their own. None if the code calls Python, of which it does not
     tell what that does, or has very large constants.
     """
-    params, rows = _shapes(likelihood, num_rows)
+    params, rows = _shapes(likelihood, _NUM_ROWS)
 
     def everything(params: Any, rows: tuple) -> Any:
         def values(params: Any) -> Any:
