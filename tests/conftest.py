@@ -23,14 +23,14 @@ gc.set_threshold(50_000, 20, 100)
 
 # A process of Linux may have 65,530 mappings of memory, and each program that XLA compiles for a
 # CPU takes a few. Beyond, the next compilation ends the process.
-_MOST_MAPPINGS = 15_000
+_MOST_MAPPINGS = 40_000
 _MAPPINGS = Path("/proc/self/maps")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _programs_of_a_module_are_dropped():
     yield
-    _drop_programs(_MOST_MAPPINGS // 3)
+    _drop_programs(_MOST_MAPPINGS // 2)
 
 
 @pytest.fixture(autouse=True)
