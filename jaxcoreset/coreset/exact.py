@@ -14,8 +14,6 @@ from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.integral_error import describe
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.construction import Construction
-from jaxcoreset.selection.look import MANY_PARAMS
-from jaxcoreset.solvers.constraints.base import constraints_of
 
 
 def whole_coreset(
@@ -53,21 +51,14 @@ def exact_coreset(model: Callable, construction: Construction) -> Coreset | None
     out. It is made of the distinct rows if these are at most `size`, or at most the first size
     that is tried with a tolerance. None if there are too many.
     """
-    size, likelihood = construction.size, construction.likelihood
-    if size is None and _needs_all(construction):
+    size, likelihood, distinct = construction.size, construction.likelihood, construction.distinct
+    if construction.takes_all and size is None:
         return coreset_of_all(model, construction)
-    if size is not None and size >= likelihood.num_data:
-        return whole_coreset(model, likelihood, size, construction.clock, construction.distinct)
+    if construction.takes_all:
+        return whole_coreset(model, likelihood, size, construction.clock, distinct)
     if (distinct := construction.exact) is not None:
         return _of_distinct(model, construction, distinct, construction.exact_size)
     return None
-
-
-def _needs_all(construction: Construction) -> bool:
-    """Return whether there are no more rows than parameters, which are many."""
-    n, num_params = construction.likelihood.num_data, construction.num_params
-    is_allowed = n <= construction.max_size and not constraints_of(construction.solver)
-    return MANY_PARAMS <= num_params >= n and is_allowed
 
 
 def coreset_of_all(model: Callable, construction: Construction) -> Coreset:

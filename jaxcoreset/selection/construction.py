@@ -16,6 +16,7 @@ from jaxcoreset.likelihood.precision import MAX_NOISE
 from jaxcoreset.likelihood.quadratic import least_draws, num_features
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.exact import exact_rows, representatives
+from jaxcoreset.selection.look import MANY_PARAMS
 from jaxcoreset.selection.parts import Approach
 from jaxcoreset.selection.solving import approaches_of, select_size, solve_path
 from jaxcoreset.selection.tolerance import Selection
@@ -213,6 +214,18 @@ class Construction:
     def exact(self) -> DistinctRows | None:
         """The distinct rows if they are few enough to be the coreset themselves; None if not."""
         return exact_rows(self.distinct, self.exact_size, self.likelihood.num_data, self.solver)
+
+    @property
+    def takes_all(self) -> bool:
+        """True if all rows are the coreset: `size` is at least n, or a search could spare no row.
+
+        With a tolerance, that is if there are no more rows than parameters, which are many.
+        """
+        n = self.likelihood.num_data
+        if self.size is not None:
+            return self.size >= n
+        is_allowed = n <= self.max_size and not constraints_of(self.solver)
+        return MANY_PARAMS <= self.num_params >= n and is_allowed
 
     @property
     def num_choices(self) -> int:

@@ -110,11 +110,17 @@ class Plan(ShownAsTable):
         lines = [
             (first[0], f"{first[1]}, {self.batch_size:,} at a time"),
             ("devices", f"{self.num_devices}"),
-            ("candidates", f"{self.num_candidates:,} at {self.num_draws:,} draws"),
-            ("passes", passes),
-            ("seconds", f"{total:.0f} ({seconds}), without solving"),
-            ("host memory", f"{self.host_bytes / 2**20:,.0f} MiB at most"),
         ]
+        if self.num_draws:
+            lines += [
+                ("candidates", f"{self.num_candidates:,} at {self.num_draws:,} draws"),
+                ("passes", passes),
+                ("seconds", f"{total:.0f} ({seconds}), without solving"),
+            ]
+        else:
+            kept = f"{self.num_candidates:,} {first[0]} stand for all {first[0]} without error"
+            lines.append(("coreset", f"{kept}; there is nothing to search"))
+        lines.append(("host memory", f"{self.host_bytes / 2**20:,.0f} MiB at most"))
         if self.temporary_bytes:
             lines.append(("temporary files", f"{self.temporary_bytes / 2**20:,.0f} MiB"))
         if self.device_bytes:
@@ -149,10 +155,29 @@ def plan_build(
     batch = group_blocks(rows.data, rows.block(num_draws), devices, context.batch_size)
     batch_size = min(batch * rows.block(num_draws), rows.num_local)
 
-    if (exact := construction.exact) is not None:  # these are the coreset, without any draws
-        one = row_bytes(rows.data)
-        host = (peak_memory() or 0) + 2 * one * exact.num
-        return Plan(rows.num_local, one, batch_size, devices, {}, {}, host, 0, exact.num, 0)
+    one, lists = row_bytes(rows.data), lists_of(rows.data)
+    entry = sum(row_bytes(leaf.values) for leaf in lists if leaf.values is not None)
+    if lists:
+        one = entry * max(1, int(lists[0].sizes.mean()))
+    units: dict[str, Any] = {
+        "num_data": int(lists[0].sizes.sum()) if lists else rows.num_local,
+        "num_groups": rows.num_local if isinstance(likelihood.model, GroupModel) else 0,
+        "row_bytes": entry if lists else one,
+        "batch_size": batch_size,
+        "num_devices": devices,
+    }
+    exact = construction.exact
+    if construction.takes_all or exact is not None:  # these are the coreset, without any draws
+        num = rows.num_rows if exact is None else exact.num
+        return Plan(
+            **units,
+            passes={},
+            seconds={},
+            host_bytes=(peak_memory() or 0) + 2 * one * num,
+            device_bytes=0,
+            num_candidates=num,
+            num_draws=0,
+        )
     draws = _spread(likelihood, num_draws)
     passes, seconds = dict(rows.passes), {}  # so far those that find and gather groups
     if passes:
@@ -191,10 +216,6 @@ def plan_build(
     matrices = itemsize * num_candidates * (_MATRICES * counts["solver"] + num_draws)
     if construction.may_expand:  # the remainders, which are evaluated in float64
         matrices += num_candidates * (itemsize * num_draws + 8 * counts["solver"])
-    one, lists = row_bytes(rows.data), lists_of(rows.data)
-    entry = sum(row_bytes(leaf.values) for leaf in lists if leaf.values is not None)
-    if lists:
-        one = entry * max(1, int(lists[0].sizes.mean()))
     started_on = warm_start_indices(rows.num_rows, jax.random.key(0))
     kept = 2 * one * (num_candidates + (0 if started_on is None else started_on.size))
     on_host = jax.default_backend() == "cpu"
@@ -203,10 +224,7 @@ def plan_build(
         host += _READING
     device = 0 if on_host else matrices + 4 * one * batch_size + itemsize * 4 * num_draws * 4096
     return Plan(
-        num_data=int(lists[0].sizes.sum()) if lists else rows.num_local,
-        row_bytes=entry if lists else one,
-        batch_size=batch_size,
-        num_devices=devices,
+        **units,
         passes={what: count for what, count in passes.items() if count},
         seconds=seconds,
         host_bytes=host,
@@ -216,7 +234,6 @@ def plan_build(
         further_passes=further[0],
         further_seconds=further[1],
         look=first_look(likelihood, construction.most_rows, may_search=construction.may_search),
-        num_groups=rows.num_local if isinstance(likelihood.model, GroupModel) else 0,
         temporary_bytes=rows.num_entries * (entry + 4) if "gathering" in passes else 0,
         may_pass_again=construction.may_expand and "confirmation" in counts,
     )

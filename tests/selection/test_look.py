@@ -96,7 +96,9 @@ def test_fewer_rows_than_parameters_are_all_kept_at_once():
     rng = np.random.default_rng(0)
     data = rng.normal(size=(60, 1500)), rng.normal(size=60)
     start = time.perf_counter()
-    coreset = jc.CoresetBuilder(wide, tol=0.01).run(0, *data)
+    builder = jc.CoresetBuilder(wide, tol=0.01)
+    assert "60 rows stand for all rows" in str(builder.plan(*data))
+    coreset = builder.run(0, *data)
     assert time.perf_counter() - start < 60  # seconds on a quiet machine; it was minutes
     assert len(coreset) == 60
     assert np.all(np.asarray(coreset.weights) == 1)
