@@ -52,9 +52,9 @@ def exact_coreset(model: Callable, construction: Construction) -> Coreset | None
     that is tried with a tolerance. None if there are too many.
     """
     size, likelihood, distinct = construction.size, construction.likelihood, construction.distinct
-    if construction.takes_all and size is None:
-        return coreset_of_all(model, construction)
     if construction.takes_all:
+        if size is None:
+            return coreset_of_all(model, construction)
         return whole_coreset(model, likelihood, size, construction.clock, distinct)
     if (distinct := construction.exact) is not None:
         return _of_distinct(model, construction, distinct, construction.exact_size)
