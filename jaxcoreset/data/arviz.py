@@ -4,7 +4,9 @@ ArviZ 0.23 has `InferenceData`; ArviZ 1 uses `DataTree` of xarray and has a sepa
 statistics. No other module depends on the version, and ArviZ is imported when it is first used.
 """
 
+import functools
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -160,8 +162,14 @@ def _groups(found: Any) -> dict[str, Any]:
     return {name: node.to_dataset() for name, node in found.children.items()}
 
 
+@functools.cache
 def _is_modern() -> bool:
-    return int(_arviz().__version__.split(".")[0]) >= 1
+    # Importing ArviZ takes more than a second, which Pareto smoothing with ArviZ 1 can do without.
+    try:
+        version = metadata.version("arviz")
+    except metadata.PackageNotFoundError:
+        version = _arviz().__version__
+    return int(version.split(".")[0]) >= 1
 
 
 def _arviz() -> Any:
