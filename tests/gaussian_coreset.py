@@ -76,7 +76,7 @@ def case(mismatch=0.05, n=2000, m=100, dimension=3, seed=0, draws=4000, chains=4
     )
 
 
-def coreset_of(found, **options):
+def coreset_of(found, model=regression, **options):
     """The case as a `Coreset`."""
     n = len(found.x)
     report = jc.Report(
@@ -97,7 +97,7 @@ def coreset_of(found, **options):
         seconds={},
     )
     return jc.Coreset(
-        regression,
+        model,
         found.rows,
         found.weights,
         found.likelihood.arguments.with_data((found.x[found.rows], found.y[found.rows])),
@@ -105,3 +105,12 @@ def coreset_of(found, **options):
         data_dims=found.likelihood.data_dims,
         **{"likelihood": found.likelihood, **options},
     )
+
+
+def whole(model, *args, **kwargs):
+    """All rows of a model with two arguments of rows, as a `Coreset` whose weights are one."""
+    likelihood = jc.model_likelihood(model, args, kwargs)
+    x, y = likelihood.data
+    rows, weights = np.arange(len(x)), np.ones(len(x), np.float32)
+    found = SimpleNamespace(x=x, y=y, rows=rows, weights=weights, likelihood=likelihood)
+    return coreset_of(found, model)

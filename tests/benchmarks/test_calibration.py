@@ -64,6 +64,7 @@ def test_verdict_names_the_quantity_that_is_off():
 
 
 @pytest.mark.slow
+@pytest.mark.unoptimised
 def test_sampler_draws_from_the_posterior_of_the_coresets_model():
     args, _ = models.MODELS["logistic"].simulate(np.random.default_rng(1000))
     builder = jc.CoresetBuilder(models.rare_events, 6, progress_bar=False, rounds=1)
@@ -81,6 +82,7 @@ def test_sampler_draws_from_the_posterior_of_the_coresets_model():
 
 
 @pytest.mark.slow
+@pytest.mark.unoptimised
 def test_quick_run_goes_on_where_it_ended_and_makes_a_table(tmp_path):
     out, ranks = tmp_path / "calibration.json", tmp_path / "ranks"
     told = ["run", "logistic", "--settings", "small", "--ranks", str(ranks)]

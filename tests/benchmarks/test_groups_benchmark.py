@@ -16,6 +16,7 @@ from jaxcoreset.command.flights import late_by_plane
 
 
 @pytest.mark.slow
+@pytest.mark.unoptimised
 def test_quick_run_keeps_a_cell_that_a_table_is_made_of(tmp_path, monkeypatch):
     monkeypatch.setattr(lme4.shutil, "which", lambda name: None)
     lme4.version.cache_clear()

@@ -1,11 +1,12 @@
 """The papers' experiments run, and what they measure with agrees with something else."""
 
 import dataclasses
+import email.message
 import functools
 import hashlib
-import http.server
 import json
-import threading
+import urllib.error
+import urllib.request
 
 import jax
 import numpy as np
@@ -13,16 +14,35 @@ import pytest
 import scipy.optimize
 import scipy.special
 
+import jaxcoreset as jc
 from benchmarks import common
-from benchmarks.paper import charts, compression, download, peers, runner
+from benchmarks.paper import (
+    chains,
+    charts,
+    compression,
+    download,
+    fisher_distance,
+    methods,
+    peers,
+    runner,
+    vector_sums,
+)
 from benchmarks.paper.__main__ import main
-from benchmarks.paper.chains import KINDS, chain
 from benchmarks.paper.distributions import optimum
 from benchmarks.paper.exact_vi import GaussianMean, LinearRegression, sparse_vi
 from benchmarks.paper.glm import Regression
 from benchmarks.paper.large_scale import synthetic
 from jaxcoreset import distributions as jd
 from jaxcoreset.diagnostics.gaussian import gaussian_kl
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_programs_are_released():
+    """The experiments keep programs themselves, where `jax.clear_caches` does not release them."""
+    yield
+    methods._compiled.cache_clear()
+    chains._runner.cache_clear()
+    chains._PROGRAMS.clear()
 
 
 def regression_model(n=12, size=4):
@@ -139,7 +159,7 @@ def test_batched_laplace_fits_are_scipys(counts):
     np.testing.assert_allclose(regression.of_dense(dense)["reverse"], found["reverse"], rtol=1e-9)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", chains.KINDS)
 def test_chain_has_the_moments_of_quadrature(kind):
     # One parameter: 15 of 20 weighted successes under a standard normal prior.
     z, y, weights = np.ones((2, 1)), np.array([1, 0]), np.array([15.0, 5.0])
@@ -149,7 +169,7 @@ def test_chain_has_the_moments_of_quadrature(kind):
     mean = np.sum(density * theta) / density.sum()
     sd = np.sqrt(np.sum(density * (theta - mean) ** 2) / density.sum())
     start = np.zeros(1)
-    draws, _ = chain(kind, (z, y, weights), False, start, 500, 8000, jax.random.key(0))
+    draws, _ = chains.chain(kind, (z, y, weights), False, start, 500, 8000, jax.random.key(0))
     # The random walk has an effective draw in ten or so: four standard errors of the mean.
     np.testing.assert_allclose(draws.mean(), mean, atol=4 * sd / np.sqrt(800))
     np.testing.assert_allclose(draws.std(), sd, rtol=0.1)
@@ -217,41 +237,22 @@ def test_programs_that_are_not_installed_are_skipped_with_a_message(capsys, monk
     assert "no_such_module" in capsys.readouterr().out
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def server(tmp_path):
-    """A folder that is served on loopback, and its address."""
-    folder = tmp_path / "served"
-    folder.mkdir()
-    handler = functools.partial(Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
-        thread = threading.Thread(target=serving.serve_forever)
-        thread.start()
-        yield folder, f"http://127.0.0.1:{serving.server_port}"
-        serving.shutdown()
-        thread.join()
-
-
-def served_set(folder, url, **changes):
-    """A data set of 6 and 2 rows as the repository has them."""
+def stored_set(folder, **changes):
+    """A data set of 6 and 2 rows as the repository has them, in a file in place of its address."""
     random = np.random.default_rng(7)
     x = np.hstack([random.normal(size=(8, 3)), np.ones((8, 1))])
     y = np.array([1, -1, 1, 1, -1, 1, 1, -1])
-    np.savez(folder / "some.npz", X=x[:6], y=y[:6], Xt=x[6:], yt=y[6:])
-    content = (folder / "some.npz").read_bytes()
-    digest, classes = hashlib.sha256(content).hexdigest(), {-1: 3, 1: 5}
+    file = folder / "stored.npz"
+    np.savez(file, X=x[:6], y=y[:6], Xt=x[6:], yt=y[6:])
+    digest, classes = hashlib.sha256(file.read_bytes()).hexdigest(), {-1: 3, 1: 5}
     source = download.Source(
-        "some", f"{url}/some.npz", download._both_parts, (8, 3), digest, classes=classes
+        "some", file.as_uri(), download._both_parts, (8, 3), digest, classes=classes
     )
     return dataclasses.replace(source, **changes), x, y
 
 
-def test_download_puts_the_parts_together_and_drops_the_intercept(server, tmp_path):
-    source, x, y = served_set(*server)
+def test_download_puts_the_parts_together_and_drops_the_intercept(tmp_path):
+    source, x, y = stored_set(tmp_path)
     assert download.fetch_all(tmp_path / "data", (source,)) == []
     with np.load(tmp_path / "data" / "some.npz", allow_pickle=False) as kept:
         np.testing.assert_array_equal(kept["X"], x[:, :3])
@@ -270,30 +271,34 @@ def test_download_puts_the_parts_together_and_drops_the_intercept(server, tmp_pa
         ({"read": download._libsvm, "sha256": None}, "cannot read"),
     ],
 )
-def test_download_of_something_else_is_refused_and_leaves_nothing(
-    server, tmp_path, changes, message
-):
-    source, _, _ = served_set(*server, **changes)
+def test_download_of_something_else_is_refused_and_leaves_nothing(tmp_path, changes, message):
+    source, _, _ = stored_set(tmp_path, **changes)
     with pytest.raises(download.DownloadError, match=message):
         download.fetch(source, tmp_path / "data")
     assert not (tmp_path / "data").exists() or not list((tmp_path / "data").iterdir())
 
 
-def test_download_names_what_failed_and_goes_on(server, tmp_path, capsys):
-    source, _, _ = served_set(*server)
-    gone = dataclasses.replace(source, name="gone", url=f"{server[1]}/gone.npz")
+def test_download_names_what_failed_and_goes_on(tmp_path, capsys, monkeypatch):
+    reach = urllib.request.urlopen
+
+    def urlopen(url, **settings):
+        if "gone" in url:
+            raise urllib.error.HTTPError(url, 404, "Not Found", email.message.Message(), None)
+        return reach(url, **settings)
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    source, _, _ = stored_set(tmp_path)
+    gone = dataclasses.replace(source, name="gone", url="http://localhost/gone.npz")
     assert download.fetch_all(tmp_path, (gone, source)) == ["gone"]
     assert "404" in capsys.readouterr().out
     assert (tmp_path / "some.npz").is_file()
 
 
-def test_libsvm_text_becomes_rows_of_norm_one(server, tmp_path):
-    folder, url = server
-    (folder / "text").write_text("+1 1:3 3:4\n0 2:2\n-1 1:1 2:1\n")
-    source = download.Source("text", f"{url}/text", download._libsvm, (3, 3), classes={-1: 2, 1: 1})
-    with np.load(download.fetch(source, tmp_path), allow_pickle=False) as kept:
-        expected = [[0.6, 0, 0.8], [0, 1, 0], [0.5**0.5, 0.5**0.5, 0]]
-        np.testing.assert_allclose(kept["X"], expected)
+def test_libsvm_text_becomes_rows_of_norm_one():
+    kept = download._libsvm(b"+1 1:3 3:4\n0 2:2\n-1 1:1 2:1\n")
+    expected = [[0.6, 0, 0.8], [0, 1, 0], [0.5**0.5, 0.5**0.5, 0]]
+    np.testing.assert_allclose(kept["X"], expected)
+    np.testing.assert_array_equal(kept["y"], [1, -1, -1])
 
 
 def test_command_refuses_what_it_cannot_do(capsys, monkeypatch):
@@ -304,58 +309,48 @@ def test_command_refuses_what_it_cannot_do(capsys, monkeypatch):
     assert "--data-dir" in capsys.readouterr().err
 
 
-def fake_result(trials=3):
-    """Cells as `gaussian` has them."""
-    ks = [1, 2, 4]
-    values = np.random.default_rng(8).uniform(1e-3, 10, size=(trials, len(ks))).tolist()
-    return {
-        "settings": {"k": ks},
-        "cells": [
-            {"method": name, "ks": ks, "reverse": values, "forward": values}
-            for name in ("GIGA", "A-IHT II", "default (ExchangePursuit)")
-        ],
-        "convergence": {"k": 4, "GIGA": 0.1, "A-IHT II": [1.0, 0.5, 0.4]},
-        "pictures": {
-            "sizes": [0, 2],
-            "x": [[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]],
-            "A-IHT II": [{"rows": [], "weights": []}, {"rows": [0, 2], "weights": [1.0, 2.0]}],
-        },
-    }
-
-
-def test_redraw_makes_table_and_figures_from_the_json_alone(tmp_path):
-    head = {
-        "title": "t",
-        "scale": "quick",
-        "wall seconds": 1,
-        "environment": {"date": "d", "cores": 2, "device": "cpu", "versions": {"jax": "1"}},
-    }
-    runner.write_text(tmp_path / "gaussian.json", common.dumps(head | fake_result()))
-    main(["gaussian", "--redraw", "--out", str(tmp_path)])
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "gaussian.json",
-        "gaussian.md",
-        "gaussian.png",
-        "gaussian_coresets.png",
-    }
-    assert "| GIGA |" in (tmp_path / "gaussian.md").read_text()
+@pytest.fixture
+def _few_methods(monkeypatch):
+    """One or two methods for each way to run their lanes, since most of the time is compilation."""
+    few = methods.UNIFORM, methods.PURSUIT, methods.DEFAULT
+    monkeypatch.setattr(methods, "PAPER", (methods.UNIFORM, methods.AIHT2))
+    monkeypatch.setattr(methods, "OURS", (methods.RECOMBINATION, methods.DEFAULT))
+    monkeypatch.setattr(vector_sums, "_METHODS", few)
+    monkeypatch.setattr(fisher_distance, "_METHODS", few)
+    # Each of these compiles a program for each number of rows.
+    monkeypatch.setattr(fisher_distance, "KINDS", chains.KINDS[1:])
+    monkeypatch.setattr(
+        methods, "seconds_per_solve", lambda problem, ks, *args, **_: [0.1] * len(ks)
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.unoptimised
+@pytest.mark.usefixtures("_few_methods")
 @pytest.mark.parametrize("name", runner.NAMES)
-def test_experiment_runs_at_tiny_settings_and_writes_its_files(name, tmp_path):
+def test_experiment_runs_at_tiny_settings_and_writes_its_files(name, tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
-    result = runner.run(name, runner.Settings("tiny"), tmp_path)
+    drawn = []
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "draw", lambda *given: drawn.append(given[0]))
+        result = runner.run(name, runner.Settings("tiny", trials=1), tmp_path)
     if result is None:
         pytest.skip("its data are missing")
     written = json.loads((tmp_path / f"{name}.json").read_text())
     assert written["scale"] == "tiny"
     assert written["cells"]
-    for path in tmp_path.glob("*.png"):
-        assert path.stat().st_size > 5000
-    assert list(tmp_path.glob("*.png"))
+    # Table and figures are of the JSON alone.
+    assert drawn == [name]
+    main([name, "--redraw", "--out", str(tmp_path)])
     assert "| method" in (tmp_path / f"{name}.md").read_text() or name == "fisher_distance"
+    figures = list(tmp_path.glob("*.png"))
+    assert figures
+    assert all(path.stat().st_size > 5000 for path in figures)
+
+
+def test_one_solve_for_each_size_is_timed():
+    problem = jc.CoresetProblem(np.random.default_rng(9).normal(size=(12, 5)))
+    assert all(spent > 0 for spent in methods.seconds_per_solve(problem, [1, 2], methods.UNIFORM))
 
 
 def test_synthetic_regression_has_the_papers_size_and_slope():

@@ -74,7 +74,7 @@ def test_a_faster_spelling_has_the_density_of_the_cases_model(name):
     np.testing.assert_allclose(np.diff(found), np.diff(expected), rtol=1e-9)
 
 
-@pytest.mark.parametrize(("shift", "ratio"), [(0.0, 1.3), (0.5, 1.0), (-0.2, 0.8)])
+@pytest.mark.parametrize(("shift", "ratio"), [(0.5, 1.0), (-0.2, 0.8)])
 def test_measures_are_those_of_two_gaussians(shift, ratio):
     (mean, sd), rng = exact(), np.random.default_rng(1)
     p, q = mean + sd * rng.normal(size=(2000, 1)), rng.normal(size=(4000, 1))

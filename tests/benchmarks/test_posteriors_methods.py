@@ -8,7 +8,14 @@ import numpyro.distributions as dist
 import pytest
 
 from benchmarks.posteriors.case import Case
-from benchmarks.posteriors.methods import METHODS, TITLES, Missing, energy_conserving, variational
+from benchmarks.posteriors.methods import (
+    METHODS,
+    TITLES,
+    Missing,
+    common,
+    energy_conserving,
+    variational,
+)
 from benchmarks.posteriors.methods.regressions import Regression
 from benchmarks.posteriors.methods.stan import _program
 
@@ -37,6 +44,7 @@ def short(monkeypatch):
     monkeypatch.setattr(variational, "_STEPS", 6000)
     monkeypatch.setattr(energy_conserving, "_ROWS", 500)
     monkeypatch.setattr(energy_conserving, "_SVI_STEPS", 2000)
+    monkeypatch.setattr(common, "NUM_WARMUP", 300)
 
 
 # The bounds of the error of a mean and of a standard deviation, relative to the true one.
@@ -55,12 +63,15 @@ BOUNDS = {
     "uniform": (4.0, 0.3),
     "importance": (4.0, 0.3),
 }
-QUICK = ("laplace", "laplace_psis", "uniform")
+QUICK = ("laplace", "laplace_psis")
+SLOW = (pytest.mark.slow, pytest.mark.unoptimised)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[] if x in QUICK else pytest.mark.slow) for x in BOUNDS]
-)
+def _marked(name):
+    return pytest.param(name, marks=[] if name in QUICK else SLOW)
+
+
+@pytest.mark.parametrize("name", [_marked(name) for name in BOUNDS])
 @pytest.mark.usefixtures("short")
 def test_a_normal_posterior_is_found(name):
     (X, y), _ = args, kwargs = CASE.make()

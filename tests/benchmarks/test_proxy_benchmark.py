@@ -10,6 +10,8 @@ from benchmarks.proxy import ablation, data, tables, truth
 from jaxcoreset.likelihood import expansion
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_parts_are_joined_in_one_file_and_have_tables(tmp_path):
     out = tmp_path / "proxy.json"
     # As if another part had been measured before.

@@ -2,9 +2,13 @@
 
 import json
 
+import pytest
+
 from benchmarks.robustness import builds
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_builds_in_a_loop_and_in_threads_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(builds, "loop", lambda *sizes, loop=builds.loop: loop(2, 1000))
     monkeypatch.setattr(builds, "threads", lambda *sizes, part=builds.threads: part(2, 1000))

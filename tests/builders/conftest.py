@@ -7,19 +7,19 @@ import jaxcoreset as jc
 from tests.likelihood.group_models import means, normals
 
 NUM_GROUPS = 150
+GROUP, Y = means(NUM_GROUPS)
 
 
 @pytest.fixture(scope="session")
-def build_of_groups():
-    """The labels and the observations of groups with normal effects, and their coreset."""
-    group, y = means(NUM_GROUPS)
-    builder = jc.CoresetBuilder(normals, size=12, groups="group", progress_bar=False)
-    return group, y, builder.run(jax.random.key(0), group, NUM_GROUPS, y)
+def of_groups():
+    """A coreset of groups with normal effects, whose labels and observations are GROUP and Y."""
+    settings = {"num_draws": 300, "num_held_out": 300, "progress_bar": False, "proxy": None}
+    builder = jc.CoresetBuilder(normals, size=12, groups="group", **settings)
+    return builder.run(jax.random.key(0), GROUP, NUM_GROUPS, Y)
 
 
 @pytest.fixture(scope="session")
-def draws_of_groups(build_of_groups):
+def samples(of_groups):
     """Draws of that coreset's posterior by its Laplace approximation, which stands for NUTS."""
-    coreset = build_of_groups[2]
-    flat = coreset.approximation.draws(jax.random.key(5), 400)
-    return jax.vmap(coreset.likelihood.constrain)(flat)
+    flat = of_groups.approximation.draws(jax.random.key(5), 400)
+    return jax.vmap(of_groups.likelihood.constrain)(flat)

@@ -16,11 +16,10 @@ from jaxcoreset.data.processes import ProcessGroup
 from jaxcoreset.likelihood import ModelError
 from jaxcoreset.likelihood.group_names import GroupNames, labels_of_all
 from jaxcoreset.weighting.chains import samples_of_full
-from tests.builders.conftest import NUM_GROUPS
+from tests.builders.conftest import GROUP, NUM_GROUPS, Y
 from tests.likelihood.group_models import means, normals
 
 NUM_NEW = 20
-GROUP, Y = means(NUM_GROUPS)
 # The labels of the new groups sort before those of the build.
 TEXT = np.array([f"N{number:03d}" for number in range(NUM_GROUPS)])
 NEW_TEXT = np.array([f"A{number:02d}" for number in range(NUM_NEW)])
@@ -28,20 +27,10 @@ NEW_GROUP, NEW_Y = means(NUM_NEW, seed=1)
 SHAPES: dict[str, tuple[int, ...]] = {"mu": (), "tau": (), "sigma": ()}
 
 
-@pytest.fixture
-def built(build_of_groups):
-    return build_of_groups[2]
-
-
-@pytest.fixture
-def samples(draws_of_groups):
-    return draws_of_groups
-
-
 @pytest.fixture(scope="module")
-def named(build_of_groups):
+def named(of_groups):
     """The same coreset, with text labels."""
-    coreset = copy.copy(build_of_groups[2])
+    coreset = copy.copy(of_groups)
     coreset.grouping = dataclasses.replace(coreset.grouping, names=GroupNames(TEXT))
     return coreset
 
@@ -52,8 +41,8 @@ def updated(named):
 
 
 @pytest.fixture(scope="module")
-def corrected(named, draws_of_groups):
-    return jc.correct(named, draws_of_groups, progress_bar=False)
+def corrected(named, samples):
+    return jc.correct(named, samples, progress_bar=False)
 
 
 def _exact_means(group, y, num_groups, at, weights=None):
@@ -72,14 +61,11 @@ def whole():
     return builder.run(jax.random.key(0), TEXT[GROUP], NUM_GROUPS, Y)
 
 
-def test_labels_of_the_table_name_the_groups(whole, built):
+def test_labels_of_the_table_name_the_groups_and_all_of_them_take_no_update(whole, of_groups):
     np.testing.assert_array_equal(whole.group_names, TEXT)
-    np.testing.assert_array_equal(built.group_names, np.arange(NUM_GROUPS))
-    assert built.grouping.names.labels is None
+    np.testing.assert_array_equal(of_groups.group_names, np.arange(NUM_GROUPS))
+    assert of_groups.grouping.names.labels is None
     assert whole.report.unit == "groups"
-
-
-def test_a_coreset_of_all_groups_has_nothing_to_add_new_ones_to(whole):
     with pytest.raises(ValueError, match=r"all 150 groups themselves.* Build a new coreset"):
         whole.update(jax.random.key(0), NEW_TEXT[NEW_GROUP], NUM_NEW, NEW_Y)
 
@@ -107,13 +93,9 @@ def test_an_update_refuses_rows_of_earlier_groups(named):
         named.update(jax.random.key(3), labels[group], NUM_NEW + 2, y)
 
 
-def test_an_update_refuses_labels_of_another_kind(named):
-    with pytest.raises(ModelError, match=r"such as 0, are of another kind .* 'N000'"):
-        named.update(jax.random.key(3), NEW_GROUP, NUM_NEW, NEW_Y)
-
-
 def test_an_updated_coreset_counts_groups_and_names_all_of_them(updated):
     assert updated.report.num_data == NUM_GROUPS + NUM_NEW
+    assert updated.args[1] == len(updated)
     assert updated.report.unit == "groups"
     assert updated.report.integration == "integrated out in closed form"
     assert updated.report.integral_kl == 0
@@ -133,20 +115,22 @@ def test_effects_after_an_update_are_in_the_order_of_the_names(updated, samples)
         updated.group_effects(jax.random.key(0), samples, other, num, y)
 
 
-def test_a_coreset_without_a_summary_names_no_merge(built):
-    coreset = copy.copy(built)
+def test_a_coreset_without_a_summary_names_no_merge(of_groups):
+    coreset = copy.copy(of_groups)
     coreset.summary = None
     with pytest.raises(ValueError, match=r"no summary of the groups .* from all groups instead"):
         coreset.update(jax.random.key(3), NEW_GROUP, NUM_NEW, NEW_Y)
 
 
-def test_numbers_that_go_on_are_still_numbers():
+def test_numbers_that_go_on_are_still_numbers_and_labels_of_another_kind_are_refused():
     plain = GroupNames()
     assert plain.joined(3, GroupNames(np.array([3, 4])), 2, "group").labels is None
     joined = plain.joined(3, GroupNames(np.array([7, 9])), 2, "group")
     np.testing.assert_array_equal(joined.labels, [0, 1, 2, 7, 9])
     with pytest.raises(ModelError, match=r"1 of the 2 labels in argument group .*: 2."):
         plain.joined(3, GroupNames(np.array([2, 9])), 2, "group")
+    with pytest.raises(ModelError, match=r"such as 0, are of another kind .* 'N000'"):
+        GroupNames(TEXT).joined(NUM_GROUPS, plain, NUM_NEW, "group")
 
 
 class _Together(ProcessGroup):
@@ -196,20 +180,20 @@ def test_effects_are_drawn_from_what_correct_returned(named, samples, corrected)
     np.testing.assert_allclose(found["mean"].mean(axis=0), exact, atol=0.3)
 
 
-def test_draws_without_weight_are_left_out(corrected, samples):
+def test_draws_without_weight_are_left_out_and_resampled_ones_are_taken_as_they_are(
+    named, corrected, samples
+):
+    def taken(data):
+        return samples_of_full(data, SHAPES, np.random.default_rng(0)).sites["mu"]
+
     mu = np.asarray(samples["mu"])
     weighted = corrected.copy()
     log_weight = np.where(mu > np.median(mu), -np.log(200), -np.inf)[None]
     weighted["sample_stats"]["log_weight"] = (("chain", "draw"), log_weight)
-    found = samples_of_full(weighted, SHAPES, np.random.default_rng(0)).sites["mu"]
-    assert found.shape == (1, 400)
-    np.testing.assert_array_equal(np.unique(found), np.sort(mu[mu > np.median(mu)]))
-
-
-def test_resampled_draws_are_taken_as_they_are(named, samples):
+    assert taken(weighted).shape == (1, 400)
+    np.testing.assert_array_equal(np.unique(taken(weighted)), np.sort(mu[mu > np.median(mu)]))
     data = jc.correct(named, samples, resample=True, key=jax.random.key(1), progress_bar=False)
-    found = samples_of_full(data, SHAPES, np.random.default_rng(0))
-    np.testing.assert_array_equal(found.sites["mu"], np.asarray(data["posterior"]["mu"]))
+    np.testing.assert_array_equal(taken(data), np.asarray(data["posterior"]["mu"]))
 
 
 def test_draws_that_are_corrected_are_not_certified_again(named, corrected):
@@ -236,9 +220,9 @@ def test_arviz_has_effects_by_label(named, samples):
 
 
 @pytest.mark.parametrize("tol", [None, 0.05])
-def test_a_large_error_of_the_integrals_causes_a_warning(built, tol):
+def test_a_large_error_of_the_integrals_causes_a_warning(of_groups, tol):
     report = dataclasses.replace(
-        built.report, integration="integrated out by Laplace's approximation", tol=tol
+        of_groups.report, integration="integrated out by Laplace's approximation", tol=tol
     )
     with pytest.warns(UserWarning, match=r"Laplace's approximation, and the error .* adds 0.06"):
         warn_if_bad(dataclasses.replace(report, integral_kl=0.06))

@@ -3,37 +3,43 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
 from numpyro.infer import MCMC, NUTS
-from numpyro.infer.util import log_density
+from numpyro.infer.util import log_density, potential_energy
 
 import jaxcoreset as jc
 from jaxcoreset.data.ragged import order_by_length
 from jaxcoreset.diagnostics.log_ratio import log_ratios
 from jaxcoreset.likelihood import group_layout
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
-from tests.builders.conftest import NUM_GROUPS
-from tests.likelihood.group_models import flights, frailties, intercepts, means, normals
+from tests.builders.conftest import GROUP, NUM_GROUPS, Y
+from tests.likelihood.group_models import flights, intercepts, normals
+from tests.models import regression_model
 
 
 @pytest.fixture
-def built(build_of_groups):
-    return build_of_groups
+def coreset(of_groups):
+    return of_groups
 
 
-@pytest.fixture
-def samples(draws_of_groups):
-    return draws_of_groups
+EVERY = dict.fromkeys(range(NUM_GROUPS), 1.0)
 
 
-def _exact(group, y, at, weights):
+def _weights(coreset):
+    return dict(zip(coreset.indices.tolist(), coreset.weights.tolist(), strict=True))
+
+
+def _points(samples, num):
+    """The first draws, one by one."""
+    return [{name: values[i] for name, values in samples.items()} for i in range(num)]
+
+
+def _exact(at, weights):
     """The weighted log-likelihood of normal groups in closed form."""
     mu, tau, sigma = (float(at[name]) for name in ("mu", "tau", "sigma"))
     total = 0.0
     for number, weight in weights.items():
-        own = y[group == number].astype(float) - mu
+        own = Y[number == GROUP].astype(float) - mu
         n, variance = own.size, sigma**2 + own.size * tau**2
         square = (np.sum(own**2) - tau**2 / variance * np.sum(own) ** 2) / sigma**2
         log_det = (n - 1) * np.log(sigma**2) + np.log(variance)
@@ -41,38 +47,30 @@ def _exact(group, y, at, weights):
     return total
 
 
-def test_a_few_groups_stand_for_all(built, samples):
-    group, y, coreset = built
-    weights = dict(zip(coreset.indices.tolist(), coreset.weights.tolist(), strict=True))
-    every = dict.fromkeys(range(NUM_GROUPS), 1.0)
-    differences = []
-    for i in range(200):
-        at = {name: values[i] for name, values in samples.items()}
-        differences.append(_exact(group, y, at, every) - _exact(group, y, at, weights))
+def test_a_few_groups_stand_for_all(coreset, samples):
+    weights = _weights(coreset)
+    differences = [_exact(at, EVERY) - _exact(at, weights) for at in _points(samples, 200)]
     assert len(coreset) <= 12
     assert coreset.report.kl < 0.01
     # The variance of the log-ratio is the symmetrised divergence.
     assert np.var(differences) < 2 * coreset.report.kl + 1e-4
 
 
-def test_the_arguments_hold_the_rows_of_the_chosen_groups(built):
-    group, y, coreset = built
+def test_the_arguments_hold_the_rows_of_the_chosen_groups(coreset):
     labels, num_groups, kept = coreset.args
     assert num_groups == len(coreset) == coreset.indices.size
     for place, number in enumerate(coreset.indices):
-        np.testing.assert_array_equal(kept[labels == place], y[group == number])
+        np.testing.assert_array_equal(kept[labels == place], Y[number == GROUP])
     assert "groups" in str(coreset.report)
     assert "groups" in repr(coreset)
 
 
-def test_the_model_has_the_weighted_marginals_and_shared_parameters_only(built, samples):
-    group, y, coreset = built
-    at = [{name: values[i] for name, values in samples.items()} for i in range(2)]
+def test_the_model_has_the_weighted_marginals_and_shared_parameters_only(coreset, samples):
+    at = _points(samples, 2)
     found = [log_density(coreset.model, coreset.args, coreset.kwargs, one) for one in at]
     sites = [name for name, site in found[0][1].items() if not site.get("is_observed")]
     assert sorted(sites) == ["mu", "sigma", "tau"]
-    weights = dict(zip(coreset.indices.tolist(), coreset.weights.tolist(), strict=True))
-    exact = [_exact(group, y, one, weights) for one in at]
+    exact = [_exact(one, _weights(coreset)) for one in at]
     priors = [float(coreset.likelihood.log_prior(coreset.likelihood.unconstrain(o))) for o in at]
     # The priors differ by the Jacobians of the two scales.
     jacobians = [float(jnp.log(one["tau"]) + jnp.log(one["sigma"])) for one in at]
@@ -80,14 +78,13 @@ def test_the_model_has_the_weighted_marginals_and_shared_parameters_only(built, 
     assert float(found[0][0] - found[1][0]) == pytest.approx(expected[0] - expected[1], abs=0.02)
 
 
-def test_effects_of_all_groups_are_those_of_the_closed_form(built, samples):
-    group, y, coreset = built
+def test_effects_of_all_groups_are_those_of_the_closed_form(coreset, samples):
     effects = coreset.group_effects(jax.random.key(1), samples, num_draws=200)["mean"]
     assert effects.shape == (200, NUM_GROUPS)
     at = np.linspace(0, 399, 200).round().astype(int)
     mu, tau, sigma = (np.asarray(samples[n], float)[at, None] for n in ("mu", "tau", "sigma"))
-    sizes = np.bincount(group, minlength=NUM_GROUPS)
-    sums = np.bincount(group, weights=y, minlength=NUM_GROUPS)
+    sizes = np.bincount(GROUP, minlength=NUM_GROUPS)
+    sums = np.bincount(GROUP, weights=Y, minlength=NUM_GROUPS)
     precision = sizes / sigma**2 + 1 / tau**2
     mean = (sums / sigma**2 + mu / tau**2) / precision
     scores = (effects - mean) * np.sqrt(precision)
@@ -98,15 +95,14 @@ def test_effects_of_all_groups_are_those_of_the_closed_form(built, samples):
     np.testing.assert_allclose(moments[1], effects.std(axis=0), atol=1e-4)
 
 
-def test_a_saved_coreset_is_the_same(built, samples, tmp_path):
-    group, y, coreset = built
+def test_a_saved_coreset_is_the_same(coreset, samples, tmp_path):
     loaded = jc.load(coreset.save(tmp_path / "groups"), model=normals)
-    at = {name: values[0] for name, values in samples.items()}
+    (at,) = _points(samples, 1)
     one, other = (log_density(c.model, c.args, c.kwargs, at)[0] for c in (coreset, loaded))
     assert float(one) == float(other)
     with pytest.raises(ValueError, match="pass the model's arguments with all rows"):
         loaded.group_effects(jax.random.key(1), samples)
-    args = (group, NUM_GROUPS, y)
+    args = (GROUP, NUM_GROUPS, Y)
     effects = loaded.group_effects(jax.random.key(1), samples, *args, num_draws=8)
     assert effects["mean"].shape == (8, NUM_GROUPS)
     certificates = [
@@ -117,65 +113,34 @@ def test_a_saved_coreset_is_the_same(built, samples, tmp_path):
     assert str(certificates[1]).split()[2:6] == ["groups", str(len(coreset)), "of", str(NUM_GROUPS)]
 
 
-def test_log_ratios_are_exact_where_groups_are_evaluated_by_length(built, samples, monkeypatch):
-    group, y, coreset = built
+def test_log_ratios_are_exact_where_groups_are_evaluated_by_length(coreset, samples, monkeypatch):
     at = {name: np.asarray(values[:40]) for name, values in samples.items()}
     monkeypatch.setattr(group_layout, "choose_lengths", lambda sizes: (3, 8, 12))
     integration = coreset.grouping.integration
     split = group_likelihood(
-        normals, (group, NUM_GROUPS, y), groups="group", integration=integration
+        normals, (GROUP, NUM_GROUPS, Y), groups="group", integration=integration
     )
     chosen = split.rows.select(split.rows.places(coreset.indices))
     assert order_by_length(chosen) is not None
     found, whole = (log_ratios(coreset, one, at) for one in (split, coreset.likelihood))
     np.testing.assert_allclose(found, whole, atol=2e-3)
-    every = dict.fromkeys(range(NUM_GROUPS), 1.0)
-    weights = dict(zip(coreset.indices.tolist(), coreset.weights.tolist(), strict=True))
-    draws = [{name: values[i] for name, values in at.items()} for i in range(40)]
-    exact = [_exact(group, y, one, every) - _exact(group, y, one, weights) for one in draws]
+    weights = _weights(coreset)
+    exact = [_exact(one, EVERY) - _exact(one, weights) for one in _points(at, 40)]
     # A proxy has a part in the log-ratios, but not here.
     assert coreset.proxy is None
     np.testing.assert_allclose(found, exact, atol=5e-3)
 
 
-def test_new_groups_join_by_an_update(built):
-    group, y, coreset = built
-    more = coreset.update(jax.random.key(3), group[group < 20], 20, y[group < 20])
-    assert more.report.num_data == NUM_GROUPS + 20
-    assert more.args[1] == len(more)
-    # Labels that are numbers from 0 on cannot say that these groups are known.
-    np.testing.assert_array_equal(more.group_names, np.arange(NUM_GROUPS + 20))
-
-
-def test_groups_cannot_be_a_table_of_rows(built):
+def test_groups_cannot_be_a_table_of_rows(coreset):
     pytest.importorskip("pandas")
     with pytest.raises(ValueError, match="rows have no weights of their own"):
-        built[2].to_frame()
-
-
-@pytest.mark.slow
-@pytest.mark.unoptimised
-def test_rows_with_latents_of_their_own_are_groups_without_being_named():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=400).astype(np.float32)
-    y = rng.negative_binomial(2, 2 / (2 + np.exp(1 + 0.3 * x)))
-    coreset = jc.CoresetBuilder(frailties, size=8, progress_bar=False).run(jax.random.key(0), x, y)
-    assert coreset.report.unit == "groups"
-    assert coreset.report.kl < 0.05
-    assert coreset.args[0].shape == (len(coreset),)
+        coreset.to_frame()
 
 
 def test_an_integral_without_effects_is_refused():
-    _, y = means(6)
-    flat = jc.CoresetBuilder(_flat, size=5, integration=jc.LaplaceIntegral())
+    builder = jc.CoresetBuilder(regression_model, size=5, integration=jc.LaplaceIntegral())
     with pytest.raises(ValueError, match="no effects to integrate out"):
-        flat.run(jax.random.key(0), y)
-
-
-def _flat(y):
-    mu = numpyro.sample("mu", dist.Normal(0, 1))
-    with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+        builder.run(jax.random.key(0), np.eye(6), np.arange(6.0))
 
 
 @pytest.mark.slow
@@ -202,14 +167,16 @@ def test_the_posterior_is_that_of_nuts_with_all_effects():
     assert np.abs(effects.std(axis=0) / sd - 1).mean() < 0.05
 
 
-def test_chains_in_float64_follow_chains_in_float32(built):
-    coreset = built[2]
+def test_the_density_in_float64_follows_that_in_float32(coreset):
 
-    def sample():
-        mcmc = MCMC(NUTS(coreset.model), num_warmup=10, num_samples=10, progress_bar=False)
-        mcmc.run(jax.random.key(0), *coreset.args, init_params=coreset.init_params())
-        return mcmc.get_samples()["mu"].dtype
+    def energy():
+        def at(z):
+            return potential_energy(coreset.model, coreset.args, coreset.kwargs, z)
 
-    assert sample() == np.float32
+        return jax.jit(at)(coreset.init_params())
+
+    single = energy()
     with coreset.in_float64():
-        assert sample() == np.float64
+        double = energy()
+    assert (single.dtype, double.dtype) == (np.float32, np.float64)
+    np.testing.assert_allclose(single, double, rtol=1e-5)

@@ -40,9 +40,16 @@ def _table(is_sorted):
     return 7 * group[order].astype(np.int32), age, y[order]
 
 
-def _in_batches(group, age, y, size=90):
-    parts = [{"group": group[i : i + size], "y": y[i : i + size]} for i in range(0, len(y), size)]
-    arrays = sources.batches(lambda: iter(parts), num_rows=len(y)).arrays
+def _in_batches(group, age, y, starts=None, size=90):
+    """The arguments, read in batches; `starts` gets an entry each time that reading begins."""
+    starts = [] if starts is None else starts
+
+    def batches():
+        starts.append(0)
+        for i in range(0, len(y), size):
+            yield {"group": group[i : i + size], "y": y[i : i + size]}
+
+    arrays = sources.batches(batches, num_rows=len(y)).arrays
     return arrays["group"], age, NUM_GROUPS, arrays["y"]
 
 
@@ -64,15 +71,17 @@ def _values(likelihood):
 def test_groups_of_a_source_are_those_of_arrays(small, is_sorted):
     group, age, y = _table(is_sorted)
     whole = group_likelihood(predicted, (group, age, NUM_GROUPS, y), groups="group")
-    read = group_likelihood(predicted, _in_batches(group, age, y), groups="group")
+    starts = []
+    read = group_likelihood(predicted, _in_batches(group, age, y, starts), groups="group")
     assert len(read.rows._runs.slices) > len(whole.rows._runs.slices) > 1
     np.testing.assert_allclose(_values(read), _values(whole), rtol=1e-5)
-    # A pass evaluates each group once, under its place.
-    found = np.full(NUM_GROUPS, np.nan)
+    # A pass evaluates each group once, under its place, and reads the source once.
+    found, before = np.full(NUM_GROUPS, np.nan), len(starts)
     for first, num, values in read.rows.evaluate(_sizes, (), 1):
         numbers = read.rows.numbers(np.arange(first, first + num))
         found[numbers] = np.asarray(values).ravel()[:num]
     np.testing.assert_array_equal(found, np.bincount(group // 7))
+    assert len(starts) <= before + 1
     assert read.rows.passes["labels"] == 1
     assert ("gathering" in read.rows.passes) is not is_sorted
 
@@ -91,24 +100,6 @@ def test_groups_of_a_source_have_the_names_of_its_categories(tmp_path):
     arrays = source.arrays
     found = group_likelihood(normals, (arrays["group"], NUM_GROUPS, arrays["y"]), groups="group")
     np.testing.assert_array_equal(found.model.names, names)
-
-
-def test_a_sorted_source_is_read_once_by_a_pass(small):
-    group, age, y = _table(is_sorted=True)
-    starts = []
-
-    def batches():
-        starts.append(0)
-        for i in range(0, len(y), 90):
-            yield {"group": group[i : i + 90], "y": y[i : i + 90]}
-
-    arrays = sources.batches(batches, num_rows=len(y)).arrays
-    args = (arrays["group"], age, NUM_GROUPS, arrays["y"])
-    read = group_likelihood(predicted, args, groups="group")
-    before = len(starts)
-    for _ in read.rows.evaluate(_sizes, (), 1):
-        pass
-    assert len(starts) <= before + 1
 
 
 def test_gathered_rows_are_those_of_a_stable_sort(small):
@@ -158,29 +149,17 @@ def test_the_plan_gathers_nothing_and_says_what_that_takes():
     assert "temporary files" in str(plan)
 
 
-@pytest.fixture
-def built(small):
-    group, age, y = _table(is_sorted=False)
-    args = _in_batches(group, age, y)
+@pytest.mark.slow
+@pytest.mark.unoptimised
+def test_an_interrupted_build_of_groups_resumes_bit_for_bit(small, tmp_path, monkeypatch):
+    args = _in_batches(*_table(is_sorted=False))
     settings = {"num_draws": 40, "num_held_out": 40, "rounds": 1, "progress_bar": False}
 
-    def build(path=None):
-        builder = jc.CoresetBuilder(
-            predicted,
-            size=4,
-            groups="group",
-            proxy=None,
-            checkpoint=None if path is None else jc.Checkpoint(path, every=0.0),
-            **settings,
-        )
-        return builder.run(jax.random.key(0), *args)
+    def build(checkpoint=None):
+        given = {"size": 4, "groups": "group", "proxy": None, "checkpoint": checkpoint}
+        return jc.CoresetBuilder(predicted, **given, **settings).run(jax.random.key(0), *args)
 
-    return build
-
-
-@pytest.mark.slow
-def test_an_interrupted_build_of_groups_resumes_bit_for_bit(built, tmp_path, monkeypatch):
-    whole = built()
+    whole = build()
     evaluate, done = jc.data.rows.evaluate_blocks, []
 
     def interrupted(*args, **kwargs):
@@ -192,8 +171,8 @@ def test_an_interrupted_build_of_groups_resumes_bit_for_bit(built, tmp_path, mon
 
     monkeypatch.setattr(jc.data.rows, "evaluate_blocks", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        built(tmp_path / "build")
-    again = built(tmp_path / "build")
+        build(jc.Checkpoint(tmp_path / "build", every=0.0))
+    again = build(jc.Checkpoint(tmp_path / "build", every=0.0))
     np.testing.assert_array_equal(again.indices, whole.indices)
     np.testing.assert_array_equal(again.weights, whole.weights)
     assert again.report.kl == whole.report.kl

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +14,16 @@ from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
 from jaxcoreset.builders import spikes
-from jaxcoreset.builders.outcome import got_far_worse, has_escaped, up_to_best
+from jaxcoreset.builders.outcome import check_tolerance, got_far_worse, has_escaped, up_to_best
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.warn import warn_if_bad
 from jaxcoreset.data.utils import Clock
+from jaxcoreset.likelihood.program import with_program
 from jaxcoreset.selection.rounds import Checker
 from jaxcoreset.selection.sizes import extrapolate
 from jaxcoreset.weighting.chains import Transitions, mixing_trouble
+from jaxcoreset.weighting.nuts import CoresetSampler
+from tests.models import logistic_model as logistic
 
 
 def report(kl, **facts):
@@ -118,12 +122,6 @@ def test_chains_that_have_not_mixed_are_told_from_those_that_have():
     assert "differ" in str(mixing_trouble(rare, moved))
 
 
-def logistic(x, y=None):
-    slopes = numpyro.sample("slopes", dist.Normal(0, 2).expand([2]).to_event(1))
-    with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=x @ slopes), obs=y)
-
-
 def test_draws_of_chains_that_have_not_mixed_do_not_become_the_weighting(monkeypatch):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 2)).astype(np.float32)
@@ -132,27 +130,24 @@ def test_draws_of_chains_that_have_not_mixed_do_not_become_the_weighting(monkeyp
         "jaxcoreset.weighting.nuts.mixing_trouble", lambda draws, transitions: "R-hat is 9"
     )
     looked = []
-    monkeypatch.setattr(Checker, "_sampler_of", _counted(Checker._sampler_of, looked))
-    builder = jc.CoresetBuilder(
-        logistic, size=8, rounds=3, progress_bar=False, num_held_out=200, proxy=None
-    )
+    # All chains of this test share one program.
+    chains = {"num_samples": 60, "num_warmup": 50}
+
+    def sampler_of(checker, **settings):
+        looked.append(settings)
+        return CoresetSampler(checker.likelihood, **chains)
+
+    monkeypatch.setattr(Checker, "_sampler_of", sampler_of)
+    settings = {"size": 8, "num_draws": 60, "num_held_out": 60, "progress_bar": False}
     with pytest.warns(UserWarning, match="not checked: NUTS on the coreset has not mixed"):
-        coreset = builder.run(jax.random.key(0), x, y)
-    assert len(looked) == 2  # once more, with longer trajectories
+        coreset = jc.CoresetBuilder(logistic, **settings, rounds=3, proxy=None).run(0, x, y)
+    # Once more, with longer trajectories and a longer warm-up.
+    assert [list(one) for one in looked] == [["max_tree_depth"], ["num_warmup"]]
     assert len(coreset.report.rounds) == 1
     assert coreset.report.rounds[0]["own_kl"] is None
+    nuts = jc.SubsampleNUTS(num_rows=8, **chains)
     with pytest.raises(ValueError, match="have not mixed: R-hat is 9"):
-        jc.CoresetBuilder(
-            logistic, size=8, weighting=jc.SubsampleNUTS(), progress_bar=False, proxy=None
-        ).run(jax.random.key(0), x, y)
-
-
-def _counted(method, calls):
-    def count(self, **settings):
-        calls.append(settings)
-        return method(self, **{**settings, "num_warmup": 50})
-
-    return count
+        jc.CoresetBuilder(logistic, **settings, weighting=nuts, proxy=None).run(0, x, y)
 
 
 def mixture(y):
@@ -164,19 +159,18 @@ def mixture(y):
         numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(probs=share), parts), obs=y)
 
 
-@pytest.fixture(scope="module")
-def of_mixture():
+def rows_of_mixture(num_rows):
     rng = np.random.default_rng(0)
-    y = np.where(rng.random(4000) < 0.3, -2.0, 1.5) + 0.8 * rng.normal(size=4000)
-    builder = jc.CoresetBuilder(mixture, tol=0.02, progress_bar=False, proxy=None)
-    with pytest.warns(UserWarning, match="a mode that the full posterior does not have"):
-        return builder.run(jax.random.key(0), y.astype(np.float32))
+    y = np.where(rng.random(num_rows) < 0.3, -2.0, 1.5) + 0.8 * rng.normal(size=num_rows)
+    return y.astype(np.float32)
 
 
 @pytest.mark.slow
 @pytest.mark.unoptimised
-def test_a_spike_is_found_and_chains_that_start_as_told_do_not_see_it(of_mixture):
-    coreset = of_mixture
+def test_a_spike_is_found_and_chains_that_start_as_told_do_not_see_it():
+    builder = jc.CoresetBuilder(mixture, tol=0.02, progress_bar=False, proxy=None)
+    with pytest.warns(UserWarning, match="a mode that the full posterior does not have"):
+        coreset = builder.run(jax.random.key(0), rows_of_mixture(4000))
     assert coreset.report.spike > 100
     assert "start chains at init_params()" in str(coreset.report)
     mcmc = MCMC(NUTS(coreset.model), num_warmup=200, num_samples=200, progress_bar=False)
@@ -200,27 +194,21 @@ def test_a_spike_is_found_and_chains_that_start_as_told_do_not_see_it(of_mixture
     assert "a mode that only the weighted density has" in bad.reason
 
 
-def test_a_spike_is_found_without_hessians_too(of_mixture, monkeypatch):
-    """As in models of more than a hundred parameters."""
-    monkeypatch.setattr(spikes, "_MAX_PARAMS", 1)
-    coreset = of_mixture
-    start = coreset.init_params()
-    found = spikes.find_spike(
-        coreset.likelihood, coreset.arguments.data, np.asarray(coreset.weights), start
-    )
-    assert found > 100
-
-
-def test_a_regression_has_no_spike():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(400, 2)).astype(np.float32)
-    y = (rng.random(400) < 0.5).astype(np.int32)
-    coreset = jc.CoresetBuilder(logistic, size=8, progress_bar=False, proxy=None).run(
-        jax.random.key(0), x, y
-    )
-    assert coreset.report.spike is None
-    assert {name: x.shape for name, x in coreset.init_params(3).items()} == {"slopes": (3, 2)}
-    assert {name: x.shape for name, x in coreset.init_params().items()} == {"slopes": (2,)}
+@pytest.mark.parametrize("most_params", [100, 1])
+def test_a_spike_is_found_with_hessians_and_without_as_in_models_of_many_parameters(
+    most_params, monkeypatch
+):
+    monkeypatch.setattr(spikes, "_MAX_PARAMS", most_params)
+    y = rows_of_mixture(400)
+    likelihood = with_program(jc.model_likelihood(mixture, (y,)))
+    truth = {
+        "share": jnp.array([0.3, 0.7]),
+        "means": jnp.array([-2.0, 1.5]),
+        "scales": jnp.array([0.8, 0.8]),
+    }
+    start = likelihood.unconstrain(truth)
+    weights = np.full(20, 20, np.float32)
+    assert spikes.find_spike(likelihood, (y[::20],), weights, start) > 100
 
 
 def test_a_row_that_is_not_finite_at_draws_is_told_by_its_number_among_all_rows():
@@ -232,13 +220,11 @@ def test_a_row_that_is_not_finite_at_draws_is_told_by_its_number_among_all_rows(
             sd = jnp.where(known == 1, 1.0, 3 - slope)
             numpyro.sample("obs", dist.Normal(slope * x, sd), obs=y)
 
-    x = np.random.default_rng(0).normal(size=12_000).astype(np.float32)
-    known = (np.arange(12_000) < 11_000).astype(np.float32)
-    far = {"slope": np.random.default_rng(1).normal(4, 0.1, size=400)}
-    builder = jc.CoresetBuilder(
-        model, size=8, weighting=jc.Draws(far), progress_bar=False, proxy=None
-    )
-    with pytest.raises(ValueError, match=r"first of them \[11000, 11001"):
+    x = np.random.default_rng(0).normal(size=400).astype(np.float32)
+    known = (np.arange(400) < 300).astype(np.float32)
+    far = jc.Draws({"slope": np.random.default_rng(1).normal(4, 0.1, size=400)})
+    builder = jc.CoresetBuilder(model, size=8, candidates=50, weighting=far, proxy=None)
+    with pytest.raises(ValueError, match=r"first of them \[300, 301"):
         builder.run(jax.random.key(0), x, known, x)
 
 
@@ -271,25 +257,25 @@ def rare_rows():
     return z, (rng.random(3000) < rate).astype(np.int32)
 
 
-def test_a_tolerance_that_takes_too_many_rows_says_how_many(rare_rows):
-    tol = jc.Tolerance(0.005, max_size=128)
+@pytest.mark.slow
+@pytest.mark.unoptimised
+@pytest.mark.usefixtures("untyped")
+def test_a_tolerance_that_takes_too_many_rows_gives_the_best_coreset_or_says_how_many(rare_rows):
+    tol = jc.Tolerance(0.005, max_size=128, throw=False)
+    builder = jc.CoresetBuilder(logistic, tol=tol, num_held_out=500, progress_bar=False)
+    report = builder.run(jax.random.key(0), *rare_rows).report
+    assert not report.is_within_tol
+    assert report.rounds[-1]["own_kl"] is not None  # it is checked by its own posterior
+    assert "not met: this is the best coreset, and it would take about" in str(report)
     with pytest.raises(ValueError, match="The sizes that were tried suggest") as error:
-        jc.CoresetBuilder(rare_logistic, tol=tol).run(jax.random.key(0), *rare_rows)
+        check_tolerance(tol, report, SimpleNamespace(is_exhausted=False))
     # A build with max_size = 1500 keeps 179 rows: near them the error falls faster than before.
     (told,) = re.findall(r"take about (\d+) rows: raise max_size or tol", str(error.value))
     assert 150 < int(told) < 400
 
 
-def test_the_best_coreset_of_a_tolerance_that_is_not_met_is_checked_by_its_own_posterior(rare_rows):
-    tol = jc.Tolerance(0.005, max_size=128, throw=False)
-    report = jc.CoresetBuilder(rare_logistic, tol=tol).run(jax.random.key(0), *rare_rows).report
-    assert not report.is_within_tol
-    assert report.rounds[-1]["own_kl"] is not None
-    assert "not met: this is the best coreset, and it would take about" in str(report)
-
-
 def test_a_coreset_whose_only_mode_is_far_away_is_blamed_and_not_its_chains(rare_rows):
-    builder = jc.CoresetBuilder(rare_logistic, size=6, rounds=1, progress_bar=False, proxy=None)
+    builder = jc.CoresetBuilder(logistic, size=6, rounds=1, progress_bar=False, proxy=None)
     with pytest.warns(UserWarning, match="don't use"):  # six rows are separable
         coreset = builder.run(jax.random.key(0), *rare_rows)
     mcmc = MCMC(NUTS(coreset.model), num_warmup=200, num_samples=200, progress_bar=False)
@@ -299,13 +285,6 @@ def test_a_coreset_whose_only_mode_is_far_away_is_blamed_and_not_its_chains(rare
     assert found.separated is False
     assert found.coreset_verdict == "don't use"
     assert found.chains_verdict == "converged"
-
-
-def rare_logistic(z, y=None):
-    """Logistic regression with standard normal priors."""
-    theta = numpyro.sample("theta", dist.Normal(0, 1).expand([z.shape[1]]).to_event(1))
-    with numpyro.plate("rows", len(z)):
-        numpyro.sample("y", dist.Bernoulli(logits=z @ theta), obs=y)
 
 
 @pytest.mark.parametrize(

@@ -54,19 +54,18 @@ def hierarchy(x, group, num_groups, y=None):
     with numpyro.plate("groups", num_groups):
         effect = numpyro.sample("effect", dist.Normal(0, 1))
     with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=x @ slopes + effect[group]), obs=y)
+        numpyro.sample("y", dist.Normal(x @ slopes + effect[group], 1.0), obs=y)
 
 
 def groups(x, y):
     settings = {"size": 5, "num_draws": 60, "num_held_out": 60, "proxy": None}
     builder = jc.CoresetBuilder(hierarchy, groups="group", progress_bar=False, **settings)
     group = np.arange(NUM_ROWS, dtype=np.int32) // 10
-    coreset = builder.run(jax.random.key(0), x, group, NUM_ROWS // 10, (y > 0).astype(np.float32))
+    coreset = builder.run(jax.random.key(0), x, group, NUM_ROWS // 10, y)
     coreset.group_effects(jax.random.key(1), {"slopes": np.ones((8, 2), np.float32)})
 
 
 BUILDS = {
-    "size": lambda x, y: build(0, x, y),
     "rounds": lambda x, y: build(0, x, y, rounds=2, candidates=jc.Candidates(200, extra_passes=1)),
     "SubsampleNUTS": lambda x, y: build(
         0, x, y, weighting=jc.SubsampleNUTS(num_samples=60, num_warmup=50)
@@ -76,44 +75,40 @@ BUILDS = {
     "CoresetMCMC": on_uniform_rows(jc.CoresetMCMC),
     "Guide": lambda x, y: build(0, x, y, weighting=jc.Guide(num_steps=100)),
     "groups": groups,
-}
-OTHERS = {
     "certify": lambda x, y: use(build(0, x, y), x, y),
 }
+# NumPyro compiles loops each time that it looks for values that a guide can start from.
+COMPILED_BY_NUMPYRO = {"Guide": {"jit(scan)"}}
 
 
-@pytest.mark.parametrize("make", [*BUILDS.values(), *OTHERS.values()], ids=[*BUILDS, *OTHERS])
-def test_data_of_a_build_leave_memory_with_it(make):
+@pytest.mark.parametrize("name", BUILDS)
+def test_a_build_leaves_no_data_in_memory_and_the_next_one_compiles_nothing(name):
+    make, compiled = BUILDS[name], []
     x, y = table(0)
     kept = weakref.ref(x), weakref.ref(y)
     make(x, y)
     del x, y
     gc.collect()
     assert [one() is None for one in kept] == [True, True]
-
-
-@pytest.mark.parametrize("name", BUILDS)
-def test_a_second_build_of_other_data_compiles_nothing(name):
-    make, compiled = BUILDS[name], []
+    if name == "certify":  # a new MCMC compiles its own programs
+        return
 
     def listen(event, duration_secs, **about):
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(about.get("fun_name"))
 
-    make(*table(0))
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         make(*table(1))
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    # NumPyro compiles two loops each time that it looks for values that a guide can start from.
-    assert [one for one in compiled if (name, one) != ("Guide", "jit(scan)")] == []
+    assert set(compiled) <= COMPILED_BY_NUMPYRO.get(name, set())
 
 
-def test_builds_in_eight_threads_are_those_of_one():
-    tables = [table(seed) for seed in range(8)]
+def test_builds_in_threads_are_those_of_one():
+    tables = [table(seed) for seed in range(4)]
     alone = [build(seed, *data) for seed, data in enumerate(tables)]
-    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
         futures = [threads.submit(build, seed, *data) for seed, data in enumerate(tables)]
         together = [future.result() for future in futures]
     for one, other in zip(alone, together, strict=True):

@@ -1,10 +1,12 @@
 """The demonstration of an effect of each aircraft, on a part of them."""
 
+import functools
 import os
 
 import numpy as np
 import pytest
 
+import jaxcoreset as jc
 from jaxcoreset.command import demo_planes, flights
 from jaxcoreset.command import main as cli
 
@@ -17,21 +19,26 @@ def test_planes_are_those_of_the_flights():
 
 
 @pytest.mark.slow
+@pytest.mark.unoptimised
 def test_planes_demo_finds_the_late_aircraft(monkeypatch, tmp_path, capsys):
     rng = np.random.default_rng(0)
-    plane = rng.integers(0, 60, 3000).astype(np.int32)
-    features = np.column_stack([np.ones(3000), rng.normal(size=3000)]).astype(np.float32)
-    effect = rng.normal(0, 0.8, 60)
-    late = rng.random(3000) < 1 / (1 + np.exp(1 - features[:, 1] - effect[plane]))
-    codes = [f"N{i}" for i in range(60)]
+    plane = rng.integers(0, 30, 1500).astype(np.int32)
+    features = np.column_stack([np.ones(1500), rng.normal(size=1500)]).astype(np.float32)
+    effect = rng.normal(0, 0.8, 30)
+    late = rng.random(1500) < 1 / (1 + np.exp(1 - features[:, 1] - effect[plane]))
+    codes = [f"N{i}" for i in range(30)]
     found = features, plane, late.astype(np.int32), ["intercept", "x"], codes
     monkeypatch.setattr(demo_planes, "load_planes", lambda: found)
-    monkeypatch.setattr(demo_planes, "_NUM_SAMPLES", 200)
-    result = demo_planes.run_planes_demo(size=15, out=tmp_path / "out", show_progress=False)
+    # The expansion of integrals takes most of the time to compile; tests/builders has it.
+    rows_alone = functools.partial(jc.CoresetBuilder, proxy=None)
+    monkeypatch.setattr(demo_planes, "CoresetBuilder", rows_alone)
+    for name in ("_NUM_WARMUP", "_NUM_SAMPLES", "_NUM_EFFECTS"):
+        monkeypatch.setattr(demo_planes, name, 100)
+    result = demo_planes.run_planes_demo(size=12, out=tmp_path / "out", show_progress=False)
     printed = capsys.readouterr().out
     assert sorted(os.listdir(tmp_path / "out")) == ["planes.npz", "planes.png"]
-    assert result["effects"].shape == (200, 60)
-    # Fifty flights tell an effect to about a third, and the sd of sixty effects to a tenth.
+    assert result["effects"].shape == (100, 30)
+    # Fifty flights tell an effect to about a third, and thirty effects their sd to a tenth.
     assert np.corrcoef(result["effects"].mean(axis=0), effect)[0, 1] > 0.85
     assert abs(result["shared"]["sd_planes"].mean() - 0.8) < 0.3
     assert "The sd between aircraft is" in printed

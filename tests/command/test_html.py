@@ -3,7 +3,6 @@
 import base64
 import copy
 import dataclasses
-import html
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,7 +19,7 @@ from jaxcoreset.command import export
 from jaxcoreset.command import main as cli
 from jaxcoreset.command.html import compare_laplace, html_report, verdict
 from jaxcoreset.command.inputs import Inputs, regression_inputs
-from jaxcoreset.command.regressions import logistic
+from jaxcoreset.command.regressions import REGRESSIONS, logistic
 from jaxcoreset.command.tables import Table
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -58,14 +57,12 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def coreset():
+    """Of the shapes and settings of `tests/command/test_main.py`, so that programs are shared."""
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(200, 2))
-    y = (rng.random(200) < 1 / (1 + np.exp(-x[:, 0]))).astype(int)
-    solver = jc.MatchingPursuit()  # quick to compile
-    builder = jc.CoresetBuilder(
-        logistic, 12, solver=solver, num_draws=100, num_held_out=100, proxy=None
-    )
-    return builder.run(jax.random.key(0), x=x, y=y)
+    x = rng.normal(size=(400, 3))
+    y = (rng.random(400) < 1 / (1 + np.exp(-x[:, 0]))).astype(int)
+    builder = jc.CoresetBuilder(logistic, 24, data_axes={"x": 0, "y": 0}, proxy=None)
+    return builder.run(jax.random.key(0), x=x, y=y, prior_scale=2.0)
 
 
 @pytest.fixture(scope="module")
@@ -74,19 +71,37 @@ def comparison(coreset):
     return compare_laplace(coreset, lambda name: names.get(name, name))
 
 
-def test_page_needs_no_other_file_and_is_well_formed(coreset, comparison):
-    text = html_report(coreset, title="A & B", comparison=comparison, tol=0.01)
-    page = Page(text)
-    assert page.open == []
-    assert text.startswith("<!DOCTYPE html>")
-    assert "<title>A &amp; B</title>" in text
-    assert all(link.startswith("data:image/png;base64,") for link in page.links)
-    assert len(page.images) == 2
-    assert not re.search(r"url\(|@import|https?://", re.sub(r'src="[^"]*"', "", text))
+@pytest.fixture(scope="module")
+def page(coreset, comparison):
+    return html_report(
+        coreset,
+        title="A & B",
+        facts={"file": "shop.csv"},
+        notes=["Æ <i>"],
+        programs={"R": "a < b"},
+        comparison=comparison,
+        tol=0.01,
+    )
 
 
-def test_page_has_styles_for_the_dark_for_narrow_screens_and_for_paper(coreset):
-    style = html_report(coreset).partition("<style>")[2].partition("</style>")[0]
+def test_page_needs_no_other_file_and_is_well_formed(page):
+    read = Page(page)
+    assert read.open == []
+    assert page.startswith("<!DOCTYPE html>")
+    assert page.rstrip().endswith("</html>")
+    for escaped in ("<title>A &amp; B</title>", "Æ &lt;i&gt;", "a &lt; b"):
+        assert escaped in page
+    assert not re.search(r"url\(|@import|https?://", re.sub(r'src="[^"]*"', "", page))
+    assert len(read.images) == len(read.links) == 2
+    for image in read.images:
+        assert image["src"].startswith("data:image/png;base64,")
+        data = base64.b64decode(image["src"].partition(",")[2], validate=True)
+        assert data.startswith(b"\x89PNG\r\n\x1a\n")
+        assert len(image["alt"]) > 20
+
+
+def test_page_has_styles_for_the_dark_for_narrow_screens_and_for_paper(page):
+    style = page.partition("<style>")[2].partition("</style>")[0]
     colours = set(re.findall(r"(--\w+):", style.partition("@media")[0]))
     dark = style.partition("(prefers-color-scheme: dark)")[2].partition("@media")[0]
     assert set(re.findall(r"(--\w+):", dark)) == colours
@@ -96,17 +111,9 @@ def test_page_has_styles_for_the_dark_for_narrow_screens_and_for_paper(coreset):
     assert "max-width: 40rem" in style
 
 
-def test_images_are_png_and_have_descriptions(coreset, comparison):
-    for image in Page(html_report(coreset, comparison=comparison)).images:
-        data = base64.b64decode(image["src"].partition(",")[2], validate=True)
-        assert data.startswith(b"\x89PNG\r\n\x1a\n")
-        assert len(image["alt"]) > 20
-
-
-def test_page_has_the_numbers_of_the_report(coreset, comparison):
-    report = coreset.report
-    text = Page(html_report(coreset, comparison=comparison, facts={"file": "shop.csv"})).text
-    assert f"{report.num_used} of 200" in text
+def test_page_has_the_numbers_of_the_report(page, coreset, comparison):
+    report, text = coreset.report, Page(page).text
+    assert f"{report.num_used} of 400" in text
     assert f"{report.kl:.2g} ± {report.kl_standard_error:.1g} nats" in text
     assert f"{report.held_out_error:.2e}" in text
     assert f"largest error of a mean {report.mean_shift:.1g} sd" in text
@@ -120,8 +127,8 @@ def test_comparison_is_that_of_two_laplace_approximations(coreset, comparison):
     """Held to Newton's method in NumPy on the weighted rows, with the priors of the model."""
     x = np.column_stack([coreset.kwargs["x"], np.ones(len(coreset))])
     y, w = np.asarray(coreset.kwargs["y"]), coreset.weights
-    precision = np.diag([1 / 2.5**2, 1 / 2.5**2, 1 / 10**2])
-    theta = np.zeros(3)
+    precision = np.diag([1 / 2**2] * 3 + [1 / 8**2])
+    theta = np.zeros(4)
     for _ in range(50):
         p = 1 / (1 + np.exp(-x @ theta))
         hessian = (x.T * (w * p * (1 - p))) @ x + precision
@@ -135,28 +142,23 @@ def test_comparison_is_that_of_two_laplace_approximations(coreset, comparison):
     )
 
 
-def test_rows_needed_are_read_from_the_curve(coreset):
+def page_with(coreset, **changes):
+    other = copy.copy(coreset)
+    other.report = dataclasses.replace(coreset.report, **changes)
+    return html_report(other)
+
+
+def test_rows_needed_are_read_from_the_curve_and_each_number_of_rows_is_listed_once(coreset):
     curve = {
-        "num_used": np.array([1, 2, 4]),
-        "kl": np.array([0.5, 0.05, 0.005]),
-        "kl_standard_error": np.array([0.05, 0.02, 0.002]),
+        "num_used": np.array([1, 2, 2, 4]),
+        "kl": np.array([0.5, 0.07, 0.05, 0.005]),
+        "kl_standard_error": np.array([0.05, 0.02, 0.02, 0.002]),
     }
-    report = dataclasses.replace(coreset.report, curve={**curve, "held_out_error": curve["kl"]})
-    text = Page(html_report(_with_report(coreset, report))).text
+    page = page_with(coreset, curve={**curve, "held_out_error": curve["kl"]})
     # 0.05 + 2 · 0.02 ≤ 0.1, and 0.005 + 2 · 0.002 ≤ 0.01
-    assert "2 for 0.1, 4 for 0.01, more than 4 for 0.001" in text
-
-
-def test_the_table_of_errors_has_each_number_of_rows_once(coreset):
-    curve = {
-        "num_used": np.array([1, 2, 2, 2]),
-        "kl": np.array([0.5, 0.07, 0.06, 0.043]),
-        "kl_standard_error": np.full(4, 0.01),
-    }
-    report = dataclasses.replace(coreset.report, curve={**curve, "held_out_error": curve["kl"]})
-    page = html_report(_with_report(coreset, report))
-    assert "0.043" in page
-    assert not any(one in page for one in ("0.07<", "0.06<"))
+    assert "2 for 0.1, 4 for 0.01, more than 4 for 0.001" in Page(page).text
+    assert "0.05<" in page
+    assert "0.07<" not in page
 
 
 def test_verdict_does_not_pretend(coreset):
@@ -167,9 +169,8 @@ def test_verdict_does_not_pretend(coreset):
     for kl, error in ((0.5, 0.01), (0.25, 0.1)):
         assert "Do not draw conclusions" in kl_of(kl, error)
         assert "lower bound" in kl_of(kl, error)
-    poor = dataclasses.replace(coreset.report, kl=2.0, kl_standard_error=0.1)
-    text = Page(html_report(_with_report(coreset, poor))).text
-    assert "at least that, and may differ by far more" in text
+    poor = Page(page_with(coreset, kl=2.0, kl_standard_error=0.1))
+    assert "at least that, and may differ by far more" in poor.text
 
 
 def test_coreset_of_all_rows_has_a_page_without_an_error_curve():
@@ -180,13 +181,6 @@ def test_coreset_of_all_rows_has_a_page_without_an_error_curve():
     page = Page(html_report(whole))
     assert page.images == []
     assert "there is no error" in page.text
-
-
-def test_text_from_the_table_is_escaped(coreset):
-    text = html_report(coreset, notes=["Æ <i>"], programs={"R": "a < b"})
-    assert text.rstrip().endswith("</html>")
-    assert "Æ &lt;i&gt;" in text
-    assert "a &lt; b" in text
 
 
 def inputs_of(likelihood, **more):
@@ -206,9 +200,12 @@ def inputs_of(likelihood, **more):
     return Inputs(**fields | more)
 
 
-@pytest.mark.parametrize(
-    "likelihood", ["logistic", "poisson", "normal", "student_t", "negative_binomial", "categorical"]
-)
+def assert_balanced(program):
+    for opening, closing in ("{}", "()", "[]"):
+        assert program.count(opening) == program.count(closing)
+
+
+@pytest.mark.parametrize("likelihood", REGRESSIONS)
 def test_programs_weight_the_likelihood_and_scale_by_all_rows(likelihood):
     classes = {"classes": ["a", "b", "c"]} if likelihood == "categorical" else {}
     found = export.programs(inputs_of(likelihood, **classes), Path("out/rows.csv"), "w")
@@ -216,9 +213,8 @@ def test_programs_weight_the_likelihood_and_scale_by_all_rows(likelihood):
     assert "`y value` | weights(w) ~ 0 + Intercept + age + town" in brms
     assert '(d[["age"]] - 40.0) / 12.0' in brms
     assert "target += weight[n] * " in stan
-    for opening, closing in ("{}", "()", "[]"):
-        assert stan.count(opening) == stan.count(closing)
-        assert brms.count(opening) == brms.count(closing)
+    assert_balanced(stan)
+    assert_balanced(brms)
     for name, program in found.items():
         if name.startswith("Python"):
             compile(program, name, "exec")
@@ -232,37 +228,39 @@ def test_programs_of_a_coreset_with_a_proxy_have_its_density(
     likelihood, size, tmp_path, monkeypatch, capsys
 ):
     rng = np.random.default_rng(0)
-    age, town = rng.normal(40, 12, 300), rng.choice(["Bergen", "Bodø", "Oslo"], 300)
+    age, town = rng.normal(40, 12, 300), rng.choice(["Bergen", "Oslo"], 300)
     y = 0.03 * age + (town == "Oslo") + rng.normal(size=300)
     y = np.where(y > 2, "a", np.where(y > 1, "b", "c")) if likelihood == "categorical" else y
     pd.DataFrame({"age": age, "town": town, "y": y}).to_csv(tmp_path / "d.csv", index=False)
     monkeypatch.chdir(tmp_path)
+    reported = {}
+
+    def report(coreset, **given):
+        reported.update(given, coreset=coreset)
+        return html_report(coreset, **given)
+
+    monkeypatch.setattr("jaxcoreset.command.html.html_report", report)
     what = f"--likelihood {likelihood} --response y --categorical town --proxy auto --no-progress"
-    for out in ("c.csv", "c.npz"):
-        command = ["build", "d.csv", *what.split(), size, "--out", out, "--report", f"{out}.html"]
-        assert cli.main(command) == 0
+    command = ["build", "d.csv", *what.split(), size, "--out", "c.csv", "--report", "c.html"]
+    assert cli.main(command) == 0
     assert "c.proxy.json" in capsys.readouterr().out
-    page = (tmp_path / "c.csv.html").read_text(encoding="utf-8")
-    programs = dict(re.findall(r"<summary>([^<]*)</summary><pre>(.*?)</pre>", page, re.DOTALL))
-    programs = {html.unescape(tool): html.unescape(text) for tool, text in programs.items()}
+    assert "A second-order expansion stands for" in Path("c.html").read_text(encoding="utf-8")
+    coreset, programs = reported["coreset"], reported["programs"]
     assert "R, with brms" not in programs
     namespace = {}
     text, _, call = programs["Python, with NumPyro"].partition("mcmc = ")
     exec(text, namespace)
     found = re.search(r"mcmc.run\(jax.random.key\(1\), (.*)\)", call)
     arguments = eval(f"(lambda *args, **kwargs: (args, kwargs))({found[1]})", namespace)
-    coreset = jc.load("c.npz", trust=True)
     assert coreset.proxy is not None
     assert (len(coreset) == 0) == (size == "--tol=0.5")
     center = coreset.proxy.unravel(jnp.asarray(coreset.proxy.center))
-    points = [jax.tree.map(lambda x, by=by: x + by, center) for by in (0.0, 0.02, -0.1, 1.0)]
+    points = [jax.tree.map(lambda x, by=by: x + by, center) for by in (-0.1, 1.0)]
     own = [float(potential_energy(coreset.model, coreset.args, coreset.kwargs, z)) for z in points]
     of_program = [float(potential_energy(namespace["model"], *arguments, z)) for z in points]
     np.testing.assert_allclose(of_program, own, rtol=2e-4, atol=2e-3)
     # The others are compared with this one by hand; here, that they are whole.
-    stan = programs["Stan"]
-    for opening, closing in ("{}", "()", "[]"):
-        assert stan.count(opening) == stan.count(closing)
+    assert_balanced(programs["Stan"])
     for tool, text in programs.items():
         if tool.startswith("Python"):
             compile(text, tool, "exec")
@@ -333,9 +331,3 @@ def test_r_program_reads_categories_as_text_and_checks_them():
     assert 'stopifnot(!anyNA(d[["y value"]]))\n' in csv
     parquet = export.programs(inputs, Path("rows.parquet"), "w")["R, with brms"]
     assert 'factor(ifelse(d[["town"]], "True", "False"), levels' in parquet
-
-
-def _with_report(coreset, report):
-    other = copy.copy(coreset)
-    other.report = report
-    return other

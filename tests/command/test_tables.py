@@ -1,6 +1,7 @@
 """Tables from files: what they hold, and errors that name the line and the column."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxcoreset.command.inputs import import_model, model_inputs, regression_inputs
-from jaxcoreset.command.regressions import REGRESSIONS
 from jaxcoreset.command.tables import Table, TableError, read_table
 
 FRAME = pd.DataFrame(
@@ -30,8 +30,6 @@ def write(folder, text, name="people.csv"):
 
 def table_of(columns):
     """A table that came from a Parquet file, so that rows are counted from 1."""
-    from pathlib import Path
-
     return Table(Path("people.parquet"), pd.DataFrame(columns))
 
 
@@ -87,9 +85,8 @@ def test_lines_are_counted_as_an_editor_does(tmp_path):
     [
         (
             "age\n1\nx\n3\n?\n5\n-\n*\n#\n",
-            r"line 3, column 'age': 'x' is text .*lines 5, 7, 8 and 1 ",
+            r"line 3, column 'age': 'x' is text .*lines 5, 7, 8 and 1 .*number\. Do this\.$",
         ),
-        ("age\n1\nx\n", r"Expected a number\. Do this\.$"),
         ("age;b\n1,5;2\n2,5;3\n", "decimals with a point"),
         ("age,b\n1,2\n,3\nNA,4\n", r"line 3, column 'age': a value is missing .*line 4"),
         ({"age": [1.0, np.nan]}, r"row 2, column 'age': a value is missing"),
@@ -124,7 +121,6 @@ def test_missing_categories_and_files_are_told(tmp_path):
         ("a.csv", "x\nBodø\n".encode("latin1"), "not text in UTF-8"),
         ("a.xlsx", b"PK", "Save a spreadsheet as CSV"),
         ("a.parquet", b"hello", "cannot be read as Parquet"),
-        ("a.npz", b"hello", r"not an NPZ file, .*numpy\.savez((?!pickle).)*$"),
         ("a.npz", b"\x93NUMPY\x01\x00", r"not an NPZ file, .*numpy\.savez((?!pickle).)*$"),
         ("a.csv", "\ufeffage,b\n1,2\n".encode("utf-16-le"), "iconv -f utf-16 -t utf-8"),
         ("a.csv", "\ufeffage,b\n1,2\n".encode("utf-16-be"), "iconv -f utf-16 -t utf-8"),
@@ -172,11 +168,9 @@ def test_standardised_values_have_mean_zero_and_sd_one():
     ("likelihood", "values", "message"),
     [
         ("logistic", [0, 1, 2, 1], r"row 3, column 'y': found 2\. .*0 and 1"),
-        ("logistic", [1, -1, 1, 1], r"row 2, column 'y': found -1"),
         ("logistic", ["yes", "no", "no", "yes"], r"row 1, column 'y': 'yes' is text.*recode"),
         ("poisson", [0, 1, 2, -3], r"row 4, column 'y': found -3\. .*counts"),
         ("negative_binomial", [0, 1.5, 2, 3], r"row 2, column 'y': found 1\.5\. .*counts"),
-        ("normal", [0, 1, np.nan, 3], r"row 3, column 'y': a value is missing"),
         ("student_t", [1.0, 1.0, 1.0, 1.0], r"'y' has the same value in every row"),
         ("categorical", ["a", "a", "a", "a"], r"'y' has 1 different values"),
     ],
@@ -322,10 +316,6 @@ def test_models_that_cannot_be_imported_are_told(spec, message, tmp_path, monkey
         import_model(spec)
 
 
-def test_every_regression_has_a_title():
-    assert len({regression.title for regression in REGRESSIONS.values()}) == len(REGRESSIONS) == 6
-
-
 @pytest.mark.parametrize(
     ("values", "levels"),
     [
@@ -362,15 +352,13 @@ def test_values_that_differ_only_by_rounding_are_refused(values):
         table_of({}).standardised("x", values)
 
 
-@pytest.mark.parametrize("likelihood", ["poisson", "negative_binomial"])
-def test_counts_that_jax_cannot_hold_are_refused(likelihood):
+def test_counts_that_jax_cannot_hold_are_refused():
     most = 2**31 - 1
     table = table_of({"x": [1.0, 2.0], "y": [0, most], "more": [0, most + 1]})
-    np.testing.assert_array_equal(
-        regression_inputs(table, likelihood, "y", ["x"]).arguments["y"], [0, most]
-    )
+    counts = regression_inputs(table, "poisson", "y", ["x"]).arguments["y"]
+    np.testing.assert_array_equal(counts, [0, most])
     with pytest.raises(TableError, match=r"row 2, column 'more': .*counts up to 2,147,483,647"):
-        regression_inputs(table, likelihood, "more", ["x"])
+        regression_inputs(table, "poisson", "more", ["x"])
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,19 @@
-"""One process of a distributed build, for `test_processes`: writes what it found as JSON.
+"""One process of several builds in a row, for `test_processes`: writes what it found as JSON.
 
-process_program.py WHAT                        one process alone
-process_program.py WHAT mpirun                 one of those that mpirun started
-process_program.py WHAT ADDRESS COUNT INDEX    one of COUNT processes
+process_program.py WHAT,...                        one process alone
+process_program.py WHAT,... mpirun                 one of those that mpirun started
+process_program.py WHAT,... ADDRESS COUNT INDEX    one of COUNT processes
+
+With "" as the address, JAX takes it from its variable.
 """
 
+import contextlib
 import json
 import os
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
@@ -17,8 +21,11 @@ import numpyro
 import numpyro.distributions as dist
 
 import jaxcoreset as jc
+from jaxcoreset.data import rows
+from jaxcoreset.weighting import auto
+from jaxcoreset.weighting.errors import UnusableWeightingError
 
-NUM_ROWS = 1 << 14
+NUM_ROWS = 3 << 12
 
 
 def model(x, y):
@@ -44,9 +51,9 @@ def hierarchy(group, num_groups, y):
 
 
 def grouped(num_groups=90):
-    """Groups of 1 to 600 rows, in order."""
+    """Groups of 1 to 60 rows, in order."""
     rng = np.random.default_rng(1)
-    group = np.repeat(np.arange(num_groups), np.geomspace(1, 600, num_groups).astype(int))
+    group = np.repeat(np.arange(num_groups), np.geomspace(1, 60, num_groups).astype(int))
     y = rng.normal(1, 0.7, num_groups)[group] + 0.5 * rng.normal(size=group.size)
     return group, y.astype(np.float32)
 
@@ -79,51 +86,82 @@ def after_sampling(coreset, x, y):
     }
 
 
-def main(what, *where):
-    index, count = 0, 1
+def listening(port):
+    """The addresses where Linux lists this port as open."""
+    texts = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    lines = [line.split() for text in texts for line in text.splitlines()]
+    found = [words[1].split(":") for words in lines if words[3] == "0A"]
+    return [address for address, at in found if int(at, 16) == port]
+
+
+def start(where):
+    """The number of this process, that of all processes, and what was found on the way."""
     if where == ("mpirun",):
-        index, count = jc.initialize_processes()
-    elif where:
-        index, count = jc.initialize_processes(
-            coordinator_address=where[0], num_processes=int(where[1]), process_id=int(where[2])
-        )
-    if (what == "no file" and index == count - 1) or (what == "no first file" and index == 0):
-        np.load("/nowhere/rows.npy")
-    if what == "ends" and index == count - 1:
-        return
+        return *jc.initialize_processes(), {}
+    if not where:
+        try:
+            jc.initialize_processes()
+        except ValueError as error:
+            return 0, 1, {"nothing started": {"error": str(error)}}
+    given = {"coordinator_address": where[0]} if where[0] else {}
+    index, count = jc.initialize_processes(
+        num_processes=int(where[1]), process_id=int(where[2]), **given
+    )
+    address = where[0] or os.environ["JAX_COORDINATOR_ADDRESS"]
+    is_listed = index == 0 and Path("/proc/net/tcp").is_file()
+    return index, count, {"listens": listening(int(address.split(":")[1])) if is_listed else []}
+
+
+def part_of(what, index, count):
+    """The rows of one process, some of them as they should not be."""
+    if "group" in what:
+        return grouped_part(what, index, count)
     x, y = table()
-    first, last = index * NUM_ROWS // count, (index + 1) * NUM_ROWS // count
-    part = x[first:last], y[first:last]
-    last_process, has_groups = index == count - 1, "group" in what
-    if has_groups:  # which of many alike are chosen depends on the rounding of float32
-        jax.config.update("jax_enable_x64", True)
-        part = grouped_part(what, index, count)
-    if what == "bad rows" and last_process:
-        part[1][:] = np.nan
-    if what == "other types" and last_process:
-        part = part[0], part[1].astype(np.int32)
-    if what == "no rows" and last_process:
-        part = part[0][:0], part[1][:0]
-    if (what == "dies" and last_process) or (what == "first dies" and index == 0):
-        # In the middle of the pass over the rows, as a machine would.
-        from jaxcoreset.data import rows
+    own = slice(index * NUM_ROWS // count, (index + 1) * NUM_ROWS // count)
+    x, y = x[own], y[own]
+    if index == count - 1:
+        if what == "bad rows":
+            y[:] = np.nan
+        if what == "other types":
+            y = y.astype(np.int32)
+        if what == "no rows":
+            x, y = x[:0], y[:0]
+    return x, y
 
-        rows.evaluate_blocks = lambda *args, **kwargs: os._exit(9)
-    if what == "no mode" and last_process:
-        from jaxcoreset.weighting.errors import UnusableWeightingError
-        from jaxcoreset.weighting.gaussian import Laplace
 
-        fit = Laplace.fit
+def die(*args, **kwargs):
+    os._exit(9)
 
-        def failing(*args, **kwargs):
-            fit(*args, **kwargs)
+
+class LaplaceInFirst(jc.Laplace):
+    """It fails in the last process, which rounds otherwise."""
+
+    def fit(self, likelihood, key, **options):
+        found = super().fit(likelihood, key, **options)
+        if jax.process_index() > 0:
             raise UnusableWeightingError("rounded otherwise here.")
+        return found
 
-        Laplace.fit = failing
+
+def ways(likelihood):
+    """Those of `AutoWeighting`, with short chains."""
+    yield LaplaceInFirst()
+    yield jc.SubsampleNUTS(num_rows=300, num_warmup=200, num_samples=200, num_chains=2)
+
+
+def build(what, index, count):
+    has_groups, is_last = "group" in what, index == count - 1
+    part = part_of(what, index, count)
+    patches = contextlib.ExitStack()
+    if (what == "dies" and is_last) or (what == "first dies" and index == 0):
+        # In the middle of the pass over the rows, as a machine would.
+        patches.enter_context(mock.patch.object(rows, "evaluate_blocks", die))
+    if what == "no mode":
+        patches.enter_context(mock.patch.object(auto, "_ways", ways))
     builder = jc.CoresetBuilder(
         hierarchy if has_groups else model,
         groups="group" if has_groups else None,
-        size=4 if has_groups else 7 if what == "other size" and last_process else 6,
+        size=4 if has_groups else 7 if what == "other size" and is_last else 6,
         num_draws=100,
         num_held_out=100,
         candidates=jc.Candidates(500, extra_passes=1),
@@ -134,30 +172,54 @@ def main(what, *where):
         progress_bar=False,
         proxy=jc.Taylor() if what == "proxy" else None,
     )
-    coreset = builder.run(jax.random.key(0), *part)
-    found = {
-        "indices": coreset.indices.tolist(),
-        "weights": coreset.weights.tolist(),
-        "rows": coreset.args[-1].tolist() if has_groups else coreset.args[0].tolist(),
-        "kl": coreset.report.kl,
-        "num_data": coreset.report.num_data,
-        "num_local": len(part[0]),
-        "weighting": coreset.report.weighting,
-    }
-    if what == "build and certify":  # each with draws of its own
-        own = coreset.approximation.draws(jax.random.key(index), 200)
-        found["certified"] = jc.certify(coreset, own, progress_bar=False).kl
-    if what in ("build", "build and certify") and count < 4:
-        found |= after_sampling(coreset, *part)
-    if has_groups:
-        at = {"mu": np.ones(8, np.float32), "tau": np.full(8, 0.7, np.float32)}
-        effects = coreset.group_effects(jax.random.key(1), at, num_draws=8)
-        found["effects"] = effects["mean"].mean(axis=0).tolist()
-    if what == "goes on" and index == 0:
-        time.sleep(20)
-    if what == "fails after" and index == count - 1:
-        raise ValueError("after the build")
-    Path(os.environ["FOUND_FOLDER"], f"{index}.json").write_text(json.dumps(found))
+    # Which of many groups that are alike are chosen depends on the rounding of float32; and without
+    # a mode in float32 the builder would start again in float64.
+    with patches, jax.enable_x64(has_groups or what == "no mode"):
+        coreset = builder.run(jax.random.key(0), *part)
+        found = {
+            "indices": coreset.indices.tolist(),
+            "weights": coreset.weights.tolist(),
+            "rows": coreset.args[-1 if has_groups else 0].tolist(),
+            "kl": coreset.report.kl,
+            "num_data": coreset.report.num_data,
+            "num_local": len(part[0]),
+            "weighting": coreset.report.weighting,
+        }
+        if what == "build and more":
+            # Each process has draws of its own.
+            own = coreset.approximation.draws(jax.random.key(index), 200)
+            found["certified"] = jc.certify(coreset, own, progress_bar=False).kl
+            found |= after_sampling(coreset, *part)
+        if has_groups:
+            at = {"mu": np.ones(8, np.float32), "tau": np.full(8, 0.7, np.float32)}
+            effects = coreset.group_effects(jax.random.key(1), at, num_draws=8)
+            found["effects"] = effects["mean"].mean(axis=0).tolist()
+    return found
+
+
+def leave(what, index):
+    """How a process ends, or makes the other ones wait, before a build or after it."""
+    if what == "first waits" and index == 0:
+        time.sleep(20)  # longer than JAX waits at the end
+    if (what, index) in (("first fails", 0), ("others end", 2)):
+        np.load("/nowhere/rows.npy")
+    if (what, index) == ("others end", 1):
+        sys.exit()
+
+
+def main(names, *where):
+    index, count, found = start(where)
+    for what in names.split(","):
+        if what in ("first waits", "first fails", "others end"):
+            leave(what, index)
+            continue
+        began = time.monotonic()
+        try:
+            found[what] = build(what, index, count)
+        except Exception as error:
+            found[what] = {"error": f"{type(error).__name__}: {error}"}
+        found[what]["seconds"] = time.monotonic() - began
+        Path(os.environ["FOUND_FOLDER"], f"{index}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

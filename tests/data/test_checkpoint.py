@@ -1,5 +1,6 @@
 """An interrupted build resumes to the same coreset, bit for bit; a file is never half written."""
 
+import contextlib
 import functools
 import os
 import random
@@ -7,6 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
+from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +26,7 @@ from jaxcoreset.data.processes import SINGLE_PROCESS
 from jaxcoreset.likelihood.totals import log_likelihood_totals
 
 NUM_ROWS = 3000
-
-
+NUM_KILLS = 4
 NOISE = {"of all": 1.0}
 
 
@@ -57,56 +60,68 @@ def build(path, data=None, key=0, **settings):
     return builder(path, **settings).run(jax.random.key(key), *(data or table()))
 
 
-@pytest.fixture(scope="module")
-def whole():
-    return build(None)
-
-
-class Stop(BaseException):
-    """What ends a build in the middle."""
-
-
-def break_off(monkeypatch, after, error):
-    """Raise an error after so many groups of rows, in whatever pass."""
+@contextlib.contextmanager
+def counted_groups(after=None, error=None):
+    """Count the groups of rows that passes evaluate, and raise an error at one of them."""
     evaluate = rows_module.evaluate_blocks
-    seen = [0]
+    seen = SimpleNamespace(num=0)
 
     @functools.wraps(evaluate)
-    def counted(*args, **kwargs):
+    def counting(*args, **kwargs):
         for group in evaluate(*args, **kwargs):
-            seen[0] += 1
-            if seen[0] == after:
-                raise error
+            seen.num += 1
+            if seen.num == after:
+                raise error or KeyboardInterrupt
             yield group
 
-    monkeypatch.setattr(rows_module, "evaluate_blocks", counted)
-    return seen
+    with mock.patch.object(rows_module, "evaluate_blocks", counting):
+        yield seen
 
 
-@pytest.mark.parametrize("after", [1, 5, 14, 22, 27])
-def test_an_interrupted_build_says_where_it_is_and_goes_on_bit_for_bit(
-    tmp_path, monkeypatch, whole, after
-):
+def check_same(coreset, expected):
+    np.testing.assert_array_equal(coreset.indices, expected.indices)
+    np.testing.assert_array_equal(coreset.weights, expected.weights)
+    assert coreset.report.kl == expected.report.kl
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """A build without a checkpoint, and the number of groups of rows in its passes."""
+    with counted_groups() as seen:
+        coreset = build(None)
+    return SimpleNamespace(coreset=coreset, num_groups=seen.num)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A build with a checkpoint, and what its file held."""
+    path = tmp_path_factory.mktemp("finished") / "build"
+    coreset = build(path)
+    return SimpleNamespace(coreset=coreset, path=path, content=path.read_bytes())
+
+
+@pytest.fixture
+def copy(tmp_path, finished):
+    """A file of its own of the finished build."""
+    (tmp_path / "build").write_bytes(finished.content)
+    return tmp_path / "build"
+
+
+@pytest.mark.parametrize("after", [1, 5, 14, 27])
+def test_an_interrupted_build_says_where_it_is_and_goes_on_bit_for_bit(tmp_path, whole, after):
     path = tmp_path / "build"
-    with monkeypatch.context() as patch:
-        break_off(patch, after, KeyboardInterrupt())
-        with pytest.raises(KeyboardInterrupt) as caught:
-            build(path)
+    with counted_groups(after), pytest.raises(KeyboardInterrupt) as caught:
+        build(path)
     assert str(path) in caught.value.__notes__[0]
-    with monkeypatch.context() as patch:
-        seen = break_off(patch, None, None)
-        coreset = build(path)
-    np.testing.assert_array_equal(coreset.indices, whole.indices)
-    np.testing.assert_array_equal(coreset.weights, whole.weights)
-    assert coreset.report.kl == whole.report.kl
-    with monkeypatch.context() as patch:
-        all_groups = break_off(patch, None, None)
-        build(None)
-    assert seen[0] == all_groups[0] - after + 1  # nothing that was done is done again
+    with counted_groups() as seen:
+        check_same(build(path), whole.coreset)
+    assert seen.num == whole.num_groups - after + 1  # nothing that was done is done again
 
 
-@pytest.mark.parametrize("decimals", [6, 0])
-def test_an_interrupted_build_with_a_proxy_goes_on_bit_for_bit(tmp_path, monkeypatch, decimals):
+@pytest.mark.parametrize(
+    "decimals", [0, pytest.param(6, marks=[pytest.mark.slow, pytest.mark.unoptimised])]
+)
+def test_an_interrupted_build_with_a_proxy_goes_on_bit_for_bit(tmp_path, decimals):
     """With rounded numbers most rows are equal, and passes evaluate the distinct ones."""
 
     def robust(x, y):
@@ -116,40 +131,35 @@ def test_an_interrupted_build_with_a_proxy_goes_on_bit_for_bit(tmp_path, monkeyp
 
     data = tuple(np.round(leaf, decimals) for leaf in table())
     settings = {"model": robust, "proxy": jc.Taylor(), "data": data}
-    with monkeypatch.context() as patch:
-        seen = break_off(patch, None, None)
+    with counted_groups() as seen:
         whole = build(None, **settings)
     assert len(whole) > 0
     assert (whole.likelihood.rows.folding is None) == (decimals > 0)
-    for after in (3, seen[0] - 1):
+    for after in (3, seen.num - 1) if decimals == 0 else (seen.num - 1,):
         path = tmp_path / str(after)
-        with monkeypatch.context() as patch:
-            break_off(patch, after, KeyboardInterrupt())
-            with pytest.raises(KeyboardInterrupt):
-                build(path, **settings)
+        with counted_groups(after), pytest.raises(KeyboardInterrupt):
+            build(path, **settings)
         coreset = build(path, **settings)
-        np.testing.assert_array_equal(coreset.indices, whole.indices)
-        np.testing.assert_array_equal(coreset.weights, whole.weights)
+        check_same(coreset, whole)
         for found, expected in zip(
             *map(jax.tree.leaves, (coreset.proxy, whole.proxy)), strict=True
         ):
             np.testing.assert_array_equal(found, expected)
 
 
-def test_a_missing_folder_is_told_before_the_first_pass(tmp_path, monkeypatch):
-    seen = break_off(monkeypatch, None, None)
-    with pytest.raises(FileNotFoundError, match="no such directory for a checkpoint"):
+def test_a_missing_folder_is_told_before_the_first_pass(tmp_path):
+    message = "no such directory for a checkpoint"
+    with counted_groups() as seen, pytest.raises(FileNotFoundError, match=message):
         build(tmp_path / "missing" / "build")
-    assert seen[0] == 0
+    assert seen.num == 0
 
 
 def test_a_checkpoint_that_cannot_be_written_does_not_hide_the_error(tmp_path, monkeypatch):
     def full(self):
         raise OSError("no space left")
 
-    break_off(monkeypatch, 5, KeyboardInterrupt())
     monkeypatch.setattr(CheckpointFile, "write", full)
-    with pytest.raises(KeyboardInterrupt) as caught:
+    with counted_groups(5), pytest.raises(KeyboardInterrupt) as caught:
         build(None, checkpoint=jc.Checkpoint(tmp_path / "build", every=3600.0))
     assert "could not be written: no space left" in caught.value.__notes__[0]
 
@@ -162,28 +172,22 @@ def test_a_checkpoint_that_cannot_be_written_is_a_warning_and_the_build_goes_on(
 
     monkeypatch.setattr(np, "savez", full)
     with pytest.warns(UserWarning, match=r"build' could not be written: No space left .* goes on"):
-        coreset = build(tmp_path / "build")
-    np.testing.assert_array_equal(coreset.weights, whole.weights)
+        check_same(build(tmp_path / "build"), whole.coreset)
     assert os.listdir(tmp_path) == []
 
 
-def test_a_finished_build_is_there_at_once(tmp_path, monkeypatch, whole):
-    build(tmp_path / "build")
-    with monkeypatch.context() as patch:
-        seen = break_off(patch, None, None)
-        again = build(tmp_path / "build", execution=jc.Execution(batch_size=700))
-    assert seen[0] == 0
-    np.testing.assert_array_equal(again.weights, whole.weights)
+def test_a_finished_build_is_there_at_once(copy, whole):
+    with counted_groups() as seen:
+        check_same(build(copy, execution=jc.Execution(batch_size=700)), whole.coreset)
+    assert seen.num == 0
 
 
-def test_passes_after_the_build_are_not_kept(tmp_path):
-    coreset = build(tmp_path / "build")
-    before = (tmp_path / "build").read_bytes()
-    likelihood = coreset.likelihood
+def test_passes_after_the_build_are_not_kept(finished):
+    likelihood = finished.coreset.likelihood
     log_likelihood_totals(
         likelihood.log_likelihood, {"slopes": np.zeros((3, 2), np.float32)}, likelihood.rows
     )
-    assert (tmp_path / "build").read_bytes() == before
+    assert finished.path.read_bytes() == finished.content
 
 
 @pytest.mark.parametrize(
@@ -196,11 +200,15 @@ def test_passes_after_the_build_are_not_kept(tmp_path):
         ({"weighting": jc.Laplace(max_iters=49)}, "weighting"),
     ],
 )
-def test_a_checkpoint_of_another_build_is_refused(tmp_path, changes, named):
-    path = tmp_path / "build"
-    build(path)
+def test_a_checkpoint_of_another_build_is_refused(copy, changes, named):
     with pytest.raises(ValueError, match=rf"another build: it differs in {named} \("):
-        build(path, **changes)
+        build(copy, **changes)
+
+
+def test_a_changed_global_is_another_build(copy, monkeypatch):
+    monkeypatch.setitem(NOISE, "of all", 3.0)
+    with pytest.raises(ValueError, match="differs in model values"):
+        build(copy)
 
 
 class Holder:
@@ -215,6 +223,26 @@ class Holder:
     __call__ = model
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda scale: lambda x, y: model(x, y, scale),
+        lambda scale: functools.partial(model, scale=scale),
+        lambda scale: Holder(scale).model,
+        Holder,
+    ],
+)
+def test_a_model_of_the_same_code_and_other_values_is_another_build(make):
+    def settings_of(scale):
+        made, data = make(scale), table()
+        own = build_settings(builder(None, model=made), jax.random.key(0), data, {}, SINGLE_PROCESS)
+        return own["model"], jc.model_likelihood(made, data).values_as_text()
+
+    first = settings_of(1.0)
+    assert settings_of(1.0) == first
+    assert settings_of(3.0) != first
+
+
 @pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
 def test_arrays_in_a_setting_are_compared_by_their_values(array):
     """A representation shows their shape alone."""
@@ -227,40 +255,12 @@ def test_arrays_in_a_setting_are_compared_by_their_values(array):
     assert weighting_of(0.0) == weighting_of(0.0) != weighting_of(0.5)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda scale: lambda x, y: model(x, y, scale),
-        lambda scale: functools.partial(model, scale=scale),
-        lambda scale: Holder(scale).model,
-        Holder,
-    ],
-)
-def test_a_model_of_the_same_code_and_other_values_is_another_build(tmp_path, make):
-    path = tmp_path / "build"
-    first = build(path, model=make(1.0))
-    again = build(path, model=make(1.0))
-    np.testing.assert_array_equal(again.weights, first.weights)
-    with pytest.raises(ValueError, match=r"differs in .*model"):
-        build(path, model=make(3.0))
-
-
-def test_a_changed_global_is_another_build(tmp_path, monkeypatch):
-    path = tmp_path / "build"
-    build(path)
-    monkeypatch.setitem(NOISE, "of all", 3.0)
-    with pytest.raises(ValueError, match="differs in model values"):
-        build(path)
-
-
 @pytest.mark.parametrize("damage", ["cut", "changed", "other"])
-def test_a_damaged_file_is_refused_and_not_read(tmp_path, damage):
-    path = tmp_path / "build"
-    build(path)
-    content = path.read_bytes()
+def test_a_damaged_file_is_refused_and_not_read(copy, finished, damage):
+    content = finished.content
     middle = len(content) // 2
     flipped = bytes([content[middle] ^ 1])
-    path.write_bytes(
+    copy.write_bytes(
         {
             "cut": content[:middle],
             "changed": content[:middle] + flipped + content[middle + 1 :],
@@ -268,19 +268,25 @@ def test_a_damaged_file_is_refused_and_not_read(tmp_path, damage):
         }[damage]
     )
     with pytest.raises(ValueError, match="is not a checkpoint, or is damaged; delete it"):
-        build(path)
+        CheckpointFile(copy, {})
 
 
-def test_what_a_killed_writing_left_is_cleared_away(tmp_path, whole):
-    path = tmp_path / "build"
-    left, being_written = (tmp_path / f"build.{digit * 32}.part" for digit in "01")
-    for part in (left, being_written):
-        part.write_bytes(b"half a")
-    os.utime(left, (time.time() - 3600, time.time() - 3600))
-    coreset = build(path)
-    # The recent one may be that of another build with the same checkpoint.
-    assert {file.name for file in tmp_path.iterdir()} == {"build", being_written.name}
-    np.testing.assert_array_equal(coreset.weights, whole.weights)
+@pytest.mark.parametrize("name", ["build", "[b]uild*"])
+def test_only_what_a_killed_writing_left_is_deleted(tmp_path, name):
+    left = f"{name}.{uuid.uuid4().hex}.part"
+    being_written = f"{name}.{uuid.uuid4().hex}.part"  # maybe by another build
+    others = [
+        f"{name}.2024.part",
+        f"{name}.{uuid.uuid4().hex}.part.gz",
+        f"{name}.more.{uuid.uuid4().hex}.part",
+        f"build2.{uuid.uuid4().hex}.part",
+    ]
+    for file in (left, being_written, *others):
+        (tmp_path / file).touch()
+        if file != being_written:
+            os.utime(tmp_path / file, (time.time() - 3600, time.time() - 3600))
+    CheckpointFile(tmp_path / name, {})
+    assert {file.name for file in tmp_path.iterdir()} == {being_written, *others}
 
 
 def test_a_pass_that_is_not_the_one_that_was_kept_is_made_anew(tmp_path):
@@ -291,6 +297,39 @@ def test_a_pass_that_is_not_the_one_that_was_kept_is_made_anew(tmp_path):
     assert again.open("target", "a").is_done
     assert not again.open("target", "other").is_done
     assert not again.open("target", "c").is_done
+
+
+def test_types_that_numpy_cannot_store_are_kept_in_a_checkpoint(tmp_path):
+    state = {
+        np.dtype(dtype).str: np.arange(-2, 3).astype(dtype)
+        for dtype in (jnp.bfloat16, jnp.float8_e5m2, jnp.int4, np.float16, ">f4")
+    }
+    CheckpointFile(tmp_path / "checkpoint", {}).open("target", "a").finish(state)
+    entry = CheckpointFile(tmp_path / "checkpoint", {}).open("target", "a")
+    assert entry.is_done
+    for name, array in state.items():
+        assert entry.state[name].dtype == array.dtype
+        np.testing.assert_array_equal(entry.state[name].astype(float), array.astype(float))
+
+
+def test_rows_of_bfloat16_that_were_kept_are_not_read_again(tmp_path):
+    x = np.arange(600).reshape(300, 2).astype(jnp.bfloat16)
+    passes = []
+
+    def start():
+        passes.append(1)
+        yield x
+
+    source = jc.sources.batches(start, 300)
+    for num_passes in (1, 0):
+        passes.clear()
+        file = CheckpointFile(tmp_path / "checkpoint", {})
+        rows = rows_module.Rows(source.arrays, rows_module.PassContext(checkpoint=file))
+        rows.keep(np.arange(0, 300, 7))
+        taken = rows.take(np.array([7, 21]))
+        assert taken.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(taken.astype(float), x[[7, 21]].astype(float))
+        assert len(passes) == num_passes
 
 
 def program(path, out):
@@ -308,19 +347,14 @@ def program(path, out):
 
 @pytest.mark.slow
 @pytest.mark.unoptimised
-def test_a_build_that_is_killed_twenty_times_ends_in_the_same_coreset(tmp_path):
+def test_a_build_that_is_killed_again_and_again_ends_in_the_same_coreset(tmp_path, whole):
     path, out = tmp_path / "build", tmp_path / "coreset.npz"
-    environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    undisturbed = [sys.executable, __file__, str(tmp_path / "other"), str(tmp_path / "whole.npz")]
-    subprocess.run(undisturbed, env=environment, check=True, timeout=120)
-    whole = jc.load(tmp_path / "whole.npz", model)
     command = [sys.executable, __file__, str(path), str(out)]
     generator = random.Random(0)
-    kills = 0
-    while not out.exists():
-        running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    for kills in range(NUM_KILLS + 1):
+        running = subprocess.Popen(command, stderr=subprocess.PIPE)
         # Until it has gone further than the last one, and then at any moment.
-        if kills < 20:
+        if kills < NUM_KILLS:
             before = path.stat().st_mtime_ns if path.exists() else 0
             while running.poll() is None and (
                 not path.exists() or path.stat().st_mtime_ns == before
@@ -328,13 +362,11 @@ def test_a_build_that_is_killed_twenty_times_ends_in_the_same_coreset(tmp_path):
                 time.sleep(0.01)
             time.sleep(generator.uniform(0, 0.3))
             running.send_signal(signal.SIGKILL)
-            kills += 1
         _, errors = running.communicate(timeout=120)
         assert running.returncode in (0, -signal.SIGKILL), errors.decode()
-    assert kills == 20 or out.exists()
-    coreset = jc.load(out, model)
-    np.testing.assert_array_equal(coreset.indices, whole.indices)
-    np.testing.assert_array_equal(coreset.weights, whole.weights)
+        if out.exists():
+            break
+    check_same(jc.load(out, model), whole.coreset)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax.numpy as jnp
 import numpy as np
@@ -123,7 +124,7 @@ def test_a_source_with_too_many_distinct_rows_is_given_up(monkeypatch):
 
 def in_threads(leaves, count, **settings):
     """What each of several processes finds, run as threads that exchange their arrays."""
-    barrier, box, results = threading.Barrier(count), [None] * count, [None] * count
+    barrier, box = threading.Barrier(count, timeout=20), [{}] * count
 
     class Group(ProcessGroup):
         def __init__(self, index):
@@ -131,29 +132,20 @@ def in_threads(leaves, count, **settings):
 
         def gather(self, state):
             box[self.index] = {name: np.asarray(value).copy() for name, value in state.items()}
-            barrier.wait(60)
+            barrier.wait()
             found = [dict(one) for one in box]
-            barrier.wait(60)
+            barrier.wait()
             forms = [{name: value.shape for name, value in one.items()} for one in found]
             assert all(form == forms[0] for form in forms)
             return found
 
     def run(index):
-        try:
-            ends = np.linspace(0, len(leaves[0]), count + 1).astype(int)
-            part = tuple(leaf[ends[index] : ends[index + 1]] for leaf in leaves)
-            context = dataclasses.replace(PassContext(), processes=Group(index))
-            results[index] = find_distinct(Rows(part, context), **settings)
-        except BaseException:
-            barrier.abort()
-            raise
+        part = tuple(np.array_split(leaf, count)[index] for leaf in leaves)
+        context = dataclasses.replace(PassContext(), processes=Group(index))
+        return find_distinct(Rows(part, context), **settings)
 
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
 
 
 @pytest.mark.parametrize("modulus", [None, 1])

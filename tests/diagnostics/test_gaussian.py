@@ -18,16 +18,7 @@ from jaxcoreset.diagnostics.gaussian import (
     relative_errors,
 )
 from jaxcoreset.weighting.laplace import LaplaceApproximation
-from tests.gaussian_coreset import case, kl
-
-
-def test_gaussian_kl_equals_the_integral_in_one_dimension():
-    p, q = scipy.stats.norm(0.3, 0.7), scipy.stats.norm(-0.2, 1.3)
-    integral, _ = scipy.integrate.quad(
-        lambda x: p.pdf(x) * (p.logpdf(x) - q.logpdf(x)), -10, 10, epsabs=1e-10
-    )
-    found = gaussian_kl(np.array([0.3]), np.array([[0.49]]), np.array([-0.2]), np.array([[1.69]]))
-    assert found == pytest.approx(integral, rel=1e-8)
+from tests.gaussian_coreset import case
 
 
 def test_gaussian_kl_is_the_mean_log_ratio_in_many_dimensions():
@@ -64,18 +55,6 @@ def test_divergence_of_draws_is_that_of_their_moments():
     # The same draws as NumPyro has them, sites in alphabetical order.
     as_sites = [{"b": x[:, 1:], "a": x[:, 0], "extra": np.ones((len(x), 2))} for x in (one, two)]
     assert divergence(*as_sites, sites=["b", "a"]) == pytest.approx(found)
-
-
-def test_divergence_of_many_draws_is_the_posteriors_own():
-    pair = case(mismatch=0.1)
-    rng = np.random.default_rng(0)
-    draws = [
-        rng.multivariate_normal(one.mean, one.covariance, 40_000) for one in (pair.full, pair.small)
-    ]
-    found = divergence(*draws)
-    # D(D + 3)/4S = 1e-4 of bias; the sampling error of 0.3 nats is a percent or so.
-    assert found.forward == pytest.approx(kl(pair.full, pair.small), rel=0.04)
-    assert found.reverse == pytest.approx(kl(pair.small, pair.full), rel=0.04)
 
 
 def test_map_distance_is_euclidean_in_every_form():
@@ -117,15 +96,13 @@ def test_relative_error_is_that_of_the_papers():
 
 
 def test_gaussian_fisher_distance_is_the_integral_in_one_dimension():
-    p, q = scipy.stats.norm(0.3, 0.7), scipy.stats.norm(-0.2, 1.3)
+    p = scipy.stats.norm(0.3, 0.7)
 
-    def slope(x):
-        return -(x - 0.3) / 0.49 + (x + 0.2) / 1.69
+    def weighted(x):
+        slope = -(x - 0.3) / 0.49 + (x + 0.2) / 1.69
+        return p.pdf(x) * slope**2
 
-    integral, _ = scipy.integrate.quad(lambda x: p.pdf(x) * slope(x) ** 2, -10, 10)
-    step = 1e-5
-    numeric = p.logpdf(1 + step) - q.logpdf(1 + step) - p.logpdf(1 - step) + q.logpdf(1 - step)
-    assert slope(1.0) == pytest.approx(numeric / (2 * step), rel=1e-6)
+    integral, _ = scipy.integrate.quad(weighted, -10, 10)
     found = gaussian_fisher_distance(
         np.array([0.3]), np.array([[0.49]]), np.array([-0.2]), np.array([[1.69]])
     )

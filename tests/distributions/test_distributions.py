@@ -27,14 +27,14 @@ def random_features(seed, num, lattice):
     return np.random.default_rng(seed).normal(size=(num, *lattice))
 
 
-def both_objectives(kind, seed, lattice, k, num_features=25):
+def both_objectives(kind, seed, lattice, k):
     """The objective on the device and in NumPy."""
     p = random_table(seed, lattice)
     if kind == "squared":
         return jd.SquaredDistance(p), ref.SquaredDistance(p)
     if kind == "kl":
         return jd.KLDivergence(p, FLOOR), ref.KLDivergence(p, FLOOR, lattice[0] ** k)
-    a = random_features(seed + 100, num_features, lattice)
+    a = random_features(seed + 100, 25, lattice)
     return jd.ExpectationDistance(a, p), ref.ExpectationDistance(a, p)
 
 
@@ -55,9 +55,6 @@ def is_sparse_distribution(table, k, atol=1e-5):
     return table.min() >= 0 and abs(table.sum() - 1) <= atol and sum(varying) <= k
 
 
-# Projections
-
-
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
 def test_simplex_projection_equals_the_one_by_sorting(scale):
     with jax.enable_x64(True):
@@ -76,24 +73,20 @@ def test_simplex_projection_of_huge_float32_entries_is_still_a_distribution():
     np.testing.assert_allclose(found, [0.5, 0.5, 0, 0], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("lattice", "k"), [((2,) * 6, 3), ((3,) * 4, 2)])
-def test_sparse_projection_equals_reference(lattice, k):
+def test_sparse_projection_equals_the_reference_whatever_the_bound_on_k():
     with jax.enable_x64(True):
-        tables = np.random.default_rng(0).normal(size=(6, *lattice)) / 4
-        found = jax.vmap(lambda t: jd.sparse_projection(t, k))(jnp.asarray(tables))
-        for table, got in zip(tables, found, strict=True):
-            np.testing.assert_allclose(got, ref.sparse_projection(table, k)[0], **FLOAT64)
+        tables = np.random.default_rng(0).normal(size=(6, *(3,) * 4)) / 4
+        # The last table is sparse already, and stays as it is.
+        tables[-1] = jd.random_sparse_distribution(jax.random.key(0), (3,) * 4, 2)
+        for max_k in (None, 3):
+            project = jax.vmap(lambda t, bound=max_k: jd.sparse_projection(t, 2, max_k=bound))
+            found = project(jnp.asarray(tables))
+            for table, got in zip(tables, found, strict=True):
+                np.testing.assert_allclose(got, ref.sparse_projection(table, 2)[0], **FLOAT64)
+            np.testing.assert_allclose(found[-1], tables[-1], **FLOAT64)
 
 
-def test_sparse_projection_leaves_a_sparse_distribution_where_it_is():
-    q = jd.random_sparse_distribution(jax.random.key(0), (3,) * 5, 2)
-    np.testing.assert_allclose(jd.sparse_projection(q, 2), q, atol=1e-6)
-
-
-# Algorithms against the reference
-
-
-@pytest.mark.parametrize("kind", ["squared", "kl", "expectation"])
+@pytest.mark.parametrize("kind", ["kl", "expectation"])
 def test_greedy_equals_reference(kind):
     # Two levels of non-negative least squares are enough, and compile in half the time.
     lattice, k = (2,) * 5, 2 if kind == "expectation" else 3
@@ -101,14 +94,14 @@ def test_greedy_equals_reference(kind):
         device, host = both_objectives(kind, 3, lattice, k)
         solution = jd.learn_distribution(device, k, jd.DistributionGreedy())
         table, chosen = ref.greedy(host, lattice, k)
-        # SLSQP stops at about 1e-8.
+        # There the reference's sum is one up to rounding.
         tolerance = {"rtol": 1e-5, "atol": 1e-6} if kind == "expectation" else FLOAT64
         np.testing.assert_allclose(solution.table, table, **tolerance)
         assert np.flatnonzero(solution.support).tolist() == sorted(chosen)
         np.testing.assert_allclose(solution.objective, host.value(table), rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["squared", "kl", "expectation"])
+@pytest.mark.parametrize("kind", ["kl", "expectation"])
 def test_iht_equals_reference_iterate_by_iterate(kind):
     lattice, k, num_iters = (2,) * 6, 3, 40
     with jax.enable_x64(True):
@@ -146,13 +139,13 @@ def test_iht_equals_reference_iterate_by_iterate(kind):
 
 def test_gradients_are_the_derivatives_of_the_objectives():
     with jax.enable_x64(True):
-        q = jnp.asarray(random_table(9, (2,) * 4))
-        for kind in ("squared", "kl", "expectation"):
-            objective, _ = both_objectives(kind, 2, (2,) * 4, 2)
-            if kind == "kl":
-                q = jnp.maximum(q, 2 * FLOOR)
-            both = jax.jit(lambda q, f=objective: (f.gradient(q), jax.grad(f)(q)))
-            np.testing.assert_allclose(*both(q), **FLOAT64)
+        q = jnp.maximum(random_table(9, (2,) * 4), 2 * FLOOR)
+        objectives = [
+            both_objectives(kind, 2, (2,) * 4, 2)[0] for kind in ("squared", "kl", "expectation")
+        ]
+        both = jax.jit(lambda q: [(f.gradient(q), jax.grad(f)(q)) for f in objectives])
+        for found, expected in both(q):
+            np.testing.assert_allclose(found, expected, **FLOAT64)
 
 
 # The paper's size, against every support
@@ -184,28 +177,24 @@ def test_iht_after_greedy_lies_between_greedy_and_the_best_of_all_supports():
     assert after.objective <= greedy.objective + 1e-6
 
 
-# All solvers
-
-SOLVERS = [
-    jd.DistributionGreedy(),
-    jd.DistributionIHT(num_starts=3, max_iters=20),
-    jd.DistributionExchange(num_starts=4),
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: f"{type(s).__name__}")
+@pytest.mark.unoptimised
+@pytest.mark.parametrize(
+    "solver",
+    [jd.DistributionIHT(num_starts=3, max_iters=20), jd.DistributionExchange(num_starts=4)],
+    ids=lambda solver: type(solver).__name__,
+)
 def test_vmapped_and_traced_k_solves_equal_single_solves(solver):
     lattice = (2,) * 6
     tables = jnp.asarray(np.stack([random_table(s, lattice) for s in range(3)]), jnp.float32)
     keys, ks = jax.random.split(jax.random.key(0), 3), jnp.asarray([1, 2, 3])
 
-    def run(table, key, k, max_k):
-        return jd.learn_distribution(jd.KLDivergence(table), k, solver, key, max_k=max_k)
+    def run(table, key, k):
+        return jd.learn_distribution(jd.KLDivergence(table), k, solver, key, max_k=3)
 
-    batch = jax.jit(jax.vmap(lambda t, key, k: run(t, key, k, 3)))(tables, keys, ks)
+    batch = jax.jit(jax.vmap(run))(tables, keys, ks)
     for i in range(3):
-        single = run(tables[i], keys[i], i + 1, 3)
+        single = run(tables[i], keys[i], i + 1)
         np.testing.assert_allclose(batch.objective[i], single.objective, rtol=1e-5)
         np.testing.assert_allclose(batch.table[i], single.table, atol=1e-5)
         assert batch.num_iters[i] == single.num_iters
@@ -213,20 +202,13 @@ def test_vmapped_and_traced_k_solves_equal_single_solves(solver):
         assert single.table.dtype == jnp.float32
 
 
-def test_the_bound_of_k_does_not_change_the_solution():
-    solver = jd.DistributionGreedy()
-    objective = jd.SquaredDistance(random_table(4, (3,) * 4))
-    exact = jd.learn_distribution(objective, 2, solver)
-    bounded = jd.learn_distribution(objective, 2, solver, max_k=3)
-    np.testing.assert_allclose(exact.table, bounded.table, atol=1e-6)
-    assert int(bounded.support.sum()) == 2
-
-
 def test_more_starts_are_no_worse_and_the_same_key_gives_the_same():
     objective = jd.KLDivergence(random_table(4, (2,) * 8))
     one = jd.learn_distribution(objective, 3, jd.DistributionExchange(1))
-    many = jd.learn_distribution(objective, 3, jd.DistributionExchange(8), jax.random.key(0))
-    again = jd.learn_distribution(objective, 3, jd.DistributionExchange(8), jax.random.key(0))
+    many, again = (
+        jd.learn_distribution(objective, 3, jd.DistributionExchange(8), jax.random.key(0))
+        for _ in range(2)
+    )
     assert many.objective <= one.objective
     np.testing.assert_array_equal(many.table, again.table)
 
@@ -240,8 +222,6 @@ def test_iht_stops_where_no_step_moves_it():
     assert int(solution.num_iters) == 17
     np.testing.assert_array_equal(solution.table, corner)
 
-
-# Compression
 
 COMPRESSED = (2,) * 7
 
@@ -271,41 +251,33 @@ def test_compression_keeps_new_expectations_better_than_random_distributions():
     assert error(solution.table) < min(error(q) for q in draws)
 
 
-# Bad input
+def learn(table, k, *options, **start):
+    return jd.learn_distribution(jd.SquaredDistance(table), k, *options, **start)
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "words"),
+    ("call", "words"),
     [
-        (lambda p: jd.SquaredDistance(p[:1]), ValueError, "one axis for each"),
-        (lambda p: jd.SquaredDistance(p * jnp.nan), ValueError, "not finite"),
-        (lambda p: jd.KLDivergence(p.at[0].set(0)), ValueError, "not positive"),
-        (lambda p: jd.KLDivergence(p, floor=0.0), ValueError, "floor is"),
-        (lambda p: jd.ExpectationDistance(p, p), ValueError, "features has shape"),
-        (lambda p: jd.learn_distribution(jd.SquaredDistance(p), 0), ValueError, "k is 0"),
-        (lambda p: jd.learn_distribution(jd.SquaredDistance(p), 5), ValueError, "k is 5"),
-        (lambda p: jd.learn_distribution(jd.SquaredDistance(p), 2), ValueError, "key is missing"),
+        (lambda p: jd.SquaredDistance(p[:1]), "one axis for each"),
+        (lambda p: jd.SquaredDistance(p * jnp.nan), "not finite"),
+        (lambda p: jd.KLDivergence(p.at[0].set(0)), "not positive"),
+        (lambda p: jd.KLDivergence(p, floor=0.0), "floor is"),
+        (lambda p: jd.ExpectationDistance(p, p), "features has shape"),
+        (lambda p: learn(p, 0), "k is 0"),
+        (lambda p: learn(p, 5), "k is 5"),
+        (lambda p: learn(p, 2), "key is missing"),
+        (lambda p: learn(p, 2, jd.DistributionIHT(), start=p), "varies in 4"),
         (
-            lambda p: jd.learn_distribution(
-                jd.SquaredDistance(p), 2, jd.DistributionIHT(), start=p
-            ),
-            ValueError,
-            "varies in 4",
-        ),
-        (
-            lambda p: jd.learn_distribution(
-                jd.SquaredDistance(p), 2, jd.DistributionGreedy(), start=p
-            ),
-            ValueError,
+            lambda p: learn(p, 2, jd.DistributionGreedy(), start=p),
             "DistributionGreedy has no start",
         ),
-        (lambda p: jd.compress_distribution(2 * p, 2, p[None]), ValueError, "sums to 2"),
-        (lambda p: jd.sparse_projection(p, 9), ValueError, "k is 9"),
-        (lambda p: jd.DistributionIHT(num_starts=0), ValueError, "num_starts is 0"),
-        (lambda p: jd.DistributionIHT("greedy", 2), ValueError, "one start"),
-        (lambda p: jd.DistributionExchange(max_iters=0), ValueError, "max_iters is 0"),
+        (lambda p: jd.compress_distribution(2 * p, 2, p[None]), "sums to 2"),
+        (lambda p: jd.sparse_projection(p, 9), "k is 9"),
+        (lambda p: jd.DistributionIHT(num_starts=0), "num_starts is 0"),
+        (lambda p: jd.DistributionIHT("greedy", 2), "one start"),
+        (lambda p: jd.DistributionExchange(max_iters=0), "max_iters is 0"),
     ],
 )
-def test_bad_input_is_refused_with_a_sentence(call, error, words):
-    with pytest.raises(error, match=words):
+def test_bad_input_is_refused_with_a_sentence(call, words):
+    with pytest.raises(ValueError, match=words):
         call(jnp.full((2,) * 4, 1 / 16))

@@ -2,7 +2,6 @@
 
 import base64
 import re
-import time
 
 import nbformat
 import pytest
@@ -24,19 +23,25 @@ NAMES = [
 _MACHINE_PATH = re.compile(r"(?<![\w.])(/(home|root|tmp|work|Users|opt|usr|var)/|[A-Z]:\\)")
 _MOST_BYTES = 300_000
 # What makes the notebooks short enough for a test, and leaves them the same otherwise: fewer rows
-# and draws where all rows are sampled, and one problem of those that are enumerated.
+# and draws, and one problem of those that are enumerated.
 SHORTER = {
-    "n = 50_000\nclock": "n = 20_000\nclock",
+    "n = 50_000\nclock": "n = 5_000\nclock",
     "num_samples=300": "num_samples=60",
+    "num_trials = 8": "num_trials = 4",
+    "[50, 200, 800]": "[50, 500]",
+    "num_shops, n = 12, 20_000": "num_shops, n = 12, 4_000",
     "num_samples=3000": "num_samples=500",
-    "n = 100_000\ntruth": "n = 10_000\ntruth",
-    "n = 20_000\nx = rng": "n = 5_000\nx = rng",
+    "n = 20_000\nx = rng": "n = 4_000\nx = rng",
     "num_samples=400,": "num_samples=100,",
+    "n, hidden = 50_000, 12": "n, hidden = 5_000, 12",
     "num_warmup=100, num_samples=4000": "num_warmup=50, num_samples=100",
     "num_warmup=500, num_samples=4000": "num_warmup=500, num_samples=1000",
-    "names = load_flights()": "names = load_flights()\nX, late = X[::4], late[::4]",
-    "num_trials = 8": "num_trials = 4",
+    "num_files, rows_each = 4, 30_000": "num_files, rows_each = 4, 12_000",
+    "batches_read == 40": "batches_read == 12",
+    "num_problems = 16, 200, 20": "num_problems = 12, 200, 4",
     "k, cap, num_tried = 5, 2.0, 4": "k, cap, num_tried = 5, 2.0, 1",
+    "names = load_flights()": "names = load_flights()\nX, late = X[::12], late[::12]",
+    "n = 100_000\ntruth": "n = 10_000\ntruth",
 }
 
 
@@ -66,28 +71,17 @@ def test_all_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_committed_notebook_is_valid_and_was_run_in_order(name: str) -> None:
+def test_committed_notebook_is_valid_small_and_clean_and_was_run_in_order(name: str) -> None:
     notebook = read(name)
     nbformat.validate(notebook)
     counts = [cell.execution_count for cell in code_cells(notebook)]
     assert counts == list(range(1, len(counts) + 1))
     assert notebook.metadata.kernelspec.name == "python3"
     assert all(not cell.metadata for cell in notebook.cells)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_committed_outputs_are_small_and_clean(name: str) -> None:
     assert (FOLDER / f"{name}.ipynb").stat().st_size < _MOST_BYTES
-    notebook = read(name)
-    assert not [text for text in texts(notebook) if _MACHINE_PATH.search(text)]
     assert_no_noise(notebook)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_links_lead_somewhere(name: str) -> None:
-    for text in texts(read(name)):
-        for target in re.findall(r"\]\(([^)#:]+)\)", text):
-            assert (FOLDER / target).exists(), target
+    for target in re.findall(r"\]\(([^)#:]+)\)", "\n".join(texts(notebook))):
+        assert (FOLDER / target).exists(), target
 
 
 def test_notebooks_are_shortened_where_they_say_so() -> None:
@@ -99,21 +93,18 @@ def test_notebooks_are_shortened_where_they_say_so() -> None:
 @pytest.mark.unoptimised
 @pytest.mark.parametrize("name", NAMES)
 def test_notebook_runs_in_a_fresh_kernel(name: str) -> None:
-    start = time.monotonic()
     fresh = execute(FOLDER / f"{name}.ipynb", SHORTER)  # a cell that raises is an error here
-    assert time.monotonic() - start < 400
     assert_no_noise(fresh)
-    committed = read(name)
-    assert figures(fresh) == figures(committed), "run python -m notebooks.execute"
-    assert not [text for text in texts(fresh) if _MACHINE_PATH.search(text)]
+    assert figures(fresh) == figures(read(name)), "run python -m notebooks.execute"
 
 
 def assert_no_noise(notebook: NotebookNode) -> None:
-    """Neither errors nor anything on stderr: warnings, progress bars."""
+    """Neither errors, nor anything on stderr (warnings, progress bars), nor a machine's paths."""
     for cell in code_cells(notebook):
         for output in cell.outputs:
             assert output.output_type != "error"
             assert output.get("name") != "stderr", output.text
+    assert not [text for text in texts(notebook) if _MACHINE_PATH.search(text)]
 
 
 def figures(notebook: NotebookNode) -> list[int]:

@@ -7,6 +7,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
+from jaxcoreset.likelihood.arguments import flatten
+from jaxcoreset.likelihood.group_layout import Layout, lay_out
+from jaxcoreset.likelihood.group_model import GroupModel
+from jaxcoreset.likelihood.group_structure import find_tables, structure_of
+from jaxcoreset.likelihood.integration import default_integration
+
 
 def intercepts(X, plane, num_planes, y=None):
     """Logistic regression with a normal intercept for each plane."""
@@ -86,3 +92,12 @@ def means(num_groups=30, most=12, seed=0):
     group = ragged_labels(num_groups, rng, most)
     y = rng.normal(1, 0.7, num_groups)[group] + 0.5 * rng.normal(size=group.size)
     return group, y.astype(np.float32)
+
+
+def unchecked(model, args, groups="group", integration=None) -> tuple[GroupModel, Layout]:
+    """The marginal model of groups, without what checks and compiles it."""
+    table = next(find_tables(model, flatten(model, args, {}), groups))
+    structure = structure_of(model, table.arguments, table.positions)
+    integration = integration or default_integration(structure.num_dims)
+    marginal = GroupModel(model, table.arguments.tree, table.positions, structure, integration)
+    return marginal, lay_out(table)

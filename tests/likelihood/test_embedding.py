@@ -31,7 +31,7 @@ def expected_atoms(draws, data):
     return (values - values.mean(1, keepdims=True)) / np.sqrt(len(draws))
 
 
-@pytest.mark.parametrize("batch_size", [None, 1, 7, 250, 999, 5000])
+@pytest.mark.parametrize("batch_size", [None, 1, 300, 5000])
 def test_atoms_are_centred_log_likelihoods_whatever_the_chunks(problem_data, batch_size):
     draws, (x, y) = problem_data
     data = (x[:50], y[:50]) if batch_size == 1 else (x, y)
@@ -42,27 +42,6 @@ def test_atoms_are_centred_log_likelihoods_whatever_the_chunks(problem_data, bat
     np.testing.assert_allclose(problem.atoms.sum(1), 0, atol=1e-5)
 
 
-def test_last_group_is_not_compiled_again(problem_data):
-    draws, (x, y) = problem_data
-    calls = []
-
-    def counted(draw, data):
-        calls.append(data[1].shape)
-        return gaussian(draw, data)
-
-    log_likelihood_sum(counted, jnp.asarray(draws), (x, y), batch_size=300)
-    assert calls == [(256,)] * 2  # at all draws, and at the few by which rows are centred
-
-
-def test_streamed_sum_equals_float64_sum(problem_data):
-    draws, (x, y) = problem_data
-    total = np.asarray(log_likelihood_sum(gaussian, jnp.asarray(draws), (x, y), batch_size=64))
-    expected = scipy.stats.norm.logpdf(y[:, None], x @ draws.T).sum(0)
-    np.testing.assert_allclose(
-        total - total.mean(), expected - expected.mean(), atol=1e-5 * np.ptp(expected)
-    )
-
-
 def test_sum_keeps_small_differences_under_a_large_constant():
     """A constant of 10⁴ a row would leave float32 nothing of the differences between draws."""
     draws, data = jnp.linspace(0, 1e-3, 50), np.linspace(0.5, 1.0, 20_000)
@@ -71,13 +50,6 @@ def test_sum_keeps_small_differences_under_a_large_constant():
     )
     expected = np.linspace(0, 1e-3, 50) * data.sum()
     np.testing.assert_allclose(total - total.mean(), expected - expected.mean(), atol=2e-3)
-
-
-def test_draws_and_data_may_be_pytrees():
-    draws = {"a": jnp.arange(4.0), "b": jnp.ones((4, 2))}
-    data = {"x": np.ones((6, 2)), "y": np.arange(6.0)}
-    problem = jc.embed(lambda p, d: p["a"] * d["y"] + d["x"] @ p["b"], draws, data)
-    assert problem.atoms.shape == (6, 4)
 
 
 @pytest.mark.parametrize(
@@ -105,18 +77,6 @@ def test_rows_that_are_not_finite_are_named(problem_data, value):
         log_likelihood_sum(gaussian, jnp.asarray(draws), (x, y), batch_size=300)
 
 
-def test_log_likelihood_of_wrong_shape_is_refused(problem_data):
-    draws, data = problem_data
-    with pytest.raises(ValueError, match="log_likelihood returned shape"):
-        jc.embed(lambda p, d: jnp.sum(gaussian(p, d)), jnp.asarray(draws), data)
-
-
-def test_unknown_norm_is_refused(problem_data):
-    draws, data = problem_data
-    with pytest.raises(ValueError, match="norm is 'l3'; expected 'l2' or 'fisher'"):
-        jc.embed(gaussian, draws, data, norm="l3")
-
-
 def test_embed_follows_float64(problem_data):
     draws, data = problem_data
     with jax.enable_x64(True):
@@ -137,9 +97,10 @@ def gaussian_gradients(draws, data):
     return (y[:, None] - x @ draws.T)[:, :, None] * x[:, None, :]
 
 
-@pytest.mark.parametrize("batch_size", [None, 300])
-def test_fisher_atoms_are_gradients_at_the_draws_whatever_the_chunks(problem_data, batch_size):
+@pytest.mark.parametrize(("num_draws", "batch_size"), [(40, None), (40, 300), (1, 300)])
+def test_fisher_atoms_are_gradients_at_the_draws(problem_data, num_draws, batch_size):
     draws, data = problem_data
+    draws = draws[:num_draws]
     problem = jc.embed(
         gaussian, draws.astype(np.float32), data, norm="fisher", batch_size=batch_size
     )
@@ -161,16 +122,7 @@ def test_fisher_atoms_of_a_model_with_a_dictionary_of_parameters(problem_data):
     np.testing.assert_allclose(problem.atoms, expected.reshape(1000, -1), atol=1e-13)
 
 
-def test_fisher_inner_products_are_means_of_gradients_products(problem_data):
-    """Equation 39, by the polarisation of its norm."""
-    draws, data = problem_data
-    atoms = np.asarray(jc.embed(gaussian, draws.astype(np.float32), data, norm="fisher").atoms)
-    gradients = gaussian_gradients(draws, data)
-    expected = np.mean(np.einsum("isd,jsd->sij", gradients[:30], gradients[:30]), axis=0)
-    np.testing.assert_allclose(atoms[:30] @ atoms[:30].T, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("num_features", [1, 101])
+@pytest.mark.parametrize("num_features", [1, 90])
 def test_random_features_are_scaled_derivatives_of_their_pairs(problem_data, num_features):
     draws, data = problem_data
     key = jax.random.key(num_features)
@@ -191,16 +143,6 @@ def test_pairs_differ_and_use_draws_and_coordinates_equally(problem_data, num_fe
     assert np.ptp(np.bincount(s, minlength=40)) <= 1
     # Up to one for each partial round of draws and of coordinates.
     assert np.ptp(np.bincount(d, minlength=3)) <= 1 + num_features // 40
-
-
-def test_all_pairs_give_the_exact_inner_products(problem_data):
-    draws, (x, y) = problem_data
-    data, draws = (x[:20], y[:20]), draws.astype(np.float32)
-    exact = np.asarray(jc.embed(gaussian, draws, data, norm="fisher").atoms)
-    pairs = jc.embed(
-        gaussian, draws, data, norm="fisher", num_features=120, key=jax.random.key(0)
-    ).atoms
-    np.testing.assert_allclose(pairs @ pairs.T, exact @ exact.T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("num_features", [10, 60])
@@ -227,7 +169,7 @@ def test_random_inner_products_are_unbiased(problem_data, num_features):
     assert products.std() < 1.05 * independent
 
 
-@pytest.mark.parametrize("num_features", [None, 12, 90])
+@pytest.mark.parametrize("num_features", [None, 90])
 def test_streamed_fisher_sum_equals_the_sum_of_atoms(problem_data, num_features):
     draws, data = problem_data
     features = fisher_features(draws.astype(np.float32), num_features, jax.random.key(0))
@@ -238,8 +180,8 @@ def test_streamed_fisher_sum_equals_the_sum_of_atoms(problem_data, num_features)
     assert sum(rows) == 1000
 
 
-@pytest.mark.parametrize("num_features", [None, 12])
-def test_last_chunk_of_fisher_features_is_not_compiled_again(problem_data, num_features):
+@pytest.mark.parametrize("num_features", [None, 90])
+def test_last_chunks_are_not_compiled_again(problem_data, num_features):
     draws, data = problem_data
     features = fisher_features(draws.astype(np.float32), num_features, jax.random.key(0))
     shapes = []
@@ -250,7 +192,9 @@ def test_last_chunk_of_fisher_features_is_not_compiled_again(problem_data, num_f
 
     feature_sum(counted, features, data, batch_size=300)
     feature_matrix(counted, features, data, batch_size=300)
-    assert shapes == [(256,)] * 2
+    log_likelihood_sum(counted, jnp.asarray(draws), data, batch_size=300)
+    # The last one at all draws, and at the few by which rows are centred.
+    assert shapes == [(256,)] * 4
 
 
 @pytest.mark.parametrize("num_features", [None, 60])
@@ -264,11 +208,6 @@ def test_rows_without_a_finite_gradient_are_named(num_features):
             evaluate(lambda p, x: jnp.sqrt(x * p[0]) + p[1], features, x, batch_size=20)
 
 
-def test_one_draw_is_enough_for_fisher_features(problem_data):
-    draws, data = problem_data
-    assert jc.embed(gaussian, draws[:1], data, norm="fisher").atoms.shape == (1000, 3)
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -276,6 +215,7 @@ def test_one_draw_is_enough_for_fisher_features(problem_data):
         ({"num_features": 121}, ValueError, "num_features is 121"),
         ({"num_features": 5, "key": None}, ValueError, "key is missing"),
         ({"num_features": 5, "norm": "l2"}, ValueError, "pass norm='fisher'"),
+        ({"norm": "l3"}, ValueError, "norm is 'l3'; expected 'l2' or 'fisher'"),
         ({"draws": jnp.ones((4, 3), int)}, TypeError, "expected floating-point"),
         ({"draws": jnp.ones((0, 3))}, ValueError, "at least one"),
     ],
@@ -287,12 +227,20 @@ def test_bad_fisher_input_is_refused(problem_data, options, error, message):
         jc.embed(gaussian, data=data, **arguments)
 
 
-def test_fisher_of_a_log_likelihood_of_wrong_shape_is_refused(problem_data):
+def test_a_log_likelihood_of_wrong_shape_is_refused(problem_data):
     draws, data = problem_data
+
+    def summed(draw, data):
+        return jnp.sum(gaussian(draw, data))
+
     features = fisher_features(draws)
-    for evaluate in (feature_matrix, feature_sum):
+    for refused in (
+        lambda: jc.embed(summed, jnp.asarray(draws), data),
+        lambda: feature_matrix(summed, features, data),
+        lambda: feature_sum(summed, features, data),
+    ):
         with pytest.raises(ValueError, match="log_likelihood returned shape"):
-            evaluate(lambda p, d: jnp.sum(gaussian(p, d)), features, data)
+            refused()
 
 
 @pytest.mark.slow  # as compiled at their best, where some programs lose what is no number

@@ -1,6 +1,7 @@
 """Arguments as people have them: tables, columns, lists, seeds, counts, and settings of JAX."""
 
 import functools
+import re
 from types import SimpleNamespace
 
 import jax
@@ -15,7 +16,9 @@ from numpyro.infer.util import log_density
 from scipy import sparse
 
 import jaxcoreset as jc
-from jaxcoreset.likelihood import ModelError, model_likelihood
+from jaxcoreset.likelihood import model_likelihood
+from jaxcoreset.likelihood.arguments import arguments_by_length, flatten, plain_call
+from jaxcoreset.likelihood.from_model import _remedy, _whole_limits
 
 N = 60
 RNG = np.random.default_rng(0)
@@ -70,8 +73,16 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("kind", GIVEN)
-def test_what_holds_numbers_gives_the_likelihood_of_arrays(kind):
-    found = model_likelihood(model, GIVEN[kind]())
+def test_what_holds_numbers_becomes_arrays(kind):
+    (x, y), _ = plain_call(model, GIVEN[kind](), {})
+    assert isinstance(x, np.ndarray)
+    assert isinstance(y, np.ndarray)
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(y, Y)
+
+
+def test_a_table_and_a_column_give_the_likelihood_of_arrays():
+    found = model_likelihood(model, GIVEN["nullable"]())
     at = {"b": jnp.array([0.5, -1.0])}
     logits = X @ np.array([0.5, -1.0])
     expected = np.where(Y, -np.log1p(np.exp(-logits)), -np.log1p(np.exp(logits)))
@@ -82,17 +93,14 @@ def test_what_holds_numbers_gives_the_likelihood_of_arrays(kind):
 
 @pytest.mark.parametrize("size", [jnp.array(N), np.array(N), np.int64(N)])
 def test_a_number_of_rows_in_an_array_follows_them(size):
-    arguments = model_likelihood(sized, (X, Y, size)).arguments
+    arguments = arguments_by_length(sized, (X, Y, size), {}, N)
     assert arguments.with_data((X[:7], Y[:7])).call[0][2] == 7
 
 
 def test_short_lists_stay_lists():
-    def scaled(X, y, scales):
-        assert isinstance(scales, list)
-        b = numpyro.sample("b", dist.Normal(0, scales[0]).expand([2]).to_event(1))
-        numpyro.sample("y", dist.Bernoulli(logits=X @ b), obs=y)
-
-    assert model_likelihood(scaled, (X, Y, [1.0, 2.0])).arguments.names[-1] == "scales[1]"
+    arguments = flatten(sized, (X, Y, [1.0, 2.0]), {})
+    assert arguments.names[-1] == "size[1]"
+    assert arguments.call[0][2] == [1.0, 2.0]
 
 
 def bound(X, y, size=N):
@@ -103,12 +111,6 @@ def classes(X, y):
     b = numpyro.sample("b", dist.Normal(0, 1).expand([2, 3]).to_event(2))
     with numpyro.plate("rows", X.shape[0]):
         numpyro.sample("y", dist.Categorical(logits=X @ b), obs=y)
-
-
-def once(X, y):
-    b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
-    with numpyro.plate("rows", X.shape[0]):
-        numpyro.sample("y", dist.Binomial(1, logits=X @ b), obs=y)
 
 
 class ChunkedArray:
@@ -127,19 +129,13 @@ LAZY_ARRAY = ChunkedArray()
 LAZY = SimpleNamespace(columns=["a"], collect=None)
 TEXT = pd.DataFrame({"a": X[:, 0], "carrier": "AA"})
 REFUSED = {
-    "forgotten": (model, (X,), "argument y of the model is None or was not given"),
-    "signs": (model, (X, 2 * Y - 1), r"values are -1 and 1, and 0 and 1 .* pass \(y \+ 1\) // 2"),
-    "from one": (model, (X, Y + 1), "values are 1 and 2, and 0 and 1 are expected.* pass y - 1"),
-    "counts": (
+    "signs": (
         model,
-        (X, 3 * Y),
-        r"outside the support of BernoulliLogits.*: 0 and 1 are expected",
+        (X, 2 * Y - 1),
+        r"y. is -1 in .* of BernoulliLogits.* -1 and 1, and 0 and 1 .* pass \(y \+ 1\) // 2",
     ),
     "sparse": (model, (sparse.csr_matrix(X), Y), r"X is a sparse matrix .* pass X.toarray\(\)"),
     "labels": (classes, (X, Y + Y[::-1] + 1), r"are 1 to 3, and 0 to 2 are .* pass y - 1 \(labels"),
-    "label": (classes, (X, 3 * Y), "CategoricalLogits.*: fix or drop such rows"),
-    "signs of a binomial": (once, (X, 2 * Y - 1), r"0 and 1 are expected.* pass \(y \+ 1\) // 2"),
-    "successes": (once, (X, 3 * Y), "support of BinomialLogits.*: 0 and 1 are expected"),
     "column": (model, (X, Y[:, None]), r'y has shape \(n, 1\): pass y\[:, 0\], .* y\["name"\]\.\n'),
     "names": (model, (X, np.where(Y, "a", "b")), r"y has as many .*return_inverse=True\)\[1\]\.$"),
     "list of names": (
@@ -165,6 +161,21 @@ def test_messages_name_the_argument_and_the_remedy(kind):
         model_likelihood(refused, args)
 
 
+@pytest.mark.parametrize(
+    ("kind", "parameters", "values", "remedy"),
+    [
+        (dist.BernoulliLogits, (0.0,), Y + 1, "values are 1 and 2, and 0 and 1 are .* pass y - 1"),
+        (dist.BernoulliLogits, (0.0,), 3 * Y, "^0 and 1 are expected"),
+        (dist.BinomialLogits, (0.0, 1), 2 * Y - 1, r"0 and 1 are expected.* pass \(y \+ 1\) // 2"),
+        (dist.BinomialLogits, (0.0, 1), 3 * Y, "^0 and 1 are expected"),
+        (dist.CategoricalLogits, (np.zeros(3),), 3 * Y, "^fix or drop such rows"),
+    ],
+)
+def test_a_remedy_fits_the_values_outside_the_support(kind, parameters, values, remedy):
+    low, high = _whole_limits(kind(*parameters))
+    assert re.search(remedy, _remedy(kind, (int(low), int(high)), values))
+
+
 def test_the_remedy_for_an_array_in_a_file_works():
     arguments = model_likelihood(model, (jc.sources.array(LAZY_ARRAY).arrays, Y)).arguments
     np.testing.assert_array_equal(arguments.arrays["X"], X.shape)
@@ -179,19 +190,16 @@ def test_columns_taken_by_name_are_explained():
     with pytest.raises(TypeError) as caught:
         model_likelihood(by_name, (table,))
     assert "pass a dictionary" in caught.value.__notes__[-1]
-    model_likelihood(by_name, ({name: table[name] for name in table.columns},))
+    (columns,), _ = plain_call(by_name, ({name: table[name] for name in table.columns},), {})
+    np.testing.assert_array_equal(columns["b"], X[:, 1])
 
 
-@pytest.mark.parametrize("setting", ["jax_numpy_rank_promotion", "jax_debug_nans"])
-def test_a_build_from_a_seed_and_a_frame_is_that_from_arrays_whatever_jax_checks(setting):
+def test_a_build_from_a_seed_and_a_frame_is_that_from_arrays_whatever_jax_checks():
     builder = jc.CoresetBuilder(model, size=4, num_draws=40, num_held_out=40, proxy=None)
     before = builder.run(jax.random.key(3), X, Y)
-    jax.config.update(setting, "raise" if "rank" in setting else True)
-    try:
+    with jax.numpy_rank_promotion("raise"), jax.debug_nans(True):
         coreset = builder.run(3, pd.DataFrame(X), y=pd.Series(Y))
         density = log_density(coreset.model, coreset.args, coreset.kwargs, {"b": jnp.ones(2)})[0]
-    finally:
-        jax.config.update(setting, "allow" if "rank" in setting else False)
     np.testing.assert_array_equal(coreset.indices, before.indices)
     np.testing.assert_allclose(coreset.weights, before.weights, rtol=1e-5)
     expected = log_density(before.model, before.args, before.kwargs, {"b": jnp.ones(2)})[0]
@@ -204,8 +212,3 @@ def test_data_in_place_of_the_key_are_named(untyped):
     problem = jc.CoresetProblem(X)
     one, other = (jc.solve(problem, 3, jc.UniformSampling(), k) for k in (5, jax.random.key(5)))
     np.testing.assert_array_equal(one.indices, other.indices)
-
-
-def test_model_errors_stay_model_errors():
-    with pytest.raises(ModelError, match="no argument of the model is an array"):
-        model_likelihood(model, ("text",))

@@ -12,7 +12,7 @@ from scipy.stats import kstest, norm, poisson, t
 
 from jaxcoreset.likelihood import group_effects
 from jaxcoreset.likelihood.group_effects import draw_effects
-from jaxcoreset.likelihood.group_likelihood import group_likelihood
+from tests.likelihood.group_models import unchecked
 
 _GROUPS, _DRAWS, _SCALE = 100, 100, 4.0
 _GRID = np.linspace(-60.0, 25.0, 100_001)
@@ -38,10 +38,9 @@ def _drawn(model, y, num_draws):
     """Draws of the effects of many equal groups that each have these observations."""
     num_groups = _GROUPS * _DRAWS // num_draws
     group, rows = np.repeat(np.arange(num_groups), len(y)), np.tile(y, num_groups)
-    likelihood = group_likelihood(model, (group, num_groups, rows), groups="group")
-    marginal: Any = likelihood.model
-    leaves, at = likelihood.arguments.leaves, {"rate": jnp.zeros(num_draws)}
-    return draw_effects(marginal, likelihood.rows, leaves, at, jax.random.key(0))["effect"]
+    marginal, layout = unchecked(model, (group, num_groups, rows))
+    leaves, at = layout.arguments.leaves, {"rate": jnp.zeros(num_draws)}
+    return draw_effects(marginal, layout.rows(), leaves, at, jax.random.key(0))["effect"]
 
 
 def _distribution(log_likelihood):
@@ -52,8 +51,7 @@ def _distribution(log_likelihood):
     return lambda x: np.interp(x, _GRID, below / below[-1])
 
 
-@pytest.mark.parametrize("num_draws", [_DRAWS, 2])
-@pytest.mark.parametrize("y", [[0.0], [0.0, 0.0, 2.0]])
+@pytest.mark.parametrize(("y", "num_draws"), [([0.0], 2), ([0.0, 0.0, 2.0], _DRAWS)])
 def test_skewed_effects_have_their_exact_distribution(y, num_draws):
     expected = sum(poisson.logpmf(one, np.exp(_GRID)) for one in y)
     found = _drawn(_counts, np.asarray(y, np.float32), num_draws).ravel()

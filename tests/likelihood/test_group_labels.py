@@ -7,6 +7,7 @@ import pytest
 import jaxcoreset as jc
 from jaxcoreset.likelihood import ModelError
 from jaxcoreset.likelihood.arguments import plain_call
+from jaxcoreset.likelihood.group_likelihood import group_likelihood
 from tests.likelihood.group_models import means, normals
 
 NUM_GROUPS = 12
@@ -15,22 +16,9 @@ NAMES = np.array([f"N{number:02d}" for number in range(NUM_GROUPS)])
 TEXT = NAMES[GROUP]
 
 
-def of_table(data, num_groups):
-    """`normals`, whose arguments are the columns of a table."""
-    normals(data["group"], num_groups, data["y"])
-
-
-def _whole(model, groups, *args):
-    """All groups, for which a build needs no draws."""
-    builder = jc.CoresetBuilder(model, size=NUM_GROUPS, groups=groups, progress_bar=False)
-    return builder.run(0, *args)
-
-
-def _check(coreset, group, y, num_groups):
-    np.testing.assert_array_equal(coreset.group_names, NAMES)
-    assert num_groups == NUM_GROUPS == len(coreset)
-    for number in range(NUM_GROUPS):
-        np.testing.assert_array_equal(y[group == number], Y[number == GROUP])
+def of_table(data, num_groups, scale):
+    """`normals`, whose arguments are the columns of a table and a scale that is no data."""
+    normals(data["group"], num_groups, data["y"] / scale)
 
 
 COLUMNS = {
@@ -60,21 +48,33 @@ TABLES = {
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_labels_may_be_an_entry_of_an_argument(kind, tmp_path):
-    coreset = _whole(of_table, "data['group']", TABLES[kind], NUM_GROUPS)
-    data, num_groups = coreset.args
-    _check(coreset, data["group"], data["y"], num_groups)
-    loaded = jc.load(coreset.save(tmp_path / "whole"), of_table)
-    # The same table is recognised.
-    layout = loaded.grouping.lay_out_all(of_table, (TABLES[kind], NUM_GROUPS), {}, loaded.arguments)
-    np.testing.assert_array_equal(layout.names.labels, NAMES)
-
-
-@pytest.mark.parametrize("kind", TABLES)
-def test_the_name_of_an_entry_alone_suggests_its_argument(kind):
+def test_labels_may_be_an_entry_of_an_argument(kind):
+    args = TABLES[kind], NUM_GROUPS, 0.5
+    (data, *_), _ = plain_call(of_table, args, {}, "data['group']")
+    np.testing.assert_array_equal(data["group"], TEXT)
+    np.testing.assert_array_equal(data["y"], Y)
     with pytest.raises(ValueError, match="groups is 'group'") as error:
-        _whole(of_table, "group", TABLES[kind], NUM_GROUPS)
+        group_likelihood(of_table, args, groups="group")
     assert "data['group']" in str(error.value)
+
+
+def test_a_coreset_of_a_table_recognises_it(tmp_path):
+    """A coreset of all groups, for which a build needs no draws."""
+    args = TABLES["data frame"], NUM_GROUPS, 0.5
+    builder = jc.CoresetBuilder(
+        of_table, size=NUM_GROUPS, groups="data['group']", progress_bar=False
+    )
+    coreset = builder.run(0, *args)
+    data, num_groups, _ = coreset.args
+    np.testing.assert_array_equal(coreset.group_names, NAMES)
+    assert num_groups == NUM_GROUPS == len(coreset)
+    for number in range(NUM_GROUPS):
+        np.testing.assert_array_equal(data["y"][data["group"] == number], Y[number == GROUP])
+    loaded = jc.load(coreset.save(tmp_path / "whole"), of_table)
+    layout = loaded.grouping.lay_out_all(of_table, args, {}, loaded.arguments)
+    np.testing.assert_array_equal(layout.names.labels, NAMES)
+    with pytest.raises(ModelError, match=r"argument scale holds no data, and is 0.7"):
+        loaded.grouping.lay_out_all(of_table, (*args[:2], 0.7), {}, loaded.arguments)
 
 
 @pytest.mark.parametrize("missing", [None, np.nan])
@@ -82,22 +82,10 @@ def test_missing_labels_are_told(missing):
     labels = TEXT.astype(object)
     labels[4] = missing
     with pytest.raises(ValueError, match=r"argument group has missing .* row 4"):
-        _whole(normals, "group", labels, NUM_GROUPS, Y)
+        group_likelihood(normals, (labels, NUM_GROUPS, Y), groups="group")
 
 
 def test_other_columns_of_text_are_refused():
     table = pd.DataFrame({"group": TEXT, "y": Y, "carrier": "AA"})
     with pytest.raises(ModelError, match=r"data\['carrier'\] has as many rows"):
-        _whole(of_table, "data['group']", table, NUM_GROUPS)
-
-
-def test_an_argument_that_is_no_data_stays_the_same():
-    coreset = _whole(_scaled, "group", TEXT, NUM_GROUPS, 0.5, Y)
-    args = (TEXT, NUM_GROUPS, 0.5, Y)
-    coreset.grouping.lay_out_all(_scaled, args, {}, coreset.arguments)
-    with pytest.raises(ModelError, match=r"argument scale holds no data, and is 0.7"):
-        coreset.grouping.lay_out_all(_scaled, (TEXT, NUM_GROUPS, 0.7, Y), {}, coreset.arguments)
-
-
-def _scaled(group, num_groups, scale, y=None):
-    normals(group, num_groups, y / scale)
+        group_likelihood(of_table, (table, NUM_GROUPS, 0.5), groups="data['group']")

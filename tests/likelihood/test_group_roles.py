@@ -62,19 +62,17 @@ def test_another_factor_stays_a_parameter(num, num_regions):
     assert found.positions.group_counts == (1,)
 
 
-@pytest.mark.parametrize("num_unused", range(6))
-def test_a_prior_that_is_computed_from_rows_is_refused(num_unused):
-    """Whatever the random points are at which it is looked at."""
+def means_of(group, num, x):
+    return jnp.bincount(group, x, length=num) / jnp.bincount(group, length=num)
 
-    def mean_of_rows(group, num, x, y=None):
-        for i in range(num_unused):
-            numpyro.sample(f"a{i}", dist.Normal(0, 1))
-        slope = numpyro.sample("slope", dist.Normal(0, 1))
-        mean = jnp.bincount(group, x, length=num) / jnp.bincount(group, length=num)
-        rows(group, effects(num, slope * mean)[group], y)
 
-    with pytest.raises(ModelError, match="density of site 'effect' of a group depends on"):
-        group_likelihood(mean_of_rows, (GROUP, G, X, Y), groups="group")
+def prior_of_rows_of_a_group(group, num, x, y=None):
+    slope = numpyro.sample("slope", dist.Normal(0, 1))
+    rows(group, effects(num, slope * means_of(group, num, x))[group], y)
+
+
+def prior_of_other_groups(group, x, y=None):
+    rows(group, effects(x.size, x - x.mean())[group], y)
 
 
 def size_in_prior(group, num, y=None):
@@ -89,8 +87,7 @@ def prior_of_rows(group, num, y=None):
 
 def centred_by_group(group, num, x, y=None):
     slope = numpyro.sample("slope", dist.Normal(0, 1))
-    mean = jnp.bincount(group, x, length=num) / jnp.bincount(group, length=num)
-    rows(group, effects(num)[group] + slope * (x - mean[group]), y)
+    rows(group, effects(num)[group] + slope * (x - means_of(group, num, x)[group]), y)
 
 
 def before(group, num, y=None):
@@ -104,6 +101,33 @@ def sum_of_all(group, num, y=None):
     rows(group, values[group] + 0.005 * values.sum(), y)
 
 
+def crossed_within(group, num, y=None):
+    values = effects(num)
+    rows(group, values[group] - values[(group + 1) % num], y)
+
+
+def random_walk(group, num, y=None):
+    scale = numpyro.sample("scale", dist.HalfNormal(1))
+    rows(group, numpyro.sample("effect", dist.GaussianRandomWalk(scale, num))[group], y)
+
+
+def soft_sum_to_zero(group, num, y=None):
+    values = effects(num)
+    numpyro.factor("sum", dist.Normal(0, 0.01).log_prob(jnp.sum(values)))
+    rows(group, values[group], y)
+
+
+def number_in_a_shared_prior(group, num, y=None):
+    scale = numpyro.sample("scale", dist.HalfNormal(1 / num))
+    rows(group, effects(num, scale=scale)[group], y)
+
+
+def kinds_without_end(group, num, y=None):
+    with numpyro.plate("groups", num):
+        kind = numpyro.sample("kind", dist.Poisson(2.0))
+    rows(group, kind[group], y)
+
+
 def summed_rows(group, num, y=None):
     values = dist.Normal(effects(num)[group], 1.0).log_prob(y)
     numpyro.factor("summed", jax.ops.segment_sum(values, group, num))
@@ -112,11 +136,18 @@ def summed_rows(group, num, y=None):
 @pytest.mark.parametrize(
     ("model", "args", "message"),
     [
+        (prior_of_rows_of_a_group, (GROUP, G, X, Y), "density of site 'effect' of a group depends"),
+        (prior_of_other_groups, (GROUP, X[:G], Y), "density of site 'effect' of a group depends"),
         (size_in_prior, (GROUP, G, Y), "with a prior that does not use rows"),
         (prior_of_rows, (GROUP, G, Y), "'scale', which all groups share, depends on"),
         (centred_by_group, (GROUP, G, X, Y), "depends on other rows, or on how many"),
         (before, (np.sort(GROUP), G, Y), "depends on other rows, or on how many"),
         (sum_of_all, (GROUP, G, Y), "the effect of a group that it is not in"),
+        (crossed_within, (GROUP, G, Y), "the effect of a group that it is not in"),
+        (random_walk, (GROUP, G, Y), "'effect' grows with the groups and is not one independent"),
+        (soft_sum_to_zero, (GROUP, G, Y), "'sum', which all groups share, depends on the effects"),
+        (number_in_a_shared_prior, (GROUP, G, Y), "'scale', which all groups share, depends on"),
+        (kinds_without_end, (GROUP, G, Y), r"latent site 'kind' is discrete \(Poisson\)"),
         (summed_rows, (GROUP, G, Y), "do not sum rows by group"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

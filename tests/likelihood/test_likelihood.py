@@ -12,13 +12,12 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.stats as st
-from numpyro.handlers import reparam
 from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 from numpyro.infer.util import log_density, potential_energy
 
-from jaxcoreset.likelihood import model_likelihood, weighted_model
+from jaxcoreset.likelihood import ModelError, model_likelihood, weighted_model
 from tests import models
-from tests.models import FLOAT32, FLOAT64, density, normal_data, normal_model
+from tests.models import FLOAT32, FLOAT64, normal_data, normal_model
 
 # For each model constrained parameters, and by hand: per-datum log-likelihoods, and the log-density
 # of everything else.
@@ -32,10 +31,6 @@ def linear_by_hand(p, X, y):
 def plateless_by_hand(p, X, y):
     prior = st.norm.logpdf(p["b"]).sum() + st.lognorm.logpdf(p["s"], 1.0)
     return st.norm.logpdf(y, X @ p["b"], p["s"]), prior
-
-
-def logistic_by_hand(p, X, y):
-    return st.bernoulli.logpmf(y, 1 / (1 + np.exp(-X @ p["b"]))), st.norm.logpdf(p["b"]).sum()
 
 
 def poisson_by_hand(p, X, exposure, y):
@@ -73,6 +68,69 @@ def outside_site_by_hand(p, y):
     return st.norm.logpdf(y, p["m"], p["s"]), prior + st.norm.logpdf(readings, p["m"], 0.2).sum()
 
 
+def dependent_support():
+    """A latent site whose support depends on another one."""
+
+    def model(y):
+        top = numpyro.sample("top", dist.HalfNormal(1.0))
+        low = numpyro.sample("low", dist.Uniform(0.0, top))
+        numpyro.sample("y", dist.Normal(low, 1.0), obs=y)
+
+    return model, (normal_data()[1],), {}
+
+
+def dependent_support_by_hand(p, y):
+    prior = st.halfnorm.logpdf(p["top"]) + st.uniform.logpdf(p["low"], 0.0, p["top"])
+    return st.norm.logpdf(y, p["low"]), prior
+
+
+def reparametrised(config):
+    """Group means that a handler takes apart into a scale and standard normal parameters."""
+
+    def make():
+        def model(group, y=None):
+            tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+            scaled = dist.transforms.AffineTransform(0.0, tau)
+            effect = dist.TransformedDistribution(dist.Normal(0.0, 1.0), scaled)
+            if isinstance(config, LocScaleReparam):
+                effect = dist.Normal(0.0, tau)
+            with numpyro.plate("groups", 3):
+                theta = numpyro.sample("theta", effect)
+            with numpyro.plate("data", group.shape[0]):
+                numpyro.sample("y", dist.Normal(theta[group], 1.0), obs=y)
+
+        data = np.arange(40) % 3, normal_data()[1]
+        return numpyro.handlers.reparam(model, config={"theta": config}), data, {}
+
+    return make
+
+
+def reparametrised_by_hand(p, group, y):
+    (base,) = (value for name, value in p.items() if name != "tau")
+    prior = st.halfnorm.logpdf(p["tau"]) + st.norm.logpdf(base).sum()
+    return st.norm.logpdf(y, p["tau"] * base[group]), prior
+
+
+COVARIANCE = np.array([[1.0, 0.3], [0.3, 2.0]])
+
+
+def multivariate():
+    """Event dimensions, which are summed into their datum."""
+
+    def model(Y):
+        m = numpyro.sample("m", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", Y.shape[0]):
+            joint = dist.MultivariateNormal(m * jnp.ones(2), covariance_matrix=COVARIANCE)
+            numpyro.sample("Y", joint, obs=Y)
+
+    return model, (np.random.default_rng(1).normal(size=(40, 2)),), {}
+
+
+def multivariate_by_hand(p, Y):
+    values = st.multivariate_normal.logpdf(Y, p["m"] * np.ones(2), COVARIANCE)
+    return values, st.norm.logpdf(p["m"])
+
+
 COEFFICIENTS = np.array([0.4, -0.8, 0.3])
 SOME_ROWS = np.array([5, 0, 17, 17, 39])
 CASES = {
@@ -82,7 +140,6 @@ CASES = {
         plateless_by_hand,
         {"b": COEFFICIENTS[:2], "s": 0.6},
     ),
-    "logistic": (models.logistic, logistic_by_hand, {"b": COEFFICIENTS}),
     "poisson": (models.poisson, poisson_by_hand, {"b": COEFFICIENTS[:2]}),
     "hierarchical": (
         models.hierarchical,
@@ -93,14 +150,34 @@ CASES = {
     "two_sites": (models.two_sites, two_sites_by_hand, {"b": 0.4}),
     "masked": (models.masked, masked_by_hand, {"m": 0.4}),
     "nested": (models.nested, nested_by_hand, {"d": COEFFICIENTS}),
+    "dependent_support": (
+        dependent_support,
+        dependent_support_by_hand,
+        {"top": 2.0, "low": 0.5},
+    ),
+    "loc_scale": (
+        reparametrised(LocScaleReparam(0.0)),
+        reparametrised_by_hand,
+        {"tau": 0.5, "theta_decentered": COEFFICIENTS},
+    ),
+    "transform": (
+        reparametrised(TransformReparam()),
+        reparametrised_by_hand,
+        {"tau": 0.5, "theta_base": COEFFICIENTS},
+    ),
+    "multivariate": (multivariate, multivariate_by_hand, {"m": 0.7}),
     "outside_site": (models.outside_site, outside_site_by_hand, {"m": 0.4, "s": 0.8}),
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
-def case(request):
-    """A likelihood, what is expected of it, and its values, compiled as one function."""
-    make, by_hand, params = CASES[request.param]
+@pytest.mark.parametrize("name", CASES)
+def test_log_likelihoods_and_densities_are_those_of_scipy_and_numpyro(name):
+    is_float64 = name == "linear"
+    with jax.enable_x64(is_float64):
+        check_values(*CASES[name], jnp.result_type(float), **(FLOAT64 if is_float64 else FLOAT32))
+
+
+def check_values(make, by_hand, params, dtype, **close):
     likelihood = model_likelihood(*make())
     some, weights = likelihood.take(SOME_ROWS), np.array([0.0, 2.5, 11.0, 7.25, 1.0])
     weighted = weighted_model(likelihood, weights)
@@ -113,152 +190,24 @@ def case(request):
             "per_datum": likelihood.log_likelihood_constrained(params, likelihood.data),
             "some": likelihood.log_likelihood(unconstrained, some),
             "weighted": log_density(weighted, *likelihood.assemble(some), params)[0],
-            "at_start": likelihood.log_likelihood(start, likelihood.data),
-            "log_prior": likelihood.log_prior(start),
+            "total": likelihood.log_prior(start)
+            + likelihood.log_likelihood(start, likelihood.data).sum(),
             "energy": potential_energy(likelihood.model, *full, start),
             "back": likelihood.constrain(unconstrained),
         }
 
-    expected = by_hand(params, *likelihood.data)
-    expected_of_some = by_hand(params, *some), weights
-    return params, values(params, likelihood.init_params), expected, expected_of_some
-
-
-def test_per_datum_log_likelihood_equals_scipy(case):
-    _, values, (expected, _), _ = case
-    np.testing.assert_allclose(values["per_datum"], expected, **FLOAT32)
-
-
-def test_unconstrained_log_likelihood_of_a_subset_equals_scipy(case):
-    _, values, _, ((expected, _), _) = case
-    np.testing.assert_allclose(values["some"], expected, **FLOAT32)
-
-
-def test_weighted_log_density_equals_scipy(case):
-    _, values, _, ((per_datum, others), weights) = case
-    np.testing.assert_allclose(values["weighted"], weights @ per_datum + others, **FLOAT32)
-
-
-def test_log_prior_and_log_likelihood_add_up_to_minus_numpyros_potential_energy(case):
-    _, values, _, _ = case
-    total = values["log_prior"] + values["at_start"].sum()
-    np.testing.assert_allclose(total, -values["energy"], **FLOAT32)
-
-
-def test_unconstrain_undoes_constrain(case):
-    params, values, _, _ = case
-    assert set(values["back"]) == set(params)
-    for name, value in params.items():
-        np.testing.assert_allclose(values["back"][name], value, **FLOAT32)
-
-
-def test_values_follow_x64():
-    make, by_hand, params = CASES["linear"]
-    with jax.enable_x64(True):
-        likelihood = model_likelihood(*make())
-        expected, others = by_hand(params, *likelihood.data)
-        values = jax.jit(likelihood.log_likelihood_constrained)(params, likelihood.data)
-        weights = np.linspace(0.0, 3.0, likelihood.num_data)
-        model = weighted_model(likelihood, weights)
-        total = density(model, *likelihood.assemble(likelihood.data), params)
-        assert values.dtype == jnp.float64
-        assert all(value.dtype == jnp.float64 for value in likelihood.init_params.values())
-    np.testing.assert_allclose(values, expected, **FLOAT64)
-    np.testing.assert_allclose(total, weights @ expected + others, **FLOAT64)
-
-
-def test_log_prior_includes_the_jacobian_of_the_transform():
-    likelihood = model_likelihood(*models.linear_plateless())
-    params = {"b": COEFFICIENTS[:2], "s": 0.6}
-    _, prior = plateless_by_hand(params, *models.linear()[1])
-    # s = exp(u), so log |ds/du| = log s.
-    value = jax.jit(lambda p: likelihood.log_prior(likelihood.unconstrain(p)))(params)
-    np.testing.assert_allclose(value, prior + np.log(0.6), **FLOAT32)
-
-
-def test_support_that_depends_on_another_latent_site_is_transformed():
-    def model(y):
-        top = numpyro.sample("top", dist.HalfNormal(1.0))
-        low = numpyro.sample("low", dist.Uniform(0.0, top))
-        numpyro.sample("y", dist.Normal(low, 1.0), obs=y)
-
-    _, y = normal_data()
-    likelihood = model_likelihood(model, (y,))
-    params = {"top": 2.0, "low": 0.5}
-
-    @jax.jit
-    def evaluate(params):
-        unconstrained = likelihood.unconstrain(params)
-        return likelihood.constrain(unconstrained), likelihood.log_likelihood(unconstrained, (y,))
-
-    back, values = evaluate(params)
-    np.testing.assert_allclose(back["low"], 0.5, **FLOAT32)
-    np.testing.assert_allclose(values, st.norm.logpdf(y, 0.5), **FLOAT32)
-
-
-@pytest.mark.parametrize("how", ["transform", "loc_scale"])
-def test_reparametrised_model_equals_scipy_in_its_base_parameters(how):
-    def model(group, y=None):
-        tau = numpyro.sample("tau", dist.HalfNormal(1.0))
-        base = dist.Normal(0.0, 1.0)
-        effect = dist.TransformedDistribution(base, dist.transforms.AffineTransform(0.0, tau))
-        with numpyro.plate("groups", 3):
-            theta = numpyro.sample("theta", effect if how == "transform" else dist.Normal(0, tau))
-        with numpyro.plate("data", group.shape[0]):
-            numpyro.sample("y", dist.Normal(theta[group], 1.0), obs=y)
-
-    _, y = normal_data()
-    group = np.arange(40) % 3
-    config = {"theta": TransformReparam() if how == "transform" else LocScaleReparam(0.0)}
-    likelihood = model_likelihood(reparam(model, config=config), (group, y))
-    name = "theta_base" if how == "transform" else "theta_decentered"
-    params = {"tau": 0.5, name: np.array([0.1, -1.0, 2.0])}
-    values = jax.jit(likelihood.log_likelihood_constrained)(params, likelihood.data)
-    np.testing.assert_allclose(values, st.norm.logpdf(y, 0.5 * params[name][group]), **FLOAT32)
-    assert set(likelihood.init_params) == {"tau", name}
-
-
-def test_event_dimensions_are_summed_into_their_datum():
-    random = np.random.default_rng(1)
-    Y = random.normal(size=(12, 2))
-    covariance = np.array([[1.0, 0.3], [0.3, 2.0]])
-
-    def model(Y):
-        m = numpyro.sample("m", dist.Normal(0.0, 1.0))
-        with numpyro.plate("data", Y.shape[0]):
-            joint = dist.MultivariateNormal(m * jnp.ones(2), covariance_matrix=covariance)
-            numpyro.sample("Y", joint, obs=Y)
-
-    likelihood = model_likelihood(model, (Y,))
-    expected = st.multivariate_normal.logpdf(Y, 0.7 * np.ones(2), covariance)
-    values = jax.jit(likelihood.log_likelihood_constrained)({"m": 0.7}, (Y,))
-    np.testing.assert_allclose(values, expected, **FLOAT32)
-
-
-def test_log_likelihood_vmaps_over_draws_and_compiles_once_for_each_number_of_rows():
-    likelihood = model_likelihood(normal_model, normal_data())
-    count = 0
-
-    def evaluate(draws, rows):
-        nonlocal count
-        count += 1
-        return jax.vmap(likelihood.log_likelihood, in_axes=(0, None))(draws, rows)
-
-    compiled = jax.jit(evaluate)
-    draws = jax.tree.map(lambda v: jnp.stack([v, v + 0.5, -v]), likelihood.init_params)
-    tens = [likelihood.take(np.arange(start, start + 10)) for start in (0, 10, 20, 30)]
-    values = [compiled(draws, rows) for rows in tens]
-    assert count == 1
-    single = likelihood.log_likelihood(jax.tree.map(lambda v: v[1], draws), tens[2])
-    np.testing.assert_allclose(values[2][1], single, **FLOAT32)
-
-
-def test_gradient_of_log_likelihood_equals_that_by_hand():
-    X, y = normal_data()
-    likelihood = model_likelihood(normal_model, (X, y))
-    total = jax.jit(jax.grad(lambda p: likelihood.log_likelihood(p, (X, y)).sum()))
-    gradient = total({"b": 0.3})
-    np.testing.assert_allclose(gradient["b"], (X * (y - 0.3 * X)).sum(), **FLOAT32)
+    assert all(value.dtype == dtype for value in likelihood.init_params.values())
+    found = values(params, likelihood.init_params)
+    assert found["per_datum"].dtype == dtype
+    np.testing.assert_allclose(found["per_datum"], by_hand(params, *likelihood.data)[0], **close)
+    per_datum, others = by_hand(params, *some)
+    np.testing.assert_allclose(found["some"], per_datum, **close)
+    np.testing.assert_allclose(found["weighted"], weights @ per_datum + others, **close)
+    # The Jacobian of the transform included.
+    np.testing.assert_allclose(found["total"], -found["energy"], **close)
+    assert set(found["back"]) == set(params)
+    for site, value in params.items():
+        np.testing.assert_allclose(found["back"][site], value, **close)
 
 
 def test_init_params_have_finite_density_and_depend_on_the_key_alone():
@@ -268,3 +217,9 @@ def test_init_params_have_finite_density_and_depend_on_the_key_alone():
     other = model_likelihood(*args, key=jax.random.key(2)).init_params
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), first, again))
     assert not jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), first, other))
+
+
+def test_missing_parameter_is_refused():
+    likelihood = model_likelihood(normal_model, normal_data())
+    with pytest.raises(ModelError, match=r"params lacks the latent sites \['b'\]"):
+        likelihood.log_likelihood({"a": 0.0}, likelihood.data)

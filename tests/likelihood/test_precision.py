@@ -1,6 +1,7 @@
 """Long tables: what is weighted by n/k is evaluated in float64, with JAX's x64 off."""
 
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,15 @@ from jaxcoreset.diagnostics.gaussian import gaussian_kl
 from jaxcoreset.likelihood import precision
 from jaxcoreset.weighting.nuts import CoresetSampler
 
-NUM_ROWS = 5_000_000
+# Each of the rows counts several times, so that they stand for five millions.
+NUM_ROWS, TIMES = 500_000, 10
+SETTINGS: dict[str, Any] = {
+    "size": 8,
+    "num_draws": 200,
+    "num_held_out": 100,
+    "progress_bar": False,
+    "proxy": None,
+}
 
 
 def regression(x, y=None):
@@ -23,6 +32,14 @@ def regression(x, y=None):
     slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
     with numpyro.plate("rows", x.shape[0]):
         numpyro.sample("y", dist.Normal(slopes[0] + slopes[1] * x, 1.0), obs=y)
+
+
+def counted(times):
+    def model(x, y=None):
+        with numpyro.handlers.scale(scale=times):
+            regression(x, y)
+
+    return model
 
 
 def with_its_own_type(x, y=None):
@@ -36,8 +53,8 @@ def with_its_own_type(x, y=None):
 
 def posterior(x, y, weights):
     columns = np.stack([np.ones(len(x)), np.asarray(x, np.float64)])
-    precision = (columns * weights) @ columns.T + np.eye(2)
-    mean = np.linalg.solve(precision, (columns * weights) @ np.asarray(y, np.float64))
+    precision = TIMES * (columns * weights) @ columns.T + np.eye(2)
+    mean = np.linalg.solve(precision, TIMES * (columns * weights) @ np.asarray(y, np.float64))
     return mean, np.linalg.inv(precision)
 
 
@@ -50,11 +67,8 @@ def data():
 
 @pytest.fixture(scope="module")
 def built(data):
-    builder = jc.CoresetBuilder(
-        regression, size=8, num_draws=200, num_held_out=100, progress_bar=False, proxy=None
-    )
     with pytest.warns(UserWarning, match="NUTS fails with"):
-        return builder.run(jax.random.key(0), *data)
+        return jc.CoresetBuilder(counted(TIMES), **SETTINGS).run(jax.random.key(0), *data)
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +76,8 @@ def full(data):
     return posterior(*data, 1.0)
 
 
-def draws_of_nuts(coreset):
-    """By NumPyro, in float64, as the warning says."""
-    with coreset.in_float64():
-        mcmc = MCMC(NUTS(coreset.model), num_warmup=300, num_samples=1000, progress_bar=False)
-        mcmc.run(jax.random.key(1), *coreset.args, init_params=coreset.approximation.params())
-        return mcmc, np.asarray(mcmc.get_samples()["slopes"])
-
-
 @pytest.mark.slow
+@pytest.mark.unoptimised
 def test_coreset_of_millions_of_rows_is_not_limited_by_float32(built, full):
     """In float32 the estimate, and the divergence, were some 2e-3: 2.5e13/8 times (3e-8)²."""
     small = posterior(*built.args, built.weights.astype(np.float64))
@@ -81,6 +88,7 @@ def test_coreset_of_millions_of_rows_is_not_limited_by_float32(built, full):
 
 
 @pytest.mark.slow
+@pytest.mark.unoptimised
 def test_the_rounding_told_is_that_of_the_same_sum_in_numpy(built, full):
     points = np.random.default_rng(0).multivariate_normal(*full, size=400)
 
@@ -89,7 +97,8 @@ def test_the_rounding_told_is_that_of_the_same_sum_in_numpy(built, full):
         intercept, slope = points.T.astype(dtype)[..., None]
         log_likelihood = -(((y - intercept - slope * x) / dtype(1)) ** 2) / dtype(2)
         log_likelihood -= dtype(0.5 * np.log(2 * np.pi))
-        return (log_likelihood * built.weights.astype(dtype)).sum(axis=1, dtype=dtype)
+        log_likelihood *= dtype(TIMES) * built.weights.astype(dtype)
+        return log_likelihood.sum(axis=1, dtype=dtype)
 
     expected = np.std(log_density(np.float32) - log_density(np.float64), ddof=1)
     assert expected > precision.MAX_ENERGY_ERROR
@@ -97,8 +106,13 @@ def test_the_rounding_told_is_that_of_the_same_sum_in_numpy(built, full):
 
 
 @pytest.mark.slow
+@pytest.mark.unoptimised
 def test_nuts_in_float64_finds_the_posterior_and_the_certificate_says_so(built, full):
-    mcmc, draws = draws_of_nuts(built)
+    """By NumPyro, in float64, as the warning says."""
+    with built.in_float64():
+        mcmc = MCMC(NUTS(built.model), num_warmup=300, num_samples=1000, progress_bar=False)
+        mcmc.run(jax.random.key(1), *built.args, init_params=built.approximation.params())
+        draws = np.asarray(mcmc.get_samples()["slopes"])
     mean, covariance = full
     np.testing.assert_allclose(draws.mean(0), mean, atol=0.3 * np.sqrt(covariance.max()))
     np.testing.assert_allclose(np.cov(draws.T), covariance, atol=0.3 * covariance.max())
@@ -108,13 +122,12 @@ def test_nuts_in_float64_finds_the_posterior_and_the_certificate_says_so(built, 
 
 
 @pytest.mark.slow
-def test_the_builders_own_nuts_is_in_float64(built, data, full):
-    likelihood = jc.model_likelihood(regression, data)
+@pytest.mark.unoptimised
+def test_the_builders_own_nuts_is_in_float64(built, full):
     mean, covariance = full
-    sampler = CoresetSampler(likelihood, num_samples=1000)
-    draws = sampler.run(
-        jax.random.key(0), built.indices, built.weights, np.tile(mean, (4, 1)), covariance
-    )
+    sampler = CoresetSampler(built.likelihood, num_samples=1000)
+    start = np.tile(mean, (4, 1))
+    draws = sampler.run(jax.random.key(0), built.indices, built.weights, start, covariance)
     found = draws.take(jax.random.key(0), 0, 1000)["slopes"]
     assert found.dtype == jnp.float32
     assert draws.r_hat < 1.1
@@ -149,22 +162,15 @@ def test_nothing_is_said_of_rounding_where_it_is_little():
 
 
 @pytest.mark.slow
+@pytest.mark.unoptimised
 @pytest.mark.filterwarnings("ignore:the coreset's log-density")
-def test_merged_and_updated_coresets_are_as_exact(monkeypatch):
-    """Two blocks that stand for some millions of rows: a likelihood that counts each many times."""
-
-    def counted(x, y=None):
-        with numpyro.handlers.scale(scale=2000.0):
-            regression(x, y)
-
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=4000).astype(np.float32)
-    y = (0.5 - 0.3 * x + rng.normal(size=4000)).astype(np.float32)
-    settings = {"size": 8, "num_draws": 200, "num_held_out": 100, "progress_bar": False}
-    builder = jc.CoresetBuilder(counted, **settings, proxy=None)
+def test_merged_and_updated_coresets_are_as_exact(data, monkeypatch):
+    """Two blocks that stand for some millions of rows: each row counts 2,000 times."""
+    x, y = (column[:4000] for column in data)
+    builder = jc.CoresetBuilder(counted(2000), **SETTINGS)
+    blocks = [builder.run(jax.random.key(0), x[at::2], y[at::2]) for at in (0, 1)]
 
     def errors():
-        blocks = [builder.run(jax.random.key(0), x[at::2], y[at::2]) for at in (0, 1)]
         merged = jc.merge(blocks, 8, jax.random.key(1))
         updated = blocks[0].update(jax.random.key(2), x[1::2], y[1::2])
         return merged.report.history[-1]["kl"], updated.report.history[-1]["kl"]

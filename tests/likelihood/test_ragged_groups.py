@@ -10,14 +10,11 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer.util import potential_energy
 
-from jaxcoreset.likelihood.arguments import flatten
 from jaxcoreset.likelihood.group_arguments import flat_call
-from jaxcoreset.likelihood.group_layout import lay_out
-from jaxcoreset.likelihood.group_model import GROUP_DIMS, GroupModel, MarginalModel
-from jaxcoreset.likelihood.group_structure import find_tables, structure_of
+from jaxcoreset.likelihood.group_model import GROUP_DIMS, MarginalModel
 from jaxcoreset.likelihood.grouping import Grouping
-from jaxcoreset.likelihood.integration import AdaptiveQuadrature
 from jaxcoreset.likelihood.weighted import weighted_model
+from tests.likelihood.group_models import unchecked
 
 # Unconstrained values of the parameters of `_predicted`.
 AT = {"mu": 0.4, "slope": -0.7, "tau": -0.3, "sigma": -0.5}
@@ -47,16 +44,12 @@ def _probit(group, num_groups, y=None):
 
 def _coreset_model(model, args, weights):
     """The model of a coreset of all the groups, and its arguments, as a coreset makes them."""
-    table = next(find_tables(model, flatten(model, args, {}), "group"))
-    structure, layout = structure_of(model, table.arguments, table.positions), lay_out(table)
-    groups = GroupModel(
-        model, table.arguments.tree, table.positions, structure, AdaptiveQuadrature()
-    )
+    groups, layout = unchecked(model, args)
     rows = layout.rows()
     kept = rows.take(rows.places(np.arange(rows.num_rows)))
     arguments = Grouping.of(groups).trimmed(layout.arguments.with_data(kept))
     weighted = weighted_model(MarginalModel(groups, arguments), weights, GROUP_DIMS)
-    return weighted, flat_call(table.positions, arguments)
+    return weighted, flat_call(groups.positions, arguments)
 
 
 def _labels(sizes):
@@ -75,16 +68,6 @@ def _programs(sizes):
     return len(found), sum(found)
 
 
-@pytest.fixture(scope="module")
-def one_program():
-    """As `_programs`, of one group of one row, and the number of values of a further such group.
-
-    The first group has a few values more, with which the shared parameters are sampled.
-    """
-    programs, first = _programs([1])
-    return programs, first, _programs([1, 1])[1] - first
-
-
 def _evaluations(jaxpr):
     for equation in jaxpr.eqns:
         if equation.primitive.name == "erf":
@@ -96,44 +79,33 @@ def _evaluations(jaxpr):
                     yield from _evaluations(inner)
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        np.r_[np.ones(30, int), 100_000, np.ones(29, int)],
-        np.exp(np.random.default_rng(0).uniform(0, np.log(1e5), 60)).astype(int),
-        np.r_[np.zeros(500, int), 1000],
-    ],
-)
-def test_a_gradient_evaluates_about_two_places_for_each_row(sizes, one_program):
-    one, _, further = one_program
-    programs, evaluations = _programs(sizes)
-    rows = np.maximum(sizes, 1).sum()
-    assert rows <= evaluations / further <= 2.1 * rows
-    assert one < programs <= 8 * one
-
-
-@pytest.mark.parametrize(
-    "sizes", [np.full(400, 15), np.random.default_rng(0).integers(50, 151, 400), np.r_[1, 1, 1000]]
-)
-def test_groups_of_about_one_size_and_few_rows_have_one_program(sizes, one_program):
-    one, first, further = one_program
-    programs, evaluations = _programs(sizes)
-    assert programs == one
-    assert evaluations == sizes.max() * (first + (sizes.size - 1) * further)
+def test_a_gradient_evaluates_about_two_places_for_each_row_in_few_programs():
+    one, first = _programs([1])
+    # The first group has a few values more, with which the shared parameters are sampled.
+    further = _programs([1, 1])[1] - first
+    for sizes in (np.r_[np.ones(30, int), 10_000, np.ones(29, int)], np.r_[[0] * 500, 1000]):
+        programs, evaluations = _programs(sizes)
+        rows = np.maximum(sizes, 1).sum()
+        assert rows <= evaluations / further <= 2.1 * rows
+        assert one < programs <= 8 * one
+    # Groups of about one size, or with few rows, have one program.
+    for sizes in (np.random.default_rng(0).integers(50, 151, 400), np.r_[1, 1, 1000]):
+        programs, evaluations = _programs(sizes)
+        assert programs == one
+        assert evaluations == sizes.max() * (first + (sizes.size - 1) * further)
 
 
 def _closed_form(at, sizes, x, y, weights):
-    """The negative log-density, from the groups' own closed forms, one after the other."""
+    """The negative log-density, from the groups' own closed forms."""
     total = -sum(dist.Normal(0, 1).log_prob(value) for value in at.values())
     noise, spread = jnp.exp(2 * at["sigma"]), jnp.exp(2 * at["tau"])
-    ends = np.cumsum(sizes)
-    for size, end, own, weight in zip(sizes, ends, x, weights, strict=True):
-        residuals = y[end - size : end] - at["mu"] - at["slope"] * own
-        both = noise + size * spread
-        square = (jnp.sum(residuals**2) - spread / both * jnp.sum(residuals) ** 2) / noise
-        log_det = (size - 1) * jnp.log(noise) + jnp.log(both) + size * np.log(2 * np.pi)
-        total = total + 0.5 * weight * (square + log_det)
-    return total
+    residuals = y - (at["mu"] + at["slope"] * x)[_labels(sizes)]
+    sums = jax.ops.segment_sum(residuals, _labels(sizes), sizes.size)
+    squares = jax.ops.segment_sum(residuals**2, _labels(sizes), sizes.size)
+    both = noise + sizes * spread
+    square = (squares - spread / both * sums**2) / noise
+    log_det = (sizes - 1) * jnp.log(noise) + jnp.log(both) + sizes * np.log(2 * np.pi)
+    return total + 0.5 * jnp.sum(weights * (square + log_det))
 
 
 @pytest.mark.parametrize("is_float64", [False, True])
@@ -144,8 +116,9 @@ def test_ragged_groups_have_the_density_of_their_closed_forms(is_float64):
     weights = 1 + np.abs(weights)
     y = (rng.normal(size=sizes.size)[_labels(sizes)] + rng.normal(size=sizes.sum())).astype("f")
     with jax.enable_x64(True):
-        exact = jax.value_and_grad(_closed_form)
-        value, slope = exact(jax.tree.map(jnp.asarray, AT), sizes, x, y.astype(float), weights)
+        wide = [values.astype(float) for values in (x, y, weights)]
+        exact = jax.jit(jax.value_and_grad(lambda at: _closed_form(at, sizes, *wide)))
+        value, slope = exact({name: jnp.asarray(value) for name, value in AT.items()})
     with jax.enable_x64(is_float64):
         model, (args, kwargs) = _coreset_model(_predicted, (_labels(sizes), x, y), weights)
         at = {name: jnp.asarray(value) for name, value in AT.items()}

@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from collections import OrderedDict
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +9,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy.stats import norm
 
 import jaxcoreset as jc
-from jaxcoreset.likelihood import program
+from jaxcoreset.diagnostics.log_ratio import full_likelihood
 
 NUM_ROWS = 300
 
@@ -39,35 +39,36 @@ def likelihood_of(model, *data, **constants):
     return jc.model_likelihood(model, data or table(), constants)
 
 
-def posterior(likelihood):
-    """What compiled programs find: the mode, and a matrix of log-likelihoods."""
-    found = jc.laplace_approximation(likelihood)
-    draws = found.draws(jax.random.key(0), 20)
-    evaluate = likelihood.program.log_likelihood
-    return found, np.asarray(jc.embed(evaluate, draws, likelihood.data).atoms)
+def check_values(likelihood, noise=1.0, prior=1.0, shift=0.0):
+    """That the compiled program gives SciPy's log-likelihoods and log-prior."""
+    x, y = likelihood.data[:2]
+    slopes = np.array([0.4, -0.3], np.float32)
+    of_rows, others = likelihood.program.compiled({"slopes": slopes}, likelihood.data)
+    np.testing.assert_allclose(of_rows["y"], norm.logpdf(y, x @ slopes + shift, noise), rtol=1e-4)
+    expected = norm.logpdf(slopes, 0, prior).sum()
+    np.testing.assert_allclose(others["slopes"], expected, rtol=1e-4)
+    log_prior = likelihood.program.log_prior({"slopes": slopes})
+    np.testing.assert_allclose(log_prior, expected, rtol=1e-4)
 
 
-def ridge(x, y, noise=1.0, prior=1.0):
+def ridge(x, y, noise=1.0):
     """The posterior mode in closed form, in float64."""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    return np.linalg.solve(x.T @ x / noise**2 + np.eye(2) / prior**2, x.T @ y / noise**2)
+    return np.linalg.solve(x.T @ x / noise**2 + np.eye(2), x.T @ y / noise**2)
 
 
 def test_models_made_anew_share_a_program_and_give_their_own_posterior():
     first, second = (likelihood_of(regression(), *table(seed)) for seed in (0, 1))
     assert first.program is second.program
-    for seed, one in enumerate((first, second)):
-        mode = posterior(one)[0].mode
-        np.testing.assert_allclose(mode, ridge(*table(seed)), rtol=1e-4)
+    for one in (first, second):
+        np.testing.assert_allclose(jc.laplace_approximation(one).mode, ridge(*one.data), rtol=1e-4)
 
 
-def test_a_closed_over_array_that_is_changed_gives_another_program():
-    noise = np.array(1.0, np.float32)
-    model = regression(noise=lambda: noise)
-    for value in (1.0, 0.5, 1.0, 2.0):
-        noise[...] = value
-        mode = posterior(likelihood_of(model))[0].mode
-        np.testing.assert_allclose(mode, ridge(*table(), noise=value), rtol=1e-4)
+def test_a_closed_over_array_or_a_setting_that_changes_gives_another_program():
+    noise, prior = np.array(1.0, np.float32), [1.0]
+    model = regression(prior=lambda: prior[0], noise=lambda: noise)
+    for noise[...], prior[0] in ((1.0, 1.0), (0.5, 1.0), (1.0, 1.0), (1.0, 0.2), (1.0, 0.05)):
+        check_values(likelihood_of(model), noise=float(noise), prior=prior[0])
 
 
 def test_a_large_array_inside_a_compiled_function_of_the_model_is_seen():
@@ -78,32 +79,22 @@ def test_a_large_array_inside_a_compiled_function_of_the_model_is_seen():
         return x @ slopes + jnp.asarray(shift)[4_321]
 
     x, y = table()
+    programs = []
     for value in (0.0, 3.0):
         shift[4_321] = value
-        jax.clear_caches()  # JAX itself keeps what `shifted` was
-        mode = posterior(likelihood_of(regression(mean=shifted), x, y))[0].mode
-        np.testing.assert_allclose(mode, ridge(x, y - value), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("value", [0.2, 0.05])
-def test_a_setting_of_the_prior_gives_another_program(value):
-    setting = [1.0]
-    model = regression(prior=lambda: setting[0])
-    posterior(likelihood_of(model))
-    setting[0] = value
-    mode = posterior(likelihood_of(model))[0].mode
-    np.testing.assert_allclose(mode, ridge(*table(), prior=value), rtol=1e-3)
+        shifted.clear_cache()  # JAX itself keeps what it was
+        likelihood = likelihood_of(regression(mean=shifted), x, y)
+        check_values(likelihood, shift=value)
+        programs.append(likelihood.program)
+    assert programs[0] is not programs[1]
 
 
 @pytest.mark.parametrize("kind", ["constant", "column"])
 def test_an_argument_of_the_prior_gives_another_program(kind):
     # A column that is the same in all rows may be in the prior, although it holds rows.
-    x, y = table()
     for value in (1.0, 0.1):
         sd = value if kind == "constant" else np.full(NUM_ROWS, value, np.float32)
-        likelihood = jc.model_likelihood(regression(), (x, y), {"sd": sd})
-        mode = posterior(likelihood)[0].mode
-        np.testing.assert_allclose(mode, ridge(x, y, prior=value), rtol=1e-3)
+        check_values(likelihood_of(regression(), sd=sd), prior=value)
 
 
 def test_a_rule_for_derivatives_gives_another_program():
@@ -140,7 +131,7 @@ def test_float64_has_a_program_of_its_own():
 
 def test_a_program_outlives_the_model_that_it_was_made_from():
     first = likelihood_of(regression())
-    posterior(first)
+    jc.laplace_approximation(first)
     gone = weakref.ref(first.model)
     shared = first.program
     del first
@@ -156,22 +147,17 @@ def test_a_program_outlives_the_model_that_it_was_made_from():
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_setting_that_changes_after_a_build_does_not_reach_later_ones(monkeypatch):
+def test_a_setting_that_changes_after_a_build_does_not_reach_later_ones():
+    """What is compiled for a likelihood from before belongs to a program of its own."""
     setting = [1.0]
-    model = regression(noise=lambda: setting[0])
-    x, y = table()
     builder = jc.CoresetBuilder(
-        model, size=5, num_draws=60, num_held_out=60, rounds=1, progress_bar=False, proxy=None
+        regression(noise=lambda: setting[0]), size=NUM_ROWS, progress_bar=False, proxy=None
     )
-    coreset = builder.run(jax.random.key(0), x, y)
-    draws = coreset.approximation.draws(jax.random.key(1), 70)
-    setting[0] = 2.0
-    jc.certify(coreset, draws, progress_bar=False)  # compiles for 70 draws
-    setting[0] = 1.0
-
-    def certified():
-        return jc.certify(builder.run(jax.random.key(0), x, y), draws, progress_bar=False).kl
-
-    found = certified()
-    monkeypatch.setattr(program, "_PROGRAMS", OrderedDict())
-    assert found == pytest.approx(certified(), rel=1e-2)
+    coreset = builder.run(jax.random.key(0), *table())  # all rows, which needs no draws
+    for value in (2.0, 1.0):
+        setting[0] = value
+        found = full_likelihood(coreset, (), {}, None)
+        assert (found.program is coreset.likelihood.program) == (value == 1.0)
+        check_values(found, noise=value)
+        mode = jc.laplace_approximation(coreset.likelihood).mode
+        np.testing.assert_allclose(mode, ridge(*table(), noise=value), rtol=1e-4)

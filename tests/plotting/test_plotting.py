@@ -1,5 +1,8 @@
 """The figures: they show what they were given."""
 
+import dataclasses
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import matplotlib as mpl
@@ -9,11 +12,12 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.stats
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import HMC, MCMC
 
 import jaxcoreset as jc
 from jaxcoreset import plotting
 from jaxcoreset.coreset.report import Report
+from jaxcoreset.selection.comparison import Comparison
 
 mpl.use("Agg")
 
@@ -24,15 +28,17 @@ def close_figures():
     plt.close("all")
 
 
+SIZES = np.array([1, 2, 4, 8])
+
+
 def report():
-    sizes = np.array([1, 2, 4, 8])
     curve = {
-        "size": sizes,
-        "num_used": sizes,
-        "relative_error": 0.5 / sizes,
-        "held_out_error": 0.6 / sizes,
-        "kl": 1.0 / sizes**2,
-        "kl_standard_error": 0.05 / sizes**2,
+        "size": SIZES,
+        "num_used": SIZES,
+        "relative_error": 0.5 / SIZES,
+        "held_out_error": 0.6 / SIZES,
+        "kl": 1.0 / SIZES**2,
+        "kl_standard_error": 0.05 / SIZES**2,
     }
     return Report(
         100, 8, 8, 100, 50, 50, 0.06, 0.07, 0.01, 0.001, "X", True, "Laplace", curve, {"solve": 1.0}
@@ -42,8 +48,8 @@ def report():
 def test_error_curve_has_both_errors_and_labels():
     ax = plotting.plot_error(report())
     seen, held_out = ax.get_lines()
-    np.testing.assert_allclose(seen.get_ydata(), 0.5 / np.array([1, 2, 4, 8]))
-    np.testing.assert_allclose(held_out.get_ydata(), 0.6 / np.array([1, 2, 4, 8]))
+    np.testing.assert_allclose(seen.get_ydata(), 0.5 / SIZES)
+    np.testing.assert_allclose(held_out.get_ydata(), 0.6 / SIZES)
     assert ax.get_xlabel()
     assert ax.get_ylabel()
     assert ax.get_xscale() == ax.get_yscale() == "log"
@@ -63,9 +69,8 @@ def texts(legend):
 
 def test_kl_curve_has_its_band_the_tolerance_and_this_coreset():
     ax = plotting.plot_kl(report(), tol=0.05)
-    sizes = np.array([1, 2, 4, 8])
     curve, tolerance, chosen = ax.get_lines()
-    np.testing.assert_allclose(curve.get_ydata(), 1 / sizes**2)
+    np.testing.assert_allclose(curve.get_ydata(), 1 / SIZES**2)
     np.testing.assert_allclose(tolerance.get_ydata(), 0.05)
     assert (chosen.get_xdata()[0], chosen.get_ydata()[0]) == (8, 0.01)
     (band,) = (patch for patch in ax.collections if patch.get_label() == "± 2 standard errors")
@@ -75,13 +80,9 @@ def test_kl_curve_has_its_band_the_tolerance_and_this_coreset():
     np.testing.assert_allclose([at_two.min(), at_two.max()], 0.25 * np.exp([-0.1, 0.1]), rtol=1e-6)
     assert "nats" in ax.get_ylabel()
     assert "lower bound only" in [text.get_text() for text in ax.texts]
-
-
-def test_rows_are_counted_in_plain_numbers():
-    ax = plotting.plot_kl(report())
     ax.figure.canvas.draw()
-    labels = [label.get_text() for label in ax.get_xticklabels()]
-    assert {"1", "2", "5"} <= set(labels)
+    rows = [label.get_text() for label in ax.get_xticklabels()]
+    assert {"1", "2", "5"} <= set(rows)  # plain numbers
 
 
 def test_coreset_without_error_has_no_curve_to_draw():
@@ -158,6 +159,8 @@ def test_pairs_show_marginals_contours_and_nothing_above():
         (plotting.plot_rows, [np.ones((50, 2)), ([1, 60], [1, 1])], "rows from 1 to 60, .* has 50"),
         (plotting.plot_rows, [np.ones((50, 1)), ([1], [1])], r"expected \(n, 2\)"),
         (plotting.plot_convergence, [[]], "empty"),
+        (partial(plotting.plot_contours, masses=[95.0]), [GAUSSIAN] * 2, "between 0 and 1"),
+        (partial(plotting.plot_pairs, masses=[95.0]), [GAUSSIAN] * 2, "between 0 and 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(plot, arguments, message, untyped):
@@ -165,24 +168,23 @@ def test_what_does_not_fit_is_refused(plot, arguments, message, untyped):
         plot(*arguments)
 
 
-@pytest.mark.parametrize("plot", [plotting.plot_contours, plotting.plot_pairs])
-def test_masses_lie_between_0_and_1(plot):
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        plot(GAUSSIAN, GAUSSIAN, masses=[95.0])
+@pytest.fixture(scope="module")
+def path():
+    atoms = np.random.default_rng(0).normal(size=(30, 15)).astype(np.float32)
+    solver = jc.AIHT2(record_history=True, max_iters=20)
+    return jc.sweep(jc.CoresetProblem(jnp.asarray(atoms)), np.array([3, 5]), solver)
+
+
+def leaves(index, solution):
+    return jax.tree.map(lambda leaf: leaf[index], solution)
 
 
 POINTS = np.random.default_rng(0).normal(size=(50, 2))
 
 
-def test_chosen_rows_lie_on_their_points_with_radii_by_weight():
-    solution = jc.Solution(
-        indices=jnp.array([3, 7, 20, 0]),
-        weights=jnp.array([10.0, 40.0, 20.0, 0.0]),
-        objective=jnp.array(0.0),
-        relative_error=jnp.array(0.0),
-        num_iters=jnp.array(1),
-        converged=jnp.array(True),
-    )
+def test_chosen_rows_lie_on_their_points_with_radii_by_weight(path):
+    rows = {"indices": jnp.array([3, 7, 20, 0]), "weights": jnp.array([10.0, 40.0, 20.0, 0.0])}
+    solution = dataclasses.replace(leaves(0, path), **rows)
     ax = plotting.plot_rows(POINTS, solution, names=["east (km)", "north (km)"])
     everything, chosen = ax.collections
     np.testing.assert_allclose(everything.get_offsets(), POINTS)
@@ -229,69 +231,59 @@ def test_weights_are_sorted_and_summed():
     assert ax.get_title(loc="left") == "sum of weights 60, n = 60 (100.0%)"
 
 
-@pytest.fixture(scope="module")
-def problem():
-    atoms = np.random.default_rng(0).normal(size=(30, 15)).astype(np.float32)
-    return jc.CoresetProblem(jnp.asarray(atoms))
-
-
-def test_convergence_shows_histories_and_final_levels(problem):
-    solvers = {
-        "A-IHT": jc.AIHT(record_history=True, max_iters=25),
-        "A-IHT II": jc.AIHT2(record_history=True, max_iters=40),
-        "GIGA": jc.GIGA(),
-    }
-    solutions = {label: jc.solve(problem, 5, solver) for label, solver in solvers.items()}
-    ax = plotting.plot_convergence(solutions)
+def test_convergence_shows_histories_and_final_levels(path):
+    first, second = leaves(0, path), leaves(1, path)
+    final = dataclasses.replace(second, history=None)
+    ax = plotting.plot_convergence({"A-IHT": first, "A-IHT II": second, "GIGA": final})
     lines = {line.get_label(): line for line in ax.get_lines()}
-    for label in ("A-IHT", "A-IHT II"):
-        done = int(solutions[label].num_iters)
+    for label, solution in (("A-IHT", first), ("A-IHT II", second)):
+        done = int(solution.num_iters)
         np.testing.assert_array_equal(lines[label].get_xdata(), np.arange(1, done + 1))
-        np.testing.assert_allclose(lines[label].get_ydata(), solutions[label].history[:done])
-    np.testing.assert_allclose(lines["GIGA (final)"].get_ydata(), solutions["GIGA"].objective)
+        np.testing.assert_allclose(lines[label].get_ydata(), solution.history[:done])
+    np.testing.assert_allclose(lines["GIGA (final)"].get_ydata(), final.objective)
     drawn = [lines[label] for label in texts(ax.get_legend())]
     assert len({line.get_color() for line in drawn}) == 3
     # dashes too, for print; get_linestyle() calls every kind of dash "--"
     assert len({str(line._unscaled_dash_pattern) for line in drawn}) == 3
 
 
-def test_convergence_takes_sequences_and_plain_histories(problem):
-    solution = jc.solve(problem, 5, jc.IHT(record_history=True, max_iters=10))
-    ax = plotting.plot_convergence([solution])
-    assert texts(ax.get_legend()) == ["IHT"]
+def test_convergence_takes_sequences_and_plain_histories(path):
+    assert texts(plotting.plot_convergence([leaves(0, path)]).get_legend()) == ["AIHT2"]
     ax = plotting.plot_convergence({"SparseVI": np.array([3.0, 2.0, 1.0])})
     np.testing.assert_array_equal(ax.get_lines()[0].get_ydata(), [3, 2, 1])
 
 
-def test_convergence_of_a_sweep_has_a_line_for_each_size(problem):
-    path = jc.sweep(problem, np.array([3, 5]), jc.AIHT2(record_history=True, max_iters=20))
+def test_convergence_of_a_sweep_has_a_line_for_each_size_and_five_at_most(path):
     lines = plotting.plot_convergence(path).get_lines()
     labels = [line.get_label() for line in lines if line.get_label()[0] != "_"]
     assert labels == [f"AIHT2, {size} rows" for size in np.asarray(path.size)]
     np.testing.assert_allclose(lines[0].get_ydata()[-1], path.objective[0])
-    many = jc.sweep(problem, np.arange(1, 13), jc.MatchingPursuit())
+    twelve = jax.tree.map(lambda leaf: jnp.concatenate([leaf] * 6), path)
+    rows = {"indices": jnp.zeros((12, 12), int), "weights": jnp.tri(12)}
+    many = dataclasses.replace(twelve, objective=1 / jnp.arange(1.0, 13), history=None, **rows)
     drawn = plotting.plot_convergence([many]).get_lines()
     np.testing.assert_allclose(drawn[0].get_ydata(), many.objective[0])
     np.testing.assert_allclose(drawn[-1].get_ydata(), many.objective[-1])
     assert len(drawn) == 5
 
 
-def test_convergence_refuses_batches_of_sweeps(problem):
-    path = jc.sweep(problem, np.array([3, 5]), jc.MatchingPursuit())
+def test_convergence_refuses_batches_of_sweeps(path):
     with pytest.raises(ValueError, match="batch of shape"):
-        plotting.plot_convergence([jax.tree.map(lambda x: x[None], path)])
+        plotting.plot_convergence([leaves(None, path)])
 
 
-def test_comparison_has_a_line_for_each_solver(problem):
-    held_out = jc.CoresetProblem(2 * problem.atoms[:, ::-1])
-    solvers = [jc.MatchingPursuit(), jc.GIGA()]
-    comparison = jc.compare(problem, solvers, [8, 2], held_out=held_out)
+def test_comparison_has_a_line_for_each_solver(path):
+    labels = ["MatchingPursuit", "GIGA"]
+    held_out = {label: np.array([0.1, 0.4]) for label in labels}
+    times = dict.fromkeys(labels, 1.0)
+    comparison = Comparison(
+        np.array([8, 2]), dict.fromkeys(labels, path), held_out, held_out, times, times
+    )
     ax = plotting.plot_comparison(comparison)
     line = ax.get_lines()[0]
     np.testing.assert_array_equal(line.get_xdata(), [2, 8])
-    held_out_error = comparison.held_out_error["MatchingPursuit"]
-    np.testing.assert_allclose(line.get_ydata(), held_out_error[::-1])
-    assert texts(ax.get_legend()) == ["MatchingPursuit", "GIGA"]
+    np.testing.assert_allclose(line.get_ydata(), [0.4, 0.1])
+    assert texts(ax.get_legend()) == labels
 
 
 def test_marginals_take_an_mcmc_without_its_deterministic_sites():
@@ -299,7 +291,8 @@ def test_marginals_take_an_mcmc_without_its_deterministic_sites():
         b = numpyro.sample("b", dist.Normal(1.0, 2.0))
         numpyro.deterministic("square", b**2)
 
-    mcmc = MCMC(NUTS(model), num_warmup=20, num_samples=20, progress_bar=False)
+    kernel = HMC(model, trajectory_length=None, num_steps=1)  # quick to compile
+    mcmc = MCMC(kernel, num_warmup=5, num_samples=20, progress_bar=False)
     with pytest.raises(ValueError, match="has run"):
         plotting.plot_marginals(mcmc, mcmc)
     mcmc.run(jax.random.key(0))

@@ -29,16 +29,11 @@ def project_simplex(vector):
 class SquaredDistance:
     """‖q − p‖²."""
 
-    smoothness = 2.0
-
     def __init__(self, target):
         self.target = target
 
     def value(self, table):
         return ((table - self.target) ** 2).sum()
-
-    def gradient(self, table):
-        return 2 * (table - self.target)
 
     def minimise(self, mask):
         table = np.zeros_like(self.target)
@@ -84,23 +79,12 @@ class ExpectationDistance:
 
     def minimise(self, mask):
         columns = self.features[:, mask]
-        size = columns.shape[1]
-        found = scipy.optimize.minimize(
-            lambda q: ((columns @ q - self.wanted) ** 2).sum(),
-            np.full(size, 1 / size),
-            jac=lambda q: 2 * columns.T @ (columns @ q - self.wanted),
-            method="SLSQP",
-            bounds=[(0, None)] * size,
-            constraints={
-                "type": "eq",
-                "fun": lambda q: q.sum() - 1,
-                "jac": lambda q: np.ones(size),
-            },
-            options={"ftol": 1e-16, "maxiter": 500},
-        )
+        # A sum of one is an equation of great weight.
+        weight = 1e4 * np.linalg.norm(columns)
+        equations = np.vstack([columns, np.full(columns.shape[1], weight)])
         table = np.zeros(self.features.shape[1:])
-        table[mask] = found.x
-        return table
+        table[mask] = scipy.optimize.nnls(equations, np.append(self.wanted, weight))[0]
+        return table / table.sum()
 
 
 def greedy(objective, lattice, k, tie=1e-9):

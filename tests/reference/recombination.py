@@ -1,7 +1,6 @@
 """Carathéodory recombination in plain NumPy, one point at a time by null vectors of an SVD."""
 
 import numpy as np
-from scipy.optimize import nnls
 
 
 def eliminate(equations: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -26,15 +25,3 @@ def eliminate(equations: np.ndarray, weights: np.ndarray) -> np.ndarray:
         weights[active[out]] = 0
         del active[out]
     return weights
-
-
-def recombination(atoms: np.ndarray, k: int) -> float:
-    """‖y − Φw‖ / ‖y‖ on k atoms with the total and the k − 1 leading coordinates of the sum."""
-    target = atoms.sum(axis=0)
-    norms = np.linalg.norm(atoms, axis=1)
-    directions = np.linalg.svd(atoms, full_matrices=False)[2][: k - 1]
-    equations = np.column_stack([np.ones(len(atoms)), atoms @ directions.T])
-    support = np.flatnonzero(eliminate(equations, (norms > 0).astype(float)) > 0)
-    units = atoms[support] / norms[support, None]
-    _, distance = nnls(units.T, target, maxiter=10_000)
-    return distance / np.linalg.norm(target)

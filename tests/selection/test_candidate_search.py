@@ -89,11 +89,8 @@ def test_rows_that_are_candidates_already_are_left_out():
 
 def test_batches_change_nothing():
     whole, parts = search(50), search(50, batch_size=1)
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        (whole.indices, whole.decreases),
-        (parts.indices, parts.decreases),
-    )
+    np.testing.assert_array_equal(whole.indices, parts.indices)
+    np.testing.assert_array_equal(whole.decreases, parts.decreases)
 
 
 # --- of a build left to itself --------------------------------------------------------------------
@@ -115,16 +112,11 @@ def rows_with_a_group_of(rare, num_rows=20_000):
     return x.astype(np.float32), group.astype(np.int32), y.astype(np.float32)
 
 
+SETTINGS = {"num_held_out": 200, "progress_bar": False, "proxy": None}
+
+
 def built(rare, **settings):
-    builder = jc.CoresetBuilder(
-        effects,
-        num_draws=400,
-        num_held_out=200,
-        rounds=1,
-        progress_bar=False,
-        **settings,
-        proxy=None,
-    )
+    builder = jc.CoresetBuilder(effects, num_draws=400, rounds=1, **SETTINGS, **settings)
     return builder.run(jax.random.key(0), *rows_with_a_group_of(rare))
 
 
@@ -159,14 +151,7 @@ def test_rows_that_joined_stay_candidates_in_the_next_round(monkeypatch):
     exact = laplace_approximation(jc.model_likelihood(effects, data))
     draws = exact.draws(jax.random.key(1), 2000)
     draws["slopes"] = draws["slopes"] + 3 * draws["slopes"].std(0)
-    builder = jc.CoresetBuilder(
-        effects,
-        size=40,
-        num_held_out=200,
-        weighting=jc.Draws(draws),
-        progress_bar=False,
-        proxy=None,
-    )
+    builder = jc.CoresetBuilder(effects, size=40, weighting=jc.Draws(draws), **SETTINGS)
     first, last = builder.run_rounds(jax.random.key(0), *data)
     assert first.report.candidate_searches
     assert len(last.report.candidate_searches) == len(first.report.candidate_searches)

@@ -5,8 +5,6 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
 import scipy.special
 from numpyro.diagnostics import summary
@@ -19,6 +17,10 @@ from jaxcoreset.selection.estimate import estimate_on
 from jaxcoreset.selection.parts import Approach
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.solution import Solution
+from tests.models import logistic_model
+
+# Stand-ins for pools and draws do not have the types of the annotations.
+pytestmark = pytest.mark.usefixtures("untyped")
 
 
 class Pool:
@@ -63,13 +65,11 @@ def selection(weights, kl, approach: Approach = "proxy and rows"):
     return Selection(path, sizes, num - 1, estimate_on(curve, num - 1), curve, True, approach)
 
 
-@pytest.mark.usefixtures("untyped")
 def test_largest_size_stays_where_float32_holds_it(pool):
     found = selection([10, 10, 4e4], [1e-2, 1e-4, 1e-6])
     assert rounding.best_of(pool, [found]) is found
 
 
-@pytest.mark.usefixtures("untyped")
 def test_largest_size_that_float32_holds_is_taken_beside_its_own_estimate(pool):
     found = rounding.best_of(pool, [selection([10, 10, 9e5, 20, 4e5], [1e-2, 1e-4, 0, 1e-6, 1e-8])])
     assert (found.num_rows, found.estimate.kl) == (4, 1e-6)
@@ -78,7 +78,6 @@ def test_largest_size_that_float32_holds_is_taken_beside_its_own_estimate(pool):
     assert rounding.best_of(pool, [selection([4e5, 4e4, 4e5], [1e-6, 1e-7, 0])]).num_rows == 2
 
 
-@pytest.mark.usefixtures("untyped")
 def test_sizes_that_are_far_worse_are_not_taken(pool):
     rounded = selection([10, 10, 4e5], [3.0, 0.1, 1e-4])
     assert rounding.best_of(pool, [rounded]).num_rows == 3
@@ -86,12 +85,6 @@ def test_sizes_that_are_far_worse_are_not_taken(pool):
     assert rounding.best_of(pool, [alone, rounded]).approach == "proxy"
     poor = selection([0.0], [0.1], "proxy")
     assert rounding.best_of(pool, [poor, rounded]).num_rows == 3
-
-
-def logistic(X, y=None):
-    b = numpyro.sample("b", dist.Normal(0, 1).expand([3]).to_event(1))
-    with numpyro.plate("rows", X.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=X @ b), obs=y)
 
 
 def laplace(X, y):
@@ -105,29 +98,24 @@ def laplace(X, y):
 
 
 @pytest.mark.slow
+@pytest.mark.unoptimised
 def test_nuts_in_float32_samples_a_plain_model_beside_a_proxy():
     """All 25 rows that the solver found had weights of a million: R-hat was 2.4, the sd a fifth."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(20_000, 3)).astype(np.float32)
     y = (rng.random(20_000) < scipy.special.expit(X @ [1, -0.5, 0.2])).astype(int)
-    builder = jc.CoresetBuilder(logistic, size=50, progress_bar=False)
+    builder = jc.CoresetBuilder(logistic_model, size=50, progress_bar=False)
     coreset = builder.run(jax.random.key(0), X, y)
     report = coreset.report
     assert report.size == 50
     assert report.rounding is None
     assert report.num_used < 25
     assert report.kl < 1e-6 < 1e-4 < report.gaussian_kl
-    mcmc = MCMC(
-        NUTS(coreset.model),
-        num_warmup=500,
-        num_samples=1000,
-        num_chains=4,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
+    settings = {"num_chains": 4, "chain_method": "vectorized", "progress_bar": False}
+    mcmc = MCMC(NUTS(coreset.model), num_warmup=500, num_samples=1000, **settings)
     start = coreset.init_params(4)
     mcmc.run(jax.random.key(1), *coreset.args, **coreset.kwargs, init_params=start)
-    found = summary(mcmc.get_samples(group_by_chain=True))["b"]
+    found = summary(mcmc.get_samples(group_by_chain=True))["beta"]
     mode, sd = laplace(X, y)
     assert np.all(found["r_hat"] < 1.01)
     assert np.all(np.abs(found["mean"] - mode) < 0.1 * sd)

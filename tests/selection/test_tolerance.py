@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.special
 
 import jaxcoreset as jc
 from jaxcoreset.coreset.report import Report
@@ -18,6 +17,10 @@ from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.weighting import DrawSource
 from tests.models import logistic_data
 from tests.models import logistic_model as logistic
+
+# A linear model by hand stands for a likelihood in most tests.
+pytestmark = pytest.mark.usefixtures("untyped")
+SETTINGS = {"progress_bar": False, "proxy": None}
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +84,6 @@ def choose(variances, seed, tol=1.0, num_held_out=400, source=None, **settings):
     return smallest_within(pool, path, sizes, tol, num_held_out, **settings), pool
 
 
-@pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize(("truth", "lowest"), [(0.85, 0.75), (0.6, 0.3)])
 def test_estimate_of_a_chosen_size_is_honest(truth, lowest):
     """Thirty sizes that are equally good, so that the choice among them is nothing but luck.
@@ -100,7 +102,6 @@ def test_estimate_of_a_chosen_size_is_honest(truth, lowest):
     assert np.std(found) < 1.5 * np.mean(errors)
 
 
-@pytest.mark.usefixtures("untyped")
 def test_size_above_the_tolerance_is_hardly_ever_let_through():
     """Many sizes just above it, one below at the end: two standard errors keep the luck out."""
     variances = np.append(np.full(25, 1.05), 0.6)
@@ -111,7 +112,6 @@ def test_size_above_the_tolerance_is_hardly_ever_let_through():
     assert wrong <= 2
 
 
-@pytest.mark.usefixtures("untyped")
 def test_draws_are_added_until_the_estimate_is_precise():
     choice, pool = choose(np.array([4.0, 0.7]), 0, num_held_out=100)
     assert choice.at == 1
@@ -126,7 +126,6 @@ def test_draws_are_added_until_the_estimate_is_precise():
     assert pool.count("selection") + pool.count("confirmation") >= 400
 
 
-@pytest.mark.usefixtures("untyped")
 def test_no_mean_shifts_by_more_than_is_accepted():
     """The error is in one θ_i, whose mean shifts by the root of the divergence."""
     variances = np.array([4.0, 0.7, 0.4, 0.1, 0.05])
@@ -140,14 +139,12 @@ def test_no_mean_shifts_by_more_than_is_accepted():
     assert not choose(variances, 0, max_shift=0.01)[0].is_within
 
 
-@pytest.mark.usefixtures("untyped")
 def test_draws_do_not_grow_without_end():
     choice, pool = choose(np.array([1.0]), 1, num_held_out=50)
     assert not choice.is_within
     assert pool.count("selection") + pool.count("confirmation") <= 50 * 16 * 7
 
 
-@pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize("left", [0, 5, 60, 150])
 def test_fixed_stock_of_draws_is_used_up_and_no_more(left):
     """Sizes just above the tolerance fail; whatever is left after that, the good one is found."""
@@ -162,7 +159,6 @@ def test_fixed_stock_of_draws_is_used_up_and_no_more(left):
     assert pool.count("confirmation") > 0
 
 
-@pytest.mark.usefixtures("untyped")
 def test_draws_of_an_exhausted_source_stay_as_they_are():
     taken = DrawPool(LINEAR, Normal(), jax.random.key(0))
     taken.ensure_draws(selection=8)
@@ -172,7 +168,6 @@ def test_draws_of_an_exhausted_source_stay_as_they_are():
     assert pool.count("selection") == 8
 
 
-@pytest.mark.usefixtures("untyped")
 def test_a_report_says_what_was_chosen_and_the_estimate_that_it_is_given():
     # A variance of one is that of a row whose weight is zero.
     choice, pool = choose(np.array([4.0, 1.0]), 0, tol=2.0)
@@ -191,9 +186,7 @@ def test_a_report_says_what_was_chosen_and_the_estimate_that_it_is_given():
 
 @pytest.fixture(scope="module")
 def met(data):
-    return jc.CoresetBuilder(logistic, tol=0.02, progress_bar=False, proxy=None).run(
-        jax.random.key(0), *data
-    )
+    return jc.CoresetBuilder(logistic, tol=0.02, **SETTINGS).run(jax.random.key(0), *data)
 
 
 def test_report_says_what_was_asked_and_reached(met):
@@ -207,47 +200,16 @@ def test_report_says_what_was_asked_and_reached(met):
     assert report.num_draws >= 4 * report.curve["size"][-1]
 
 
-@pytest.mark.slow
-def test_estimates_of_many_builds_are_honest(data):
-    """Against 20,000 fresh draws; no build's estimate may be far off, nor all of them low."""
-    likelihood = jc.model_likelihood(logistic, data)
-    full = jc.laplace_approximation(likelihood)
-    fresh = jc.embed(
-        likelihood.log_likelihood, full.draws(jax.random.key(99), 20_000), likelihood.data
-    )
-    settings = {"num_held_out": 500, "weighting": jc.Laplace(), "progress_bar": False}
-    builder = jc.CoresetBuilder(logistic, tol=0.02, **settings, proxy=None)
-    scores = []
-    for seed in range(6):
-        coreset = builder.run(jax.random.key(seed), *data)
-        weights = np.zeros(500, np.float32)
-        weights[coreset.indices] = coreset.weights
-        truth = float(jnp.sum((fresh.target - weights @ fresh.atoms) ** 2))
-        report = coreset.report
-        assert truth < 0.02 + 2 * report.kl_standard_error
-        scores.append((report.kl - truth) / report.kl_standard_error)
-    assert np.max(np.abs(scores)) < 5
-    # The mean of 6 has a standard deviation of 0.4; squares are skewed, so it may be low.
-    assert -1.5 < np.mean(scores) < 1.5
-
-
 def test_same_key_gives_the_same_size_and_rows(data, met):
-    again = jc.CoresetBuilder(logistic, tol=0.02, progress_bar=False, proxy=None).run(
-        jax.random.key(0), *data
-    )
+    again = jc.CoresetBuilder(logistic, tol=0.02, **SETTINGS).run(jax.random.key(0), *data)
     np.testing.assert_array_equal(again.indices, met.indices)
     np.testing.assert_array_equal(again.weights, met.weights)
     assert again.report.kl == met.report.kl
 
 
-def test_missed_tolerance_raises_or_gives_the_best(data):
-    settings = {"rounds": 1, "progress_bar": False}
-    strict = jc.CoresetBuilder(logistic, tol=jc.Tolerance(1e-4, max_size=6), **settings, proxy=None)
-    with pytest.raises(ValueError, match=r"max_size = 6 rows of 500, .* throw=False"):
-        strict.run(jax.random.key(0), *data)
+def test_missed_tolerance_gives_the_best_if_it_need_not_raise(data):
     tol = jc.Tolerance(1e-4, max_size=6, throw=False)
-    best = jc.CoresetBuilder(logistic, tol=tol, **settings, proxy=None)
-    report = best.run(jax.random.key(0), *data).report
+    report = jc.CoresetBuilder(logistic, tol=tol, rounds=1, **SETTINGS).run(0, *data).report
     assert report.is_within_tol is False
     upper = report.curve["kl"] + 2 * report.curve["kl_standard_error"]
     assert report.size == report.curve["size"][np.argmin(upper)]
@@ -274,26 +236,17 @@ def test_few_draws_of_the_user_bound_the_size(data):
         )
 
 
-def test_sizes_double_until_the_tolerance_is_kept_to():
+def test_sizes_double_until_the_tolerance_is_kept_to(data):
     """Also where there are just four draws for every row, and more can be had."""
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(100, 6))
-    y = (rng.random(100) < scipy.special.expit(x[:, 0])).astype(int)
+    solver = jc.MatchingPursuit()
     builder = jc.CoresetBuilder(
-        logistic,
-        tol=1e-4,
-        solver=jc.MatchingPursuit(),
-        num_draws=8,
-        rounds=1,
-        progress_bar=False,
-        proxy=None,
+        logistic, tol=3e-6, solver=solver, num_draws=8, rounds=1, **SETTINGS
     )
-    report = builder.run(jax.random.key(0), x, y).report
+    report = builder.run(jax.random.key(0), *data).report
     assert report.is_within_tol
     assert report.num_used > 32  # the first size that is tried
 
 
-@pytest.mark.usefixtures("untyped")
 def test_candidates_that_join_have_room_in_the_programs_that_are_compiled():
     pool = DrawPool(LINEAR, Normal(), jax.random.key(0))
     room = []
@@ -302,13 +255,9 @@ def test_candidates_that_join_have_room_in_the_programs_that_are_compiled():
         room.append(pool.capacity)
         assert num < pool.capacity <= 2 * num
     assert len(set(room)) == 3
-
-
-@pytest.mark.usefixtures("untyped")
-@pytest.mark.parametrize("num", [600, 1500, 2100])
-def test_the_room_for_candidates_stays_as_it_is(num):
-    pool = DrawPool(LINEAR, Normal(), jax.random.key(0))
-    pool.set_outside_candidates(np.arange(520), ())
-    assert pool.capacity == pool.capacity
-    pool.set_outside_candidates(np.arange(num), ())
-    assert pool.capacity == pool.capacity
+    # To ask for the room does not change it.
+    for num in (600, 1500, 2100):
+        pool = DrawPool(LINEAR, Normal(), jax.random.key(0))
+        for count in (520, num):
+            pool.set_outside_candidates(np.arange(count), ())
+            assert pool.capacity == pool.capacity

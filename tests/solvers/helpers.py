@@ -75,7 +75,8 @@ SOLVERS = {
     "ExchangePursuit, in blocks": Case(
         jc.ExchangePursuit(max_single=2), ks=(3, 8), lacks=frozenset({"sweep of solves"})
     ),
-    "ExhaustiveSearch": Case(jc.ExhaustiveSearch(), ks=(1, 2, 3), loose=4),
+    # With a looser bound it counts more supports.
+    "ExhaustiveSearch": Case(jc.ExhaustiveSearch(), ks=(1, 2, 3), loose=3),
 }
 
 

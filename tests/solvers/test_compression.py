@@ -12,11 +12,8 @@ from tests.datasets import atoms_of
 
 def low_rank(n, s, rank=7, seed=0):
     rng = np.random.default_rng(seed)
-    return (
-        rng.normal(size=(n, rank))
-        * 10.0 ** -np.arange(rank).clip(0, 3)
-        @ rng.normal(size=(rank, s))
-    )
+    scales = 10.0 ** -np.arange(rank).clip(0, 3)
+    return rng.normal(size=(n, rank)) * scales @ rng.normal(size=(rank, s))
 
 
 def sparse_weights(n, num=40, size=12, seed=1):
@@ -43,13 +40,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("candidates_only", [False, True])
-def test_compression_leaves_every_objective_unchanged(case, candidates_only):
+def test_compression_leaves_every_objective_unchanged(case):
     atoms = CASES[case]
     n, s = atoms.shape
+    # As for candidates: the sum of more atoms than these, partly outside their span.
     target = atoms.sum(0)
-    if candidates_only:
-        target = target + np.random.default_rng(6).normal(size=s) * np.linalg.norm(target) / s**0.5
+    target = target + np.random.default_rng(6).normal(size=s) * np.linalg.norm(target) / s**0.5
     weights = sparse_weights(n, size=min(n, 12))
     problem = jc.CoresetProblem(np.float32(atoms), np.float32(target))
     np.testing.assert_allclose(
@@ -62,7 +58,7 @@ def test_compression_leaves_every_objective_unchanged(case, candidates_only):
     np.testing.assert_allclose(objectives(shorter, weights), objectives(exact, weights), rtol=1e-10)
 
 
-@pytest.mark.parametrize(("n", "s", "rank"), [(300, 200, 7), (60, 50, 5), (1, 9, 1)])
+@pytest.mark.parametrize(("n", "s", "rank"), [(300, 200, 7), (1, 9, 1)])
 def test_the_rank_is_found_and_atoms_have_one_coordinate_more(n, s, rank):
     shorter = compress(jc.CoresetProblem(np.float32(low_rank(n, s, rank))))
     assert shorter.rank == rank
@@ -86,67 +82,61 @@ def test_the_part_of_the_target_outside_the_atoms_is_kept():
     atoms = low_rank(300, 200)
     outside = np.random.default_rng(1).normal(size=200)
     outside -= np.linalg.pinv(atoms) @ (atoms @ outside)
-    problem = jc.CoresetProblem(np.float32(atoms), np.float32(atoms.sum(0) + outside))
-    shorter = compress(problem)
+    shorter = compress(jc.CoresetProblem(np.float32(atoms), np.float32(atoms.sum(0) + outside)))
     assert float(shorter.target[-1]) == pytest.approx(np.linalg.norm(outside), rel=1e-4)
     # The best weights of all leave exactly that.
     everything = np.ones((1, 300))
     assert objectives(shorter, everything)[0] == pytest.approx(outside @ outside, rel=1e-4)
 
 
-@pytest.mark.slow
 def test_what_a_large_tolerance_leaves_out_is_bounded_as_stated():
     atoms = np.asarray(atoms_of("phishing_500", 300))
     problem = jc.CoresetProblem(np.float32(atoms))
     shorter = compress(problem, tol=3e-2)
     assert shorter.rank < 100
-    solution = jc.solve(shorter, 20)
-    dense = np.asarray(solution.dense(500), float)[None]
+    dense = sparse_weights(500)
     change = np.abs(np.sqrt(objectives(shorter, dense)) - np.sqrt(objectives(problem, dense)))
-    bound = np.asarray(shorter.error_bound(solution.indices, solution.weights))
-    largest = np.linalg.norm(atoms, 2)
+    rows = np.argsort(-dense, axis=1)[:, :12]
+    weights = np.take_along_axis(dense, rows, axis=1)
+    bounds = shorter.error_bound(jnp.asarray(rows), jnp.asarray(weights))
     assert (change > 1e-4 * np.linalg.norm(problem.target)).any()
-    assert (change <= bound).all()
+    assert (change <= np.asarray(bounds)).all()
+    largest = np.linalg.norm(atoms, 2)
     assert (change <= 1.5 * 3e-2 * largest * np.linalg.norm(dense, axis=1)).all()
 
 
-@pytest.mark.slow
 def test_solvers_find_as_good_a_solution():
     """Ties and rounding may lead to other atoms, so only the error of what is found is compared."""
     problem = jc.CoresetProblem(jnp.asarray(atoms_of("biketrips_500", 300), jnp.float32))
     shorter = compress(problem)
-    full, short = jc.solve(problem, 20), jc.solve(shorter, 20)
+    full, short = (jc.solve(p, 20, jc.MatchingPursuit()) for p in (problem, shorter))
     found = objectives(problem, np.asarray(short.dense(500), float)[None])[0]
     assert found == pytest.approx(float(short.objective), rel=1e-3)
     assert found == pytest.approx(float(full.objective), rel=5e-2)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_given_rank_works_under_jit_and_vmap(dtype):
-    with jax.enable_x64(dtype == np.float64):
-        batch = jnp.stack([jnp.asarray(low_rank(60, 50, 4, seed), dtype) for seed in range(3)])
-        problems = jax.vmap(jc.CoresetProblem)(batch)
-        shorter = jax.jit(jax.vmap(lambda p: compress(p, rank=4)))(problems)
+def test_a_given_rank_works_under_jit_and_vmap():
+    batch = jnp.stack([jnp.asarray(low_rank(60, 50, 4, seed), np.float32) for seed in range(3)])
+    problems = jax.vmap(jc.CoresetProblem)(batch)
+    shorter = jax.jit(jax.vmap(lambda p: compress(p, rank=4)))(problems)
     assert isinstance(shorter, CompressedProblem)
     assert shorter.atoms.shape == (3, 60, 5)
-    assert shorter.atoms.dtype == dtype
+    assert shorter.atoms.dtype == np.float32
     weights = sparse_weights(60)
     for i in range(3):
-        one = jax.tree.map(lambda x, i=i: np.asarray(x[i], float), problems)
-        lane = jax.tree.map(lambda x, i=i: x[i], shorter)
+        one, lane = (jax.tree.map(lambda x, i=i: np.asarray(x[i]), p) for p in (problems, shorter))
         # A coordinate of an atom is a sum of 50 products, rounded in proportion to its norm.
         terms = np.linalg.norm(one.target) + weights @ np.linalg.norm(one.atoms, axis=1)
         change = np.sqrt(objectives(lane, weights)) - np.sqrt(objectives(one, weights))
-        assert (np.abs(change) <= 2 * np.finfo(dtype).eps * terms).all()
+        assert (np.abs(change) <= 2 * np.finfo(np.float32).eps * terms).all()
 
 
-@pytest.mark.parametrize("kind", ["gaussian", "sign"])
-def test_projection_keeps_objectives_within_its_stated_error(kind):
+def test_projection_keeps_objectives_within_its_stated_error():
     problem = jc.CoresetProblem(np.random.default_rng(0).normal(size=(60, 6000)).astype(np.float32))
     weights = sparse_weights(60, num=100)
     m = projection_size(0.15, failure=0.01, num_vectors=100)
     assert m < 3000
-    shorter = project(problem, m, jax.random.key(0), kind)
+    shorter = project(problem, m, jax.random.key(0))
     assert shorter.atoms.shape == (60, m)
     ratio = objectives(shorter, weights) / objectives(problem, weights)
     assert np.abs(ratio - 1).max() < 0.15
@@ -177,42 +167,20 @@ def test_projection_size_is_the_bound_of_dasgupta_and_gupta():
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"tol": -1.0}, ValueError, "tol is -1.0; expected 0 ≤ tol < 1"),
-        ({"tol": 1.0}, ValueError, "tol is 1.0"),
-        ({"tol": 1e-3, "rank": 3}, ValueError, "only one"),
-        ({"rank": 0}, ValueError, "rank is 0; expected 1 ≤ rank ≤ 9"),
-        ({"rank": 10}, ValueError, "rank is 10"),
-    ],
-)
-def test_bad_arguments_of_compress_are_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        compress(jc.CoresetProblem(low_rank(20, 9)), **options)
-
-
-def test_a_tolerance_cannot_be_traced():
-    with pytest.raises(ValueError, match="pass rank=r"):
-        jax.jit(compress)(jc.CoresetProblem(low_rank(20, 9)))
-
-
-def test_a_batch_is_refused_outside_vmap():
-    batch = jax.vmap(jc.CoresetProblem)(jnp.ones((2, 5, 4)))
-    with pytest.raises(ValueError, match=r"expected \(n, S\)"):
-        compress(batch)
-    with pytest.raises(ValueError, match=r"expected \(n, S\)"):
-        project(batch, 3, jax.random.key(0))
-
-
-@pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda p, key: project(p, 0, key), "num_coordinates is 0; expected at least 1"),
-        (lambda p, key: projection_size(1.0), "error is 1.0"),
-        (lambda p, key: projection_size(0.1, failure=0.0), "failure is 0.0"),
-        (lambda p, key: projection_size(0.1, num_vectors=0), "num_vectors is 0"),
+        (lambda p: compress(p, tol=1.0), "tol is 1.0; expected 0 ≤ tol < 1"),
+        (lambda p: compress(p, tol=1e-3, rank=3), "only one"),
+        (lambda p: compress(p, rank=0), "rank is 0; expected 1 ≤ rank ≤ 9"),
+        (lambda p: jax.jit(compress)(p), "pass rank=r"),
+        (lambda p: compress(jax.tree.map(lambda x: x[None], p)), r"expected \(n, S\)"),
+        (lambda p: project(p, 0, 0), "num_coordinates is 0; expected at least 1"),
+        (lambda p: project(jax.tree.map(lambda x: x[None], p), 3, 0), r"expected \(n, S\)"),
+        (lambda p: projection_size(1.0), "error is 1.0"),
+        (lambda p: projection_size(0.1, failure=0.0), "failure is 0.0"),
+        (lambda p: projection_size(0.1, num_vectors=0), "num_vectors is 0"),
     ],
 )
-def test_bad_arguments_of_project_are_refused(call, message):
+def test_bad_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
-        call(jc.CoresetProblem(low_rank(20, 9)), jax.random.key(0))
+        call(jc.CoresetProblem(low_rank(20, 9)))

@@ -21,20 +21,6 @@ def test_the_first_true_entry_of_each_row(share):
     np.testing.assert_array_equal(jax.vmap(first_true)(jnp.asarray(flags)), expected)
 
 
-@pytest.mark.parametrize("total", [1.0, 50.0])
-def test_the_projection_on_the_simplex_is_the_nearest_point(total):
-    vector = np.random.default_rng(0).normal(size=20)
-    allowed = np.arange(20) % 3 > 0
-    found = np.asarray(project_simplex(jnp.asarray(vector), jnp.asarray(allowed), total))
-    assert found.min() >= 0
-    assert not found[~allowed].any()
-    np.testing.assert_allclose(found.sum(), total, rtol=1e-5)
-    # The optimality condition: all positive entries are shifted by the same amount.
-    shift = (vector - found)[found > 0]
-    np.testing.assert_allclose(shift, shift[0], atol=1e-5 * total)
-    assert np.all(vector[allowed & (found == 0)] <= shift[0] + 1e-5 * total)
-
-
 def test_without_total_or_allowed_entries_the_projection_is_zero():
     vector, no = jnp.arange(4.0), jnp.zeros(4, bool)
     assert not project_simplex(vector, ~no, 0.0).any()

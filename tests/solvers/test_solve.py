@@ -11,7 +11,6 @@ from jaxcoreset.solvers.solution import _ascending, make_solution
 from jaxcoreset.solvers.solve import _run
 from tests.problems import correlated_atoms
 
-SOLVERS = [jc.AIHT2(max_iters=30), jc.MatchingPursuit()]
 # One bound on k for nearly all tests, so that they share compiled programs; 15 is rounded up to it.
 MAX_K = 16
 
@@ -29,28 +28,21 @@ def test_target_is_the_sum_of_the_atoms(problem):
 @pytest.mark.parametrize("num_rows", [3, 100])
 def test_problem_operations_agree_with_numpy_by_gather_and_by_pass(problem, num_rows):
     rng = np.random.default_rng(0)
-    indices, weights = (
-        jnp.asarray(rng.integers(0, 120, num_rows)),
-        jnp.asarray(rng.random(num_rows)),
-    )
-    vector = jnp.asarray(rng.normal(size=60))
-    atoms = np.asarray(problem.atoms)
-    np.testing.assert_allclose(
-        problem.combine(indices, weights), weights @ atoms[indices], rtol=1e-4, atol=1e-4
-    )
-    np.testing.assert_allclose(
-        problem.correlate_at(indices, vector), atoms[indices] @ vector, rtol=1e-4, atol=1e-4
-    )
+    indices, weights = rng.integers(0, 120, num_rows), rng.random(num_rows)
+    vector, atoms = rng.normal(size=60), np.asarray(problem.atoms)
+    combined = problem.combine(jnp.asarray(indices), jnp.asarray(weights))
+    np.testing.assert_allclose(combined, weights @ atoms[indices], rtol=1e-4, atol=1e-4)
+    correlations = problem.correlate_at(jnp.asarray(indices), jnp.asarray(vector))
+    np.testing.assert_allclose(correlations, atoms[indices] @ vector, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(problem.squared_norms(), (atoms**2).sum(1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize(("k", "max_k"), [(1, MAX_K), (5, MAX_K), (15, None), (16, None)])
-def test_a_solution_has_the_length_of_its_bound_and_knows_its_solver(problem, solver, k, max_k):
-    solution = jc.solve(problem, k, solver, max_k=max_k)
+@pytest.mark.parametrize(("k", "max_k"), [(1, MAX_K), (15, None)])
+def test_a_solution_has_the_length_of_its_bound_and_knows_its_solver(problem, k, max_k):
+    solution = jc.solve(problem, k, jc.MatchingPursuit(), max_k=max_k)
     assert solution.indices.shape == solution.weights.shape == (max_k or k,)
     assert solution.dense(120).shape == (120,)
-    assert solution.solver == type(solver).__name__
+    assert solution.solver == "MatchingPursuit"
 
 
 @pytest.mark.parametrize("largest", [9, 2**29 - 1, 2**29, 2**31 - 1])
@@ -74,67 +66,55 @@ def test_a_solution_without_rows_has_the_error_of_none_however_it_was_rounded(pr
 IN_RANGE, OUT_OF_RANGE = [1, 2, 3, 4, 9, 16], [0, 17]
 
 
-@pytest.fixture(scope="module", params=SOLVERS)
-def traced(problem, request):
-    """A solver, and its solutions under jit and vmap for k in range and out of it."""
-
-    @jax.jit
-    @jax.vmap
-    def run(k):
-        return jc.solve(problem, k, request.param, max_k=MAX_K)
-
-    return request.param, run(jnp.array(IN_RANGE + OUT_OF_RANGE))
-
-
-def test_a_traced_k_beyond_its_bound_is_not_cut_short_in_silence(problem):
-    # 13 is rounded up to 15 inside.
-    bound, ks = 13, jnp.array([13, 14, 15])
-    many = jax.vmap(lambda k: jc.solve(problem, k, jc.MatchingPursuit(), max_k=bound))(ks)
-    path = jax.jit(lambda ks: jc.sweep(problem, ks, jc.MatchingPursuit(), max_k=bound))(ks)
-    alone = jc.solve(problem, bound, jc.MatchingPursuit())
-    for found in (many, path):
-        assert found.converged.tolist() == [True, False, False]
-        for lane in range(3):
-            np.testing.assert_array_equal(found.indices[lane], alone.indices)
-            np.testing.assert_allclose(found.weights[lane], alone.weights, rtol=1e-4)
-            residual = problem.target - found.weights[lane] @ problem.atoms[found.indices[lane]]
-            np.testing.assert_allclose(
-                found.objective[lane], jnp.vdot(residual, residual), rtol=1e-3
-            )
+@pytest.fixture(scope="module")
+def traced(problem):
+    """Solutions under jit and vmap for k in range and out of it."""
+    run = jax.vmap(lambda k: jc.solve(problem, k, jc.MatchingPursuit(), max_k=MAX_K))
+    return jax.jit(run)(jnp.array(IN_RANGE + OUT_OF_RANGE))
 
 
 def test_solve_works_under_jit_and_vmap_over_k(problem, traced):
-    solver, many = traced
+    solver = jc.MatchingPursuit()
     for i, k in enumerate(IN_RANGE):
         single = jc.solve(problem, k, solver, max_k=MAX_K)
-        np.testing.assert_array_equal(many.indices[i], single.indices)
-    assert np.asarray(many.size).tolist()[:4] == [1, 2, 3, 4]
+        np.testing.assert_array_equal(traced.indices[i], single.indices)
+    assert np.asarray(traced.size).tolist()[:4] == [1, 2, 3, 4]
     # Without a bound it is n; the shape needs no compilation.
     unbound = jax.eval_shape(jax.vmap(lambda k: jc.solve(problem, k, solver)), jnp.arange(1, 5))
     assert unbound.weights.shape == (4, problem.num_data)
 
 
-def test_traced_k_out_of_range_is_flagged(traced):
-    solver, many = traced
-    if isinstance(solver, jc.MatchingPursuit):
-        assert many.converged[: len(IN_RANGE)].all()
-    assert not many.converged[len(IN_RANGE) :].any()
-    assert np.all(np.isfinite(many.weights))
-    # The solution is that of the nearest k in range.
-    np.testing.assert_array_equal(many.weights[-2:], many.weights[jnp.array([0, 5])])
+def test_traced_k_out_of_range_is_flagged_and_solved_for_the_nearest_in_range(traced):
+    assert traced.converged[: len(IN_RANGE)].all()
+    assert not traced.converged[len(IN_RANGE) :].any()
+    assert np.all(np.isfinite(traced.weights))
+    np.testing.assert_array_equal(traced.weights[-2:], traced.weights[jnp.array([0, 5])])
+
+
+def test_a_traced_k_beyond_its_bound_is_not_cut_short_in_silence(problem):
+    # The bound is rounded up to 20 inside.
+    solver, ks = jc.MatchingPursuit(), jnp.array([16, 17, 18])
+    path = jax.jit(lambda ks: jc.sweep(problem, ks, solver, max_k=MAX_K))(ks)
+    alone = jc.solve(problem, MAX_K, solver)
+    assert path.converged.tolist() == [True, False, False]
+    for lane in range(3):
+        np.testing.assert_array_equal(path.indices[lane], alone.indices)
+        np.testing.assert_allclose(path.weights[lane], alone.weights, rtol=1e-4)
+        residual = problem.target - path.weights[lane] @ problem.atoms[path.indices[lane]]
+        np.testing.assert_allclose(path.objective[lane], jnp.vdot(residual, residual), rtol=1e-3)
 
 
 def test_known_values_may_meet_a_users_jit(problem):
-    ks, atoms = jnp.arange(1, 5), jnp.asarray(correlated_atoms())
+    ks, atoms, solver = jnp.arange(1, 5), jnp.asarray(correlated_atoms()), jc.MatchingPursuit()
     # What could go wrong goes wrong while tracing.
-    path = jax.eval_shape(lambda p: jc.sweep(p, ks), problem)
+    path = jax.eval_shape(lambda p: jc.sweep(p, ks, solver), problem)
     assert path.weights.shape == (4, 4)
-    made = jax.jit(lambda scale: jc.solve(jc.CoresetProblem(atoms), 15).objective * scale)(1.0)
-    np.testing.assert_allclose(made, jc.solve(problem, 15).objective, rtol=1e-5)
+    made = jax.eval_shape(lambda: jc.solve(jc.CoresetProblem(atoms), 15, solver, max_k=MAX_K))
+    assert made.weights.shape == (MAX_K,)
 
 
-def test_loop_over_k_and_sweep_compile_once(problem):
-    solver = jc.AIHT2(max_iters=7)
+def test_a_sweep_of_other_k_does_not_compile_again(problem):
+    solver = jc.GIGA()
     before = _run._cached._cache_size()
     jc.sweep(problem, jnp.arange(1, 31), solver)
     jc.sweep(problem, jnp.arange(30, 0, -1), solver)
@@ -145,7 +125,7 @@ def test_loop_over_k_and_sweep_compile_once(problem):
 def test_atoms_of_16_bits_become_float32(dtype):
     problem = jc.CoresetProblem(jnp.asarray(correlated_atoms(), dtype))
     assert problem.atoms.dtype == problem.target.dtype == np.float32
-    assert float(jc.solve(problem, 15, jc.MatchingPursuit()).relative_error) < 0.5
+    assert float(jc.solve(problem, 15, jc.MatchingPursuit(), max_k=MAX_K).relative_error) < 0.5
 
 
 @pytest.mark.parametrize(
@@ -172,7 +152,6 @@ def test_bad_problem_is_refused(atoms, target, message):
     ("call", "error", "message"),
     [
         (lambda p: jc.solve(p, 0), ValueError, "k is 0; expected 1 ≤ k ≤ n = 120"),
-        (lambda p: jc.solve(p, 121), ValueError, "k is 121"),
         (lambda p: jc.solve(p, 2.5), TypeError, "expected an integer"),
         (lambda p: jc.solve(p, 5, max_k=4), ValueError, "max_k is 4"),
         (lambda p: jc.solve(p.atoms, 5), TypeError, "CoresetProblem"),
@@ -181,7 +160,6 @@ def test_bad_problem_is_refused(atoms, target, message):
         (lambda p: jc.sweep(p, [0, 3]), ValueError, "k is 0"),
         (lambda p: jc.sweep(p, []), TypeError, "ks has shape"),
         (lambda p: jc.sweep(p, [1.5]), TypeError, "integers"),
-        (lambda p: jc.sweep(p, 5), TypeError, "one-dimensional"),
     ],
 )
 @pytest.mark.usefixtures("untyped")
@@ -190,7 +168,7 @@ def test_bad_arguments_are_refused(problem, call, error, message):
         call(problem)
 
 
-@pytest.mark.parametrize("solver", [jc.AIHT(max_iters=4), jc.AIHT2(max_iters=2), jc.FrankWolfe()])
+@pytest.mark.parametrize("solver", [jc.AIHT2(max_iters=2), jc.FrankWolfe()])
 def test_no_rows_are_returned_in_place_of_rows_that_are_worse(solver):
     # Few draws of very different sizes, where a step and the threshold can raise the objective.
     rng = np.random.default_rng(0)

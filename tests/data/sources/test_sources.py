@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 from jaxcoreset.data.sources import SourceArray, SourceError, array, batches, parquet
-from tests.data.sources.tables import N, h5, matrix, write
+from tests.data.sources.tables import N, h5, matrix
 
 
 def uneven(values, sizes=(7, 0, 300, 1)):
@@ -86,22 +86,14 @@ def test_a_fingerprint_stays_and_differs_where_the_data_do(kind, tmp_path, table
     assert again.fingerprint() != before
 
 
-@pytest.mark.parametrize("kind", ["parquet", "hdf5"])
-def test_no_rows_are_handed_on_of_a_file_that_was_changed(kind, tmp_path, table):
-    if kind == "parquet":
-        path = write(tmp_path / "t.parquet", table)
-        source = parquet(path, y="a")
-    else:
-        path, source = tmp_path / "x.h5", h5(tmp_path, table)
+def test_no_rows_are_handed_on_of_a_file_that_was_changed(tmp_path, table):
+    source = h5(tmp_path, table)
     passing = source.batches()
     next(passing)
-    os.utime(path, ns=(1, 1))
-    with pytest.raises(SourceError, match=f"{path.name} was changed after"):
-        list(passing)
-    with pytest.raises(SourceError, match=f"{path.name} was changed after"):
-        next(source.batches())
-    with pytest.raises(SourceError, match=f"{path.name} was changed after"):
-        source.take(np.array([0]))
+    os.utime(tmp_path / "x.h5", ns=(1, 1))
+    for read in (lambda: list(passing), lambda: next(source.batches()), lambda: source.take([0])):
+        with pytest.raises(SourceError, match=r"x\.h5 was changed after"):
+            read()
 
 
 def test_a_source_array_is_never_read_whole_by_accident():
