@@ -54,13 +54,14 @@ def hierarchy(x, group, num_groups, y=None):
     with numpyro.plate("groups", num_groups):
         effect = numpyro.sample("effect", dist.Normal(0, 1))
     with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("y", dist.Normal(x @ slopes + effect[group], 1.0), obs=y)
+        numpyro.sample("y", dist.Bernoulli(logits=x @ slopes + effect[group]), obs=y)
 
 
 def groups(x, y):
     settings = {"size": 5, "num_draws": 60, "num_held_out": 60, "proxy": None}
     builder = jc.CoresetBuilder(hierarchy, groups="group", progress_bar=False, **settings)
     group = np.arange(NUM_ROWS, dtype=np.int32) // 10
+    y = (y > 0).astype(np.float32)
     coreset = builder.run(jax.random.key(0), x, group, NUM_ROWS // 10, y)
     coreset.group_effects(jax.random.key(1), {"slopes": np.ones((8, 2), np.float32)})
 
@@ -81,7 +82,10 @@ BUILDS = {
 COMPILED_BY_NUMPYRO = {"Guide": {"jit(scan)"}}
 
 
-@pytest.mark.parametrize("name", BUILDS)
+SLOW = {"groups": [pytest.mark.slow, pytest.mark.unoptimised]}
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=SLOW.get(one, ())) for one in BUILDS])
 def test_a_build_leaves_no_data_in_memory_and_the_next_one_compiles_nothing(name):
     make, compiled = BUILDS[name], []
     x, y = table(0)
