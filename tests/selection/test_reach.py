@@ -57,6 +57,8 @@ def two_modes(y):
         numpyro.sample("y", dist.MixtureSameFamily(shares, dist.Normal(means, 1.0)), obs=y)
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_another_mode_is_told_and_no_proxy_stands_for_it():
     rng = np.random.default_rng(1)
     y = np.r_[rng.normal(-0.7, 1, 150), rng.normal(0.7, 1, 150)].astype(np.float32)

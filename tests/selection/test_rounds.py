@@ -68,6 +68,8 @@ def draws_of(posterior):
     return jc.Draws({"beta": np.random.default_rng(2).multivariate_normal(*posterior, size=3000)})
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_two_rounds_mend_a_weighting_three_sd_off(data, off, mended):
     # From one key to another a build varies by a factor of ten, so that single ones tell little.
     mean = statistics.geometric_mean
