@@ -191,6 +191,8 @@ def test_flax_features_may_stand_before_a_numpyro_head() -> None:
     assert coreset.report.kl < 0.01
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_an_enumerated_component_per_row_is_summed_out() -> None:
     (y,) = mixture()[1]
 

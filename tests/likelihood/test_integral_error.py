@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
 from jaxcoreset.likelihood.integral_error import (
@@ -37,6 +38,8 @@ def test_a_few_censored_groups_rule_a_closed_form_out():
     assert isinstance(other.integration, AdaptiveQuadrature)
 
 
+@pytest.mark.slow
+@pytest.mark.unoptimised
 def test_the_error_counts_modes_that_the_quadrature_does_not_see():
     """Effects of two clusters; that of some groups is in the one which is far from the origin."""
     group = np.repeat(np.arange(20), 3)

@@ -30,6 +30,7 @@ MEAN_ERROR = 0.05
 # parameters, or the density of each row is an integral.
 SLOW = {
     "laplace",
+    "partial_function",
     "not_centred",
     "with_a_reparam_handler",
     "correlated_slopes",
