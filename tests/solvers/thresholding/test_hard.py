@@ -74,15 +74,19 @@ def test_float32_objective_is_near_float64_on_the_six_data_sets():
     """Where two entries nearly tie the two part, by chance to the better or the worse.
 
     Which cells do so differs between processors, so only what holds for the many is asked: half of
-    the cells agree, and those that part lose no more than they win.
+    the cells agree, and those that part lose no more than they win. Of 72, with 7 % of them beyond
+    a factor of two either way, the mean of logarithms cut at log 4 is 0 ± 0.06.
     """
-    ratios, ks = [], jnp.array([10, 20, 50, 100])
+    ratios = []
     for name in NAMES:
         atoms = atoms_of(name)
-        single = jc.sweep(jc.CoresetProblem(atoms.astype(np.float32)), ks, jc.AIHT2()).objective
-        with jax.enable_x64(True):
-            double = jc.sweep(jc.CoresetProblem(atoms), ks, jc.AIHT2()).objective
-        ratios.append(np.asarray(single) / np.asarray(double))
+        for solver in (jc.IHT(), jc.AIHT(), jc.AIHT2()):
+            ks = jnp.array([10, 20, 50, 100])
+            single = jc.sweep(jc.CoresetProblem(atoms.astype(np.float32)), ks, solver).objective
+            with jax.enable_x64(True):
+                double = jc.sweep(jc.CoresetProblem(atoms), ks, solver).objective
+            ratios.append(np.asarray(single) / np.asarray(double))
+    ratios = np.concatenate(ratios)
     assert abs(np.median(ratios) - 1) < 0.05
     logarithms = np.clip(np.log(ratios), -np.log(4), np.log(4))
     assert abs(np.mean(logarithms)) < 0.25
