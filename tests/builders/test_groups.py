@@ -145,12 +145,12 @@ def test_an_integral_without_effects_is_refused():
 
 @pytest.mark.slow
 def test_the_posterior_is_that_of_nuts_with_all_effects():
-    X, plane, y = flights(num_planes=120, most=25)
+    X, plane, y = flights(num_planes=60, most=25)
     builder = jc.CoresetBuilder(intercepts, tol=0.01, groups="plane", progress_bar=False)
-    coreset = builder.run(jax.random.key(0), X, plane, 120, y)
+    coreset = builder.run(jax.random.key(0), X, plane, 60, y)
     settings = {"num_warmup": 700, "num_samples": 2000, "progress_bar": False}
     full = MCMC(NUTS(intercepts), **settings)
-    full.run(jax.random.key(1), X, plane, 120, y)
+    full.run(jax.random.key(1), X, plane, 60, y)
     marginal = MCMC(NUTS(coreset.model), **settings)
     marginal.run(
         jax.random.key(2), *coreset.args, **coreset.kwargs, init_params=coreset.init_params()
