@@ -127,7 +127,7 @@ def _find_start(
     """
     shapes = {name: value.shape for name, value in likelihood.init_params.items()}
     processes = likelihood.rows.context.processes
-    first_error = None
+    first_error, failed = None, []
     for radius in _START_RADII:
         params = draw_uniform(shapes, radius, generator)
         error = None
@@ -139,15 +139,17 @@ def _find_start(
                 data = dict(zip(likelihood.arguments.data_names, rows, strict=True))
                 check_log_likelihood(total, first + np.arange(len(total)), data)
         except ModelError as found:
-            error = _outside_support(likelihood, params) or found
+            # Only the error of the first start is raised.
+            error = first_error or _outside_support(likelihood, params) or found
         # All processes take the same start.
         states = processes.gather({"failed": np.asarray(error is not None)})
-        if not any(state["failed"] for state in states):
+        failed = [str(index) for index, state in enumerate(states) if state["failed"]]
+        if not failed:
             return params
         first_error = first_error or error
     raise first_error or ModelError(
         "another process found no starting point at which its rows' log-likelihood is finite; see "
-        "its error."
+        f"the error of process {' and '.join(failed)}."
     )
 
 

@@ -180,7 +180,7 @@ def test_a_group_is_in_one_process(three):
     [
         (
             "bad rows",
-            "another process found no starting point",
+            "another process found no starting point .* see the error of process 1",
             "log-likelihood at a starting point is (-inf|NaN) in rows 6144, 6145",
         ),
         ("other types", "y: int32|do not have the same kind of arrays", "y: int32|same kind"),
