@@ -14,12 +14,19 @@ from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
 from jaxcoreset.builders import spikes
-from jaxcoreset.builders.outcome import check_tolerance, got_far_worse, has_escaped, up_to_best
+from jaxcoreset.builders.outcome import (
+    check_tolerance,
+    got_far_worse,
+    has_escaped,
+    reported_estimate,
+    up_to_best,
+)
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.warn import warn_if_bad
 from jaxcoreset.data.utils import Clock
 from jaxcoreset.likelihood.program import with_program
-from jaxcoreset.selection.rounds import Checker
+from jaxcoreset.selection.estimate import KLEstimate
+from jaxcoreset.selection.rounds import Checker, Round
 from jaxcoreset.selection.sizes import extrapolate
 from jaxcoreset.weighting.chains import Transitions, mixing_trouble
 from jaxcoreset.weighting.nuts import CoresetSampler
@@ -28,6 +35,24 @@ from tests.models import logistic_model as logistic
 
 def report(kl, **facts):
     return dataclasses.replace(Report.of_all_rows(100, 10, Clock()), kl=kl, **facts)
+
+
+@pytest.mark.parametrize(
+    ("own_kl", "agrees", "relative_ess", "expected"),
+    [
+        (None, None, None, 0.2),
+        (0.5, False, 0.9, 0.5),
+        (0.1, False, 0.9, 0.2),
+        (0.5, True, 0.9, 0.2),
+        (0.1, True, 0.01, 0.1),  # draws of a poor weighting, where the posterior has no mass
+    ],
+)
+def test_the_estimate_is_that_of_the_coresets_posterior_where_it_is_the_better_one(
+    own_kl, agrees, relative_ess, expected
+):
+    error = None if own_kl is None else 0.01
+    last = Round("Laplace", 5, 0.2, 0.01, own_kl, error, agrees, relative_ess=relative_ess)
+    assert reported_estimate(KLEstimate(0.2, 0.01, 0.1), last).kl == expected
 
 
 @pytest.mark.parametrize(
