@@ -1,5 +1,6 @@
 """Fixtures for all tests, and how their programs are compiled."""
 
+import contextlib
 import gc
 import os
 from pathlib import Path
@@ -20,6 +21,11 @@ if _QUICK and "xla_backend_extra_options" not in os.environ.get("XLA_FLAGS", "")
 # What JAX traces is many small objects that live on. Looking through all of them as often as Python
 # does by default takes a tenth of the tests' time.
 gc.set_threshold(50_000, 20, 100)
+
+# ArviZ 0.23 renames a file once a day when it is imported, where two workers may meet. This module
+# is imported before there are any.
+with contextlib.suppress(ModuleNotFoundError):
+    import arviz  # noqa: F401
 
 # A process of Linux may have 65,530 mappings of memory, and each program that XLA compiles for a
 # CPU takes a few. Beyond, the next compilation ends the process.

@@ -174,7 +174,12 @@ def _is_modern() -> bool:
 
 def _arviz() -> Any:
     try:
-        import arviz
+        try:
+            import arviz
+        except FileNotFoundError:
+            # ArviZ 0.23 renames a file in the user's cache once a day. Of processes that import it
+            # at the same time, one may find that another one has already done so.
+            import arviz
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"{error.name} is missing; certificates, corrections, loo and ArviZ's containers "
