@@ -22,10 +22,13 @@ if _QUICK and "xla_backend_extra_options" not in os.environ.get("XLA_FLAGS", "")
 # does by default takes a tenth of the tests' time.
 gc.set_threshold(50_000, 20, 100)
 
-# ArviZ 0.23 renames a file once a day when it is imported, where two workers may meet. This module
-# is imported before there are any.
-with contextlib.suppress(ModuleNotFoundError):
-    import arviz  # noqa: F401
+
+def pytest_configure(config):
+    # ArviZ 0.23 renames a file on its first import of a day, which two workers must not do at once.
+    if getattr(config.option, "numprocesses", None):
+        with contextlib.suppress(ModuleNotFoundError):
+            import arviz  # noqa: F401
+
 
 # A process of Linux may have 65,530 mappings of memory, and each program that XLA compiles for a
 # CPU takes a few. Beyond, the next compilation ends the process.

@@ -7,6 +7,8 @@ import numpyro
 import numpyro.distributions as dist
 
 import jaxcoreset as jc
+from jaxcoreset.coreset.exact import whole_coreset
+from jaxcoreset.data.utils import Clock
 
 NOISE, PRIOR = 2.0, 1.5
 
@@ -108,9 +110,8 @@ def coreset_of(found, model=regression, **options):
 
 
 def whole(model, *args, **kwargs):
-    """All rows of a model with two arguments of rows, as a `Coreset` whose weights are one."""
+    """All rows of a model as a `Coreset`, which knows its likelihood, and whose weights are one."""
     likelihood = jc.model_likelihood(model, args, kwargs)
-    x, y = likelihood.data
-    rows, weights = np.arange(len(x)), np.ones(len(x), np.float32)
-    found = SimpleNamespace(x=x, y=y, rows=rows, weights=weights, likelihood=likelihood)
-    return coreset_of(found, model)
+    coreset = whole_coreset(model, likelihood, likelihood.num_data, Clock())
+    coreset.likelihood = likelihood
+    return coreset

@@ -51,11 +51,11 @@ def exact_coreset(model: Callable, construction: Construction) -> Coreset | None
     out. It is made of the distinct rows if these are at most `size`, or at most the first size
     that is tried with a tolerance. None if there are too many.
     """
-    size, likelihood, distinct = construction.size, construction.likelihood, construction.distinct
+    size, likelihood = construction.size, construction.likelihood
     if construction.takes_all:
         if size is None:
             return coreset_of_all(model, construction)
-        return whole_coreset(model, likelihood, size, construction.clock, distinct)
+        return whole_coreset(model, likelihood, size, construction.clock, construction.distinct)
     if (distinct := construction.exact) is not None:
         return _of_distinct(model, construction, distinct, construction.exact_size)
     return None

@@ -177,8 +177,8 @@ def _arviz() -> Any:
         try:
             import arviz
         except FileNotFoundError:
-            # ArviZ 0.23 renames a file in the user's cache once a day. Of processes that import it
-            # at the same time, one may find that another one has already done so.
+            # ArviZ 0.23 writes and renames a file in the user's cache once a day. If two processes
+            # do so at the same time, the rename fails in one of them.
             import arviz
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(

@@ -228,6 +228,14 @@ class Construction:
         return MANY_PARAMS <= self.num_params >= n and is_allowed
 
     @property
+    def num_exact(self) -> int | None:
+        """The number of rows of the coreset without error; None if rows are selected."""
+        if self.takes_all and (self.size is not None or self.choices is None):
+            return self.likelihood.num_data
+        distinct = self.distinct if self.takes_all else self.exact
+        return None if distinct is None else distinct.num
+
+    @property
     def num_choices(self) -> int:
         """The number of rows to choose among."""
         return self.likelihood.num_data if self.choices is None else self.choices.size

@@ -118,8 +118,8 @@ class Plan(ShownAsTable):
                 ("seconds", f"{total:.0f} ({seconds}), without solving"),
             ]
         else:
-            kept = f"{self.num_candidates:,} {first[0]} stand for all {first[0]} without error"
-            lines.append(("coreset", f"{kept}; there is nothing to search"))
+            kept = f"{self.num_candidates:,} {first[0]}, without error"
+            lines.append(("coreset", f"{kept}; no search is needed"))
         lines.append(("host memory", f"{self.host_bytes / 2**20:,.0f} MiB at most"))
         if self.temporary_bytes:
             lines.append(("temporary files", f"{self.temporary_bytes / 2**20:,.0f} MiB"))
@@ -159,18 +159,16 @@ def plan_build(
     entry = sum(row_bytes(leaf.values) for leaf in lists if leaf.values is not None)
     if lists:
         one = entry * max(1, int(lists[0].sizes.mean()))
-    units: dict[str, Any] = {
+    table: dict[str, Any] = {
         "num_data": int(lists[0].sizes.sum()) if lists else rows.num_local,
         "num_groups": rows.num_local if isinstance(likelihood.model, GroupModel) else 0,
         "row_bytes": entry if lists else one,
         "batch_size": batch_size,
         "num_devices": devices,
     }
-    exact = construction.exact
-    if construction.takes_all or exact is not None:  # these are the coreset, without any draws
-        num = rows.num_rows if exact is None else exact.num
+    if (num := construction.num_exact) is not None:  # these are the coreset, without any draws
         return Plan(
-            **units,
+            **table,
             passes={},
             seconds={},
             host_bytes=(peak_memory() or 0) + 2 * one * num,
@@ -224,7 +222,7 @@ def plan_build(
         host += _READING
     device = 0 if on_host else matrices + 4 * one * batch_size + itemsize * 4 * num_draws * 4096
     return Plan(
-        **units,
+        **table,
         passes={what: count for what, count in passes.items() if count},
         seconds=seconds,
         host_bytes=host,

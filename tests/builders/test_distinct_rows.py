@@ -189,7 +189,10 @@ def test_the_plan_of_an_exact_coreset_has_no_passes():
     x, y = table()
     plan = jc.CoresetBuilder(logistic_model, size=40, **SETTINGS, proxy=None).plan(x, y)
     assert (plan.num_candidates, plan.num_draws, plan.passes) == (32, 0, {})
-    assert "32 rows stand for all rows without error" in str(plan)
+    assert "32 rows, without error; no search is needed" in str(plan)
+    # With a size of n all rows are kept, equal ones too.
+    every = jc.CoresetBuilder(logistic_model, size=len(x), **SETTINGS, proxy=None)
+    assert every.plan(x, y).num_candidates == len(every.run(0, x, y)) == len(x)
 
 
 def test_distinct_rows_of_a_source_are_found_in_one_pass():

@@ -306,3 +306,35 @@ def test_rows_that_are_worth_something_else_alone_are_refused():
     sparse_vi = SparseVI(by_number(5), 3, num_draws=50, num_iters=3, num_held_out=100)
     with pytest.raises(ValueError, match="of a datum at site 'y' changes when other rows"):
         sparse_vi.run(jax.random.key(0), np.random.default_rng(0).normal(size=40))
+
+
+def counts(x, y=None):
+    """Poisson with a softplus rate, which is zero in float32 where x·β < −104."""
+    beta = numpyro.sample("beta", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Poisson(jax.nn.softplus(x @ beta)), obs=y)
+
+
+@pytest.fixture(scope="module")
+def count_data():
+    """Covariates so large that half the draws of the prior give some row a rate of zero."""
+    rng = np.random.default_rng(0)
+    x = np.column_stack([rng.uniform(50, 200, size=60), rng.normal(size=60)])
+    return x, rng.poisson(np.logaddexp(0, x @ np.array([0.03, 0.5])))
+
+
+@pytest.mark.slow
+@pytest.mark.unoptimised
+def test_draws_without_a_finite_log_likelihood_are_left_out(count_data):
+    path = SparseVI(counts, 10, **settings()).run_path(jax.random.key(0), *count_data)
+    usable = path[10].report.curve["usable_draws"]
+    assert 0.2 < usable[0] < 0.9
+    assert usable[9] == 1
+    likelihood = jc.model_likelihood(counts, count_data)
+    full = laplace_approximation(likelihood)
+
+    def divergence(coreset):
+        fit = laplace_approximation(likelihood, weights=dense(coreset, 60), start=full.params())
+        return reference.kl(fit.mode, fit.covariance, full.mode, full.covariance)
+
+    assert divergence(path[10]) < 0.01 * divergence(path[1])

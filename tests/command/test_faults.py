@@ -1,6 +1,10 @@
 """Faults of files, disks and pipes are one sentence of the command, without a traceback."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +24,14 @@ def table_of(columns):
     return Table(Path("people.parquet"), pd.DataFrame(columns))
 
 
-def build(file, *arguments):
+def arguments_of(file, *arguments):
     """As many rows as there are, so that nothing is solved for."""
     options = ["--likelihood", "logistic", "--response", "y", "--size", "64", "--no-progress"]
-    return cli.main(["build", str(file), *options, *map(str, arguments)])
+    return ["build", str(file), *options, *map(str, arguments)]
+
+
+def build(file, *arguments):
+    return cli.main(arguments_of(file, *arguments))
 
 
 @pytest.fixture
@@ -183,3 +191,40 @@ def test_formulas_are_text_in_a_csv_file_unless_asked_for(tmp_path):
         assert list(written.columns)[2:] == ["=x" if options else "'=x", "text", "y"]
         kept = [expected[cells.index(text)] for text in frame["text"].iloc[written["row"]]]
         assert written["text"].tolist() == kept
+
+
+@pytest.mark.slow
+@pytest.mark.unoptimised
+def test_a_write_that_stops_halfway_leaves_no_file(file, tmp_path):
+    """A limit on the size of files, so that writing fails in the middle, as on a full disk."""
+    program = (
+        "import resource, sys; from jaxcoreset.command.main import main;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300)); sys.exit(main(sys.argv[1:]))"
+    )
+    out = tmp_path / "out.npz"
+    command = [sys.executable, "-c", program, *arguments_of(file, "--out", out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert done.stderr == f"jaxcoreset: cannot read or write {out}: File too large\n"
+    assert sorted(os.listdir(tmp_path)) == ["rows.csv"]
+
+
+@pytest.mark.slow
+@pytest.mark.unoptimised
+def test_a_signal_interrupts_the_command(file):
+    os.mkfifo(file.with_name("slow.csv"))
+    arguments = arguments_of(file.with_name("slow.csv"), "--out", "out.csv")
+    # A shell's background jobs, and what they start, ignore interruptions: a terminal's do not.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        command = [sys.executable, "-m", "jaxcoreset", *arguments]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    # It waits for the file's first line: reading has begun once somebody can write.
+    with open(file.with_name("slow.csv"), "w"):
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        error = process.communicate(timeout=60)[1].decode()
+    assert error == "jaxcoreset: interrupted; nothing further was written.\n"
+    assert process.returncode == 130

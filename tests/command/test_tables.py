@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxcoreset.command.inputs import import_model, model_inputs, regression_inputs
+from jaxcoreset.command.regressions import REGRESSIONS
 from jaxcoreset.command.tables import Table, TableError, read_table
 
 FRAME = pd.DataFrame(
@@ -371,3 +372,7 @@ def test_counts_that_jax_cannot_hold_are_refused():
 )
 def test_names_are_read_without_spaces_around_them(text, names, tmp_path):
     assert read_table(write(tmp_path, text)).columns == names
+
+
+def test_every_regression_has_a_title():
+    assert len({regression.title for regression in REGRESSIONS.values()}) == len(REGRESSIONS) == 6

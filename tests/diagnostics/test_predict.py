@@ -274,6 +274,8 @@ def test_saved_coreset_of_groups_takes_their_likelihood(groups, tmp_path):
     found = jc.predict(loaded, samples, label, 60, likelihood=likelihood, **options)
     mean, sd = responses_of_groups(label, y)
     np.testing.assert_allclose((found.mean["y"] - mean[label]) / sd[label], 0, atol=0.15)
+    here = jc.predict(coreset, samples, label, 60, **options)
+    np.testing.assert_allclose(found.mean["y"], here.mean["y"], atol=1e-3)
 
 
 def test_effect_of_a_row_of_its_own_is_drawn_anew():

@@ -1,5 +1,6 @@
 """The page on other programs: what can be run here is run, on flights like those."""
 
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pandas as pd
 import pytest
 from sklearn.linear_model import LogisticRegression
 
+from jaxcoreset.command import main as cli
 from jaxcoreset.command.export import programs
 from jaxcoreset.command.inputs import Inputs
 from jaxcoreset.command.regressions import logistic
@@ -75,3 +77,16 @@ def test_page_has_the_program_that_the_report_writes():
     assert pymc[pymc.index("import pymc") :] in page
     brms = found["R, with brms"]
     assert any(brms[brms.index("fit <- ") :] in block for block in page)
+
+
+@pytest.mark.slow
+@pytest.mark.unoptimised
+def test_its_command_runs(folder):
+    """The first block of the page, as it stands."""
+    language, block = BLOCKS[0]
+    assert language == "bash"
+    words = shlex.split(block.replace("\\\n", " "))
+    assert words[0] == "jaxcoreset"
+    assert cli.main([*words[1:], "--no-progress"]) == 0
+    assert list(pd.read_csv("coreset.csv").columns[:2]) == ["row", "weight"]
+    assert "Stan" in Path("report.html").read_text(encoding="utf-8")

@@ -261,3 +261,28 @@ def test_candidates_that_join_have_room_in_the_programs_that_are_compiled():
         for count in (520, num):
             pool.set_outside_candidates(np.arange(count), ())
             assert pool.capacity == pool.capacity
+
+
+@pytest.mark.slow
+@pytest.mark.unoptimised
+def test_estimates_of_many_builds_are_honest(data):
+    """Against 20,000 fresh draws; no build's estimate may be far off, nor all of them low."""
+    likelihood = jc.model_likelihood(logistic, data)
+    full = jc.laplace_approximation(likelihood)
+    fresh = jc.embed(
+        likelihood.log_likelihood, full.draws(jax.random.key(99), 20_000), likelihood.data
+    )
+    settings = {"num_held_out": 500, "weighting": jc.Laplace(), "progress_bar": False}
+    builder = jc.CoresetBuilder(logistic, tol=0.02, **settings, proxy=None)
+    scores = []
+    for seed in range(6):
+        coreset = builder.run(jax.random.key(seed), *data)
+        weights = np.zeros(500, np.float32)
+        weights[coreset.indices] = coreset.weights
+        truth = float(jnp.sum((fresh.target - weights @ fresh.atoms) ** 2))
+        report = coreset.report
+        assert truth < 0.02 + 2 * report.kl_standard_error
+        scores.append((report.kl - truth) / report.kl_standard_error)
+    assert np.max(np.abs(scores)) < 5
+    # The mean of 6 has a standard deviation of 0.4; squares are skewed, so it may be low.
+    assert -1.5 < np.mean(scores) < 1.5

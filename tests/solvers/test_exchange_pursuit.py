@@ -269,3 +269,15 @@ def test_a_sweep_whose_atoms_are_too_many_for_large_k_has_a_run_for_small_k(monk
     images = jax.vmap(problem.combine)(found.indices, found.weights)
     errors = jnp.linalg.norm(problem.target - images, axis=1) / jnp.linalg.norm(problem.target)
     np.testing.assert_allclose(errors, found.relative_error, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_few_candidates_at_a_time_are_enough_to_beat_matching_pursuit() -> None:
+    atoms = np.concatenate([low_rank_atoms(seed=seed) for seed in range(10)])
+    problem = in_float32(atoms)
+    ks = np.array([4, 12, MAX_K])
+    ours = sweep(problem, ks, ExchangePursuit(working_set=100))
+    theirs = sweep(problem, ks, MatchingPursuit())
+    ratios = np.asarray(ours.objective) / np.asarray(theirs.objective)
+    assert ratios.max() <= 1.02
+    assert np.median(ratios) <= 0.9

@@ -12,7 +12,7 @@ from jax.extend.core import jaxprs_in_params
 
 import jaxcoreset as jc
 from jaxcoreset.solvers.constraints import GroupTopK, SimplexTopK, Sparse, StratifiedTopK
-from jaxcoreset.solvers.thresholding.batches import draw_batch, second_batch
+from jaxcoreset.solvers.thresholding.batches import Batch, draw_batch, second_batch
 from jaxcoreset.solvers.thresholding.hard import AIHT, AIHT2, IHT, Iterate
 from jaxcoreset.solvers.thresholding.stochastic import SVRGIHT, ProjectedOptax, StochasticAIHT
 from tests.problems import correlated_atoms, independent_atoms
@@ -23,6 +23,7 @@ from tests.solvers.thresholding.helpers import (
     batches_of,
     device_iterates,
     objective,
+    point,
     rows_of,
 )
 
@@ -239,3 +240,41 @@ def test_labels_of_the_wrong_length_are_refused():
     solver = StochasticAIHT(AIHT2(GroupTopK(GROUPS, max_groups=3)))
     with pytest.raises(ValueError, match="groups has length 60"):
         jc.solve(jc.CoresetProblem(independent_atoms(50, 30)), 5, solver, KEY)
+
+
+def svrg_estimates(at_snapshot):
+    """The estimate of `SVRGIHT` for every batch of three rows, at or off its snapshot."""
+    atoms, weights, _, exact = point()
+    n = len(atoms)
+    rows = np.array(list(itertools.combinations(range(n), 3)), np.int32)
+    solver = SVRGIHT(estimator="batch", batch_size=3)
+    with jax.enable_x64(True):
+        problem = jc.CoresetProblem(atoms)
+        used = np.flatnonzero(weights).astype(np.int32)
+        here = Iterate(
+            Sparse(jnp.asarray(used), jnp.asarray(weights[used])), jnp.asarray(weights @ atoms)
+        )
+        nothing = Iterate(Sparse(here.weights.indices, jnp.zeros(3)), jnp.zeros(5))
+        state = solver._start(problem, here if at_snapshot else nothing)
+        state = solver._begin_epoch(problem, state)
+        iterates = dataclasses.replace(state.iterates, current=here)
+        state = dataclasses.replace(state, iterates=iterates)
+
+        @jax.jit
+        @jax.vmap
+        def estimate(batch_rows):
+            return solver.estimate(problem, state, Batch(batch_rows, jnp.ones(3, bool)))
+
+        found = estimate(rows)
+    return np.asarray(found), exact
+
+
+def test_variance_reduced_estimator_is_unbiased():
+    found, exact = svrg_estimates(at_snapshot=False)
+    assert found.var(0).min() > 1e-3
+    np.testing.assert_allclose(found.mean(0), exact, rtol=1e-11, atol=1e-11)
+
+
+def test_variance_reduced_estimator_is_exact_at_the_snapshot():
+    found, exact = svrg_estimates(at_snapshot=True)
+    np.testing.assert_allclose(found, np.broadcast_to(exact, found.shape), rtol=1e-12)
