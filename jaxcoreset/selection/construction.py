@@ -230,7 +230,7 @@ class Construction:
     @property
     def num_exact(self) -> int | None:
         """The number of rows of the coreset without error; None if rows are selected."""
-        if self.takes_all and (self.size is not None or self.choices is None):
+        if self.takes_all and self.choices is None:
             return self.likelihood.num_data
         distinct = self.distinct if self.takes_all else self.exact
         return None if distinct is None else distinct.num
