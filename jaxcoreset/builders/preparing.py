@@ -40,6 +40,8 @@ from jaxcoreset.weighting.errors import UnusableWeightingError
 _INTEGRAL_KL, _PART_OF_TOL = 1e-3, 0.1
 # The number of draws at which it is measured.
 _NUM_DRAWS = 64
+# The number of draws at which rounding is measured.
+_NOISE_DRAWS = 8
 
 
 def pass_context(
@@ -159,6 +161,8 @@ def expand(
     if not construction.may_expand:
         return construction
     approximation = pool.source.approximation
+    if approximation is not None:  # a build in float64 would repeat the passes of an expansion
+        pool.measure_noise(approximation.draws(jax.random.key(0), _NOISE_DRAWS))
     center = proxy.center if isinstance(proxy, Taylor) else None
     if center is None and approximation is not None:
         pool.expansion = approximation.expansion

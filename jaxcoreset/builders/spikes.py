@@ -10,7 +10,6 @@ With a proxy the remainders of a few heavy rows may have a mode where no draw of
 for it starts around the first mode.
 """
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from jaxcoreset.builders.posterior_sampler import find_mode
+from jaxcoreset.data.arrays import padded_rows
 from jaxcoreset.likelihood.expansion import Proxy, terms_of_rows
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.verification import other_rows
@@ -28,12 +27,12 @@ from jaxcoreset.solvers.numerics import HIGHEST
 
 # The number of starting points, and how far they are from zero, as NumPyro's `init_to_uniform`.
 _NUM_STARTS, _RADIUS = 8, 2.0
-_MAX_STEPS = 100
-# The weighted rows are padded to a power of two that is larger than this.
-_FEWEST_ROWS = 31
-# A Newton step takes a Hessian of the weighted rows, so models with more parameters are searched by
-# L-BFGS, which takes more steps, from the first few of the starting points.
-_MAX_PARAMS, _FEWER_STARTS, _MORE_STEPS = 100, 4, 300
+# The weighted rows are padded to a power of two that is not smaller than this.
+_FEWEST_ROWS = 32
+# The number of starting points in models with many parameters, and how many are many. L-BFGS needs
+# no Hessian, whose program takes longer to compile than all the searches take.
+_FEWER_STARTS, _MANY_PARAMS = 4, 100
+_MAX_STEPS = 300
 # Points on a line, along which a log-likelihood that is concave everywhere has no spike; the second
 # difference that counts as rounding, in units of float32's rounding of the values.
 _NUM_POINTS, _ROUNDING = 9, 50.0
@@ -67,10 +66,10 @@ def find_spike(
     reference, num_params = likelihood.reference, likelihood.num_params
     if reference is None or not len(weights):
         return None
-    data, weights = _padded(data, weights)
+    data, weights = padded_rows(data, weights, _FEWEST_ROWS)
     centre = np.asarray(ravel_pytree(draw)[0])
-    is_large = num_params > _MAX_PARAMS
-    starts = _starts(_FEWER_STARTS if is_large else _NUM_STARTS, centre, proxy)
+    num = _FEWER_STARTS if num_params > _MANY_PARAMS else _NUM_STARTS
+    starts = _starts(num, centre, proxy)
     unravel = likelihood.unravel
 
     def values(flat: np.ndarray, rows: tuple) -> np.ndarray:
@@ -82,11 +81,8 @@ def find_spike(
     # The remainder of a concave function need not be concave.
     if proxy is None and all(concave):
         return None
-    find = _modes_by_gradients if is_large else _modes
-    modes, energies, converged = map(
-        np.asarray,
-        find(likelihood, data, weights, jnp.asarray(np.vstack([starts, centre])), proxy),
-    )
+    points = np.vstack([starts, centre])
+    modes, energies, converged = _modes(likelihood, data, weights, points, proxy)
     # A search that has not converged may be on its way to an unbounded density.
     is_mode = converged | (energies < energies[-1] - _MIN_EXCESS)
     if proxy is not None:
@@ -127,18 +123,6 @@ def _is_one_mode(modes: Float[np.ndarray, "m d"], proxy: Proxy) -> bool:
     return bool(apart.max() < _SAME_MODE and away < np.sqrt(modes.shape[1]))
 
 
-def _padded(data: tuple, weights: np.ndarray) -> tuple[tuple, np.ndarray]:
-    """The rows and copies of the first one with a weight of zero, up to the next power of two.
-
-    Coresets of many sizes then share a program.
-    """
-    num = 1 << max(_FEWEST_ROWS, len(weights) - 1).bit_length()
-    at = np.where(np.arange(num) < len(weights), np.arange(num), 0)
-    padded = np.zeros(num, weights.dtype)
-    padded[: len(weights)] = weights
-    return tuple(np.asarray(leaf)[at] for leaf in data), padded
-
-
 def _starts(num: int, centre: np.ndarray, proxy: Proxy | None) -> np.ndarray:
     """Starting points as spread as NumPyro's; with a proxy, some standard deviations from a mode.
 
@@ -165,22 +149,10 @@ def _modes(
     likelihood: ModelLikelihood,
     data: tuple,
     weights: np.ndarray,
-    starts: Float[Array, "s d"],
-    proxy: Proxy | None,
-) -> tuple[Array, Array, Array]:
-    """Modes of the weighted density from starting points, their energies, and if they converged."""
-    proxy = jax.tree.map(lambda x: jnp.asarray(x, starts.dtype), proxy)
-    return _search(likelihood.program, starts, data, jnp.asarray(weights, starts.dtype), proxy)
-
-
-def _modes_by_gradients(
-    likelihood: ModelLikelihood,
-    data: tuple,
-    weights: np.ndarray,
-    starts: Float[Array, "s d"],
+    starts: Float[np.ndarray, "s d"],
     proxy: Proxy | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same by L-BFGS, which needs no Hessian."""
+    """Modes of the weighted density from starting points, their energies, and if they converged."""
     from scipy.optimize import minimize
 
     dtype = starts.dtype
@@ -194,11 +166,9 @@ def _modes_by_gradients(
         is_finite = np.isfinite(value) and np.isfinite(slope).all()
         return (value, slope) if is_finite else (np.inf, np.zeros_like(slope))
 
-    options = {"maxiter": _MORE_STEPS}
+    options = {"maxiter": _MAX_STEPS}
     found = [
-        minimize(
-            energy, np.asarray(start, np.float64), jac=True, method="L-BFGS-B", options=options
-        )
+        minimize(energy, start.astype(np.float64), jac=True, method="L-BFGS-B", options=options)
         for start in starts
     ]
     return (
@@ -220,17 +190,3 @@ def _energy(
 
 
 _energy_and_gradient = jax.jit(jax.value_and_grad(_energy, argnums=1), static_argnums=0)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _search(
-    program: ModelLikelihood, starts: Array, data: tuple, weights: Array, proxy: Proxy | None
-) -> tuple[Array, Array, Array]:
-    def energy(flat: Array) -> Float[Array, ""]:
-        return _energy(program, flat, data, weights, proxy)
-
-    def mode(start: Array) -> tuple[Array, Array, Array]:
-        found, _, converged = find_mode(energy, start, _MAX_STEPS)
-        return found, energy(found), converged
-
-    return jax.lax.map(mode, starts)

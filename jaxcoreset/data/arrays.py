@@ -7,14 +7,14 @@ format has a checksum for each array, so damage is noticed.
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Float, PyTree
 
 from jaxcoreset.data.dtypes import check_held
 from jaxcoreset.data.utils import write_whole
@@ -33,6 +33,25 @@ def leading(tree: PyTree, name: str = "data") -> int:
             f"the arrays of {name} have leading axes {found or 'none'}; expected one common length."
         )
     return lengths.pop()[0]
+
+
+def padded_rows(
+    data: Sequence, weights: Float[np.ndarray, "*c m"], fewest: int = 8
+) -> tuple[tuple, Float[np.ndarray, "*c k"]]:
+    """Weighted rows, and copies of the first one with a weight of zero, up to a power of two.
+
+    Coresets of many sizes then share a program.
+
+    Args:
+        data: arrays of m rows, at least one.
+        weights: their weights; there may be several of each row.
+        fewest: the least number of rows, a power of two.
+    """
+    num = weights.shape[-1]
+    padded = max(fewest, 1 << (num - 1).bit_length())
+    at = np.where(np.arange(padded) < num, np.arange(padded), 0)
+    spare = [(0, 0)] * (weights.ndim - 1) + [(0, padded - num)]
+    return tuple(np.asarray(leaf)[at] for leaf in data), np.pad(weights, spare)
 
 
 def save_archive(

@@ -166,12 +166,13 @@ class Rows:
         """The number of rows of this process; of lists, with what fills them up to their length."""
         return sum((run.stop - run.start) * self._runs.length(run) for run in self._runs.slices)
 
-    def block(self, width: int, at: int = 0) -> int:
+    def block(self, width: int, at: int = 0, typical: int | None = None) -> int:
         """The number of rows of a block if each row becomes `width` numbers.
 
         Args:
             width: the number of numbers.
             at: a row; blocks of lists of another length are not alike.
+            typical: see `map_reduce`.
         """
         if self.is_ragged:
             run = self._runs.at(at)
@@ -181,7 +182,7 @@ class Rows:
             # Several blocks, for devices to share, of as many entries as are evaluated at once.
             few = min(_FEWEST_BLOCKS, -(-num * length // _SMALLEST_BLOCK))
             return -(-num // max(-(-num // most), few))
-        even = 1 << max(0, int(np.ceil(np.log2(self.num_rows / _FEWEST_BLOCKS))))
+        even = 1 << max(0, int(np.ceil(np.log2((typical or self.num_rows) / _FEWEST_BLOCKS))))
         return min(block_rows(width, row_bytes(self.data)), max(_SMALLEST_BLOCK, even))
 
     def select(self, indices: Int[np.ndarray, " m"]) -> PyTree:
@@ -310,6 +311,7 @@ class Rows:
         what: str,
         per_row: Sequence = (),
         on_rows: Callable[[int], Any] = lambda rows: None,
+        typical: int | None = None,
     ) -> list[State]:
         """One pass: evaluate a function on all blocks of rows, and add its values up.
 
@@ -323,6 +325,8 @@ class Rows:
             what: what the pass is for, in a word.
             per_row: further arrays of this process, one entry per row.
             on_rows: called with the number of rows done since the last call, for a progress bar.
+            typical: the number of rows by which the shapes are chosen, by default n. Passes over
+                other rows with the same number share a program. Lists have their own shapes.
 
         Returns:
             The state of every process, in their order.
@@ -335,11 +339,12 @@ class Rows:
             if entry is not None and (entry.is_done or entry.progress[1]):
                 state, first = entry.progress
                 begin = self._runs.at(first).start
-                entry.check_like(start, self.num_local, self.block(width, begin), begin)
+                block = self.block(width, begin, typical)
+                entry.check_like(start, self.num_local, block, begin)
                 first = self.num_local if entry.is_done else first
                 on_rows(first)
             if first < self.num_local:
-                groups = self.evaluate(fn, args, width, per_row, first=first)
+                groups = self.evaluate(fn, args, width, per_row, first=first, typical=typical)
                 for at, num, values in groups:
                     state = add(state, jax.tree.map(np.asarray, values), self.offset + at, num)
                     on_rows(num)
@@ -357,6 +362,7 @@ class Rows:
         per_row: Sequence = (),
         *,
         first: int = 0,
+        typical: int | None = None,
     ) -> Iterator[tuple[int, int, PyTree]]:
         """Evaluate a function on all blocks of rows of this process, see `evaluate_blocks`.
 
@@ -366,11 +372,12 @@ class Rows:
             width: see `map_reduce`.
             per_row: see `map_reduce`.
             first: the row to begin at, the first of a block.
+            typical: see `map_reduce`.
         """
         for run in self._runs.slices:
             if first >= run.stop:
                 continue
-            data, per_run, typical = self.data, tuple(per_row), None
+            data, per_run = self.data, tuple(per_row)
             if self.is_ragged:
                 data = tuple(
                     leaf.part(run) if isinstance(leaf, Ragged) else leaf[run] for leaf in data
@@ -381,7 +388,7 @@ class Rows:
                 fn,
                 args,
                 (data, per_run),
-                self.block(width, run.start),
+                self.block(width, run.start, typical),
                 typical=typical,
                 first=max(first - run.start, 0),
                 mesh=self.context.mesh,

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from jaxcoreset.data.arrays import leading, require_type
+from jaxcoreset.data.arrays import leading, padded_rows, require_type
 from jaxcoreset.data.dtypes import default_float, in_float64, on_device
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params, Unravel
 from jaxcoreset.likelihood.passes import Features, LogLikelihood, check_shape, feature_matrix
@@ -246,6 +246,7 @@ def terms_of_rows(
     if not len(weights):
         return Terms(0.0, np.zeros(size), np.zeros((size, size)))
     evaluate = functools.partial(_weighted_terms, likelihood.program)
+    data, weights = padded_rows(data, weights)
     value, gradient, hessian = _exactly(likelihood, evaluate, center, data, weights)
     return Terms(float(value), gradient, hessian)
 

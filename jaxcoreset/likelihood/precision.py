@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxcoreset.data.arrays import leading
+from jaxcoreset.data.arrays import leading, padded_rows
 from jaxcoreset.data.dtypes import default_float, in_float64
 from jaxcoreset.data.messages import warn_user
 from jaxcoreset.data.rows import PassContext
@@ -218,10 +218,11 @@ def energy_errors(
     weights: Float[np.ndarray, "c m"],
 ) -> Float[np.ndarray, " c"]:
     """The `energy_error` of several weightings of the same rows, which are evaluated once."""
-    data, weights = tuple(data), np.asarray(weights, np.float64)
+    weights = np.asarray(weights, np.float64)
     if likelihood.reference is None or not weights.size:
         return np.zeros(len(weights))
     evaluate = likelihood.reference.evaluate
+    data, weights = padded_rows(data, weights)
 
     def in_float32(points: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         with jax.enable_x64(False):

@@ -264,8 +264,7 @@ class DrawPool:
         processes = self.likelihood.rows.context.processes
         draws = jax.tree.map(jnp.asarray, processes.first(draws))
         self._taken += num
-        if self._noise is None:
-            self._noise = check_float32(self.likelihood, draws, self._max_noise)
+        self.measure_noise(draws)
         if self.indices is None:
             values = self._evaluate(draws)
             total = np.asarray(jnp.sum(values, axis=0))
@@ -276,6 +275,15 @@ class DrawPool:
             check_program(self.likelihood, draws, self.candidate_data, values)
         for use, part in zip(shared, split(draws, total, values, shared.values()), strict=True):
             self._parts[use].append(part)
+
+    def measure_noise(self, draws: Params) -> None:
+        """Measure how coarse float32 is at two or more draws, if that is not known yet.
+
+        Raises:
+            Float32Error: see `ensure_draws`.
+        """
+        if self._noise is None:
+            self._noise = check_float32(self.likelihood, draws, self._max_noise)
 
     def check_alone(self, positions: Int[np.ndarray, " k"]) -> None:
         """Check that the rows of a coreset have the same log-likelihoods without the other rows.

@@ -27,10 +27,8 @@ from jaxcoreset.likelihood.precision import runs_in_float64
 from jaxcoreset.likelihood.program import with_program
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.weighting.errors import UnusableWeightingError
-from jaxcoreset.weighting.log_posterior import FlatModel, LogPosterior
+from jaxcoreset.weighting.log_posterior import FlatModel, LogPosterior, typical_rows
 
-# The mode is first searched on some rows: the least number, one in this many, the largest number.
-_WARM_START_ROWS, _WARM_START_PART, _MOST_WARM_START_ROWS = 20_000, 50, 200_000
 # Newton decrements in nats, twice what a full Newton step would still gain: below the first the
 # search on part of the rows stops, below the second the search on all rows.
 _WARM_START_DECREMENT = 1e-2
@@ -44,6 +42,8 @@ _STEPS_TIMES_ROWS, _MAX_STEPS = 100_000_000, (50, 1000)
 # Where a derivative is not finite at the starting point, others are tried: how many, and how far
 # from zero they are in each coordinate.
 _NUM_STARTS, _START_RADIUS = 30, 2.0
+# The least number of normal variates that are drawn at once.
+_FEWEST_NORMALS = 1 << 14
 # A scaled Hessian with a larger ratio of eigenvalues is flat to the precision that it has.
 _LARGEST_CONDITION = {"float32": 1e7, "float64": 1e13}
 
@@ -84,8 +84,12 @@ class LaplaceApproximation:
 
     def draws(self, key: PRNGKeyArray, num: int) -> Params:
         """`num` draws, a dictionary of unconstrained parameters with that leading axis."""
-        normal = np.asarray(jax.random.normal(key, (num, self.mode.size)), np.float64)
-        flat = self.mode + normal @ np.linalg.cholesky(self.covariance).T
+        # One shape for many numbers of draws and parameters, since XLA compiles JAX's generator for
+        # each shape. The first numbers are the same for all of them.
+        size = num * self.mode.size
+        padded = max(_FEWEST_NORMALS, 1 << (size - 1).bit_length())
+        normal = np.asarray(jax.random.normal(key, (padded,)), np.float64)[:size]
+        flat = self.mode + normal.reshape(num, -1) @ np.linalg.cholesky(self.covariance).T
         all_of = getattr(self._unravel, "all", jax.vmap(self._unravel))
         return all_of(jnp.asarray(flat, default_float()))
 
@@ -144,9 +148,13 @@ class LaplaceFitter:
         most = max_steps(evaluated, position.size) if max_iters is None else max_iters
         chosen = warm_start_indices(n, key) if start is None and weights is None else None
         if chosen is not None and chosen.size < evaluated:
-            counts = np.full(chosen.size, n / chosen.size)
-            rows = Rows(likelihood.rows.select(chosen))
-            part = LogPosterior(self.model, rows, counts, numbers=chosen)
+            part = LogPosterior(
+                self.model,
+                Rows(likelihood.rows.select(chosen)),
+                numbers=chosen,
+                factor=n / chosen.size,
+                typical=chosen.size,
+            )
             position = _find_mode(part, position, _WARM_START_DECREMENT, most)
         noise = _DECREMENT_PER_ROW * likelihood.rows.num_entries
         decrement = float(np.clip(noise, _DECREMENT, _WARM_START_DECREMENT))
@@ -187,9 +195,9 @@ def max_steps(num_data: int, num_params: int) -> int:
 
 def warm_start_indices(num_data: int, key: PRNGKeyArray | None) -> Int[np.ndarray, " m"] | None:
     """The rows on which the mode is first searched; None if n is small, or without a key."""
-    if key is None or num_data <= 2 * _WARM_START_ROWS:
+    num = typical_rows(num_data)
+    if key is None or num == num_data:
         return None
-    num = int(np.clip(num_data // _WARM_START_PART, _WARM_START_ROWS, _MOST_WARM_START_ROWS))
     return np.sort(host_generator(key).choice(num_data, num, replace=False))
 
 
@@ -273,15 +281,22 @@ def _searched(
     from scipy.optimize import minimize
 
     unit = np.ones(start.size) if units is None else units
-    reached = [start]
+    reached, tried = start, start
 
     def terms(x: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        value, gradient, hessian = _or_infinite(*objective(unit * x))
+        nonlocal tried
+        tried = unit * x
+        value, gradient, hessian = _or_infinite(*objective(tried))
         return value, unit * gradient, np.outer(unit, unit) * hessian
 
     def done(intermediate_result: Any) -> None:
-        reached[0] = unit * np.asarray(intermediate_result.x)
-        if _left(objective, reached[0]) <= decrement:
+        nonlocal reached
+        reached = unit * np.asarray(intermediate_result.x)
+        # The search refuses a step whose gain rounding hides, even one that ends at the mode.
+        rounding = np.finfo(default_float()).eps * abs(intermediate_result.fun)
+        if objective(tried)[0] <= intermediate_result.fun + rounding:
+            reached = min(reached, tried, key=lambda at: _left(objective, at))
+        if _left(objective, reached) <= decrement:
             raise StopIteration
 
     options: dict[str, Any] = {"maxiter": max_iters, "gtol": 0.0}
@@ -299,7 +314,7 @@ def _searched(
             callback=done,
             options=options,
         )
-    return reached[0]
+    return reached
 
 
 def _left(objective: LogPosterior, position: np.ndarray) -> float:

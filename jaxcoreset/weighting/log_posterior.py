@@ -24,6 +24,9 @@ from jaxcoreset.likelihood.likelihood import ModelLikelihood
 _BLOCK = 256
 # The number of points whose values and derivatives are remembered.
 _NUM_REMEMBERED = 2
+# A part of many rows, on which a mode is first searched: the least number of rows, one row in this
+# many, the largest number of rows.
+_PART_ROWS, _PART, _MOST_PART_ROWS = 20_000, 50, 200_000
 # The sums of a pass.
 _SUMS = ("value", "gradient", "hessian")
 
@@ -61,6 +64,17 @@ def _add_terms(state: State, values: tuple, first: int, num: int) -> State:
     return sums | BadRows.add(state, bad, first, num)
 
 
+def typical_rows(num_rows: int) -> int:
+    """The size of the part of the rows on which a mode is first searched; all rows if they are few.
+
+    A pass over all rows has the shapes of a pass over that part. Both then share a program, and to
+    compile it takes longer than most passes.
+    """
+    if num_rows <= 2 * _PART_ROWS:
+        return num_rows
+    return int(np.clip(num_rows // _PART, _PART_ROWS, _MOST_PART_ROWS))
+
+
 class FlatModel(eqx.Module):
     """A model's log-likelihood and log-prior as functions of the flat parameters."""
 
@@ -86,6 +100,8 @@ class LogPosterior:
         weights: how often each row counts; once each by default.
         on_pass: called after every pass.
         numbers: the numbers that a user knows the rows by, if these are not their places.
+        factor: how often all the rows count, for a random part of many rows.
+        typical: see `Rows.map_reduce`; `typical_rows` of the rows by default.
 
     Attributes:
         num_passes: the number of passes so far.
@@ -99,14 +115,18 @@ class LogPosterior:
         weights: Float[np.ndarray, " n"] | None = None,
         on_pass: Callable[[], Any] = lambda: None,
         numbers: Int[np.ndarray, " n"] | None = None,
+        factor: float = 1.0,
+        typical: int | None = None,
     ):
         self.terms, self.on_pass, self.numbers = terms, on_pass, numbers
+        self._factor = factor
         self.counts: Float[np.ndarray, " m"] | None = None
         if weights is None and (folded := rows.folded()) is not None:
             assert rows.folding is not None
             self.numbers, (rows, weights) = rows.folding.first, folded
             self.counts = weights
         self.rows = rows
+        self._typical = typical_rows(rows.num_rows) if typical is None else typical
         self.per_row = () if weights is None else (np.asarray(weights, default_float()),)
         self.num_passes = 0
         self.bad_rows: tuple[int, list[int]] = 0, []
@@ -141,12 +161,13 @@ class LogPosterior:
             self._add_distinct if is_folded else _add_terms,
             what="Laplace",
             per_row=self.per_row,
+            typical=self._typical,
         )
         count, shown = BadRows.merged(states)
         self.bad_rows = count, shown if self.numbers is None else self.numbers[shown].tolist()
         prior = [np.asarray(part, np.float64) for part in self.terms.prior(flat)]
         value, gradient, hessian = (
-            -(np.sum([state[name] for state in states], axis=0) + part)
+            -(self._factor * np.sum([state[name] for state in states], axis=0) + part)
             for name, part in zip(_SUMS, prior, strict=True)
         )
         # Rounding makes sums in float32 asymmetric, by more than flat directions are curved.

@@ -9,6 +9,7 @@ import pytest
 from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
+from jaxcoreset.builders import preparing
 from jaxcoreset.diagnostics.gaussian import gaussian_kl
 
 
@@ -42,6 +43,25 @@ def test_a_build_whose_sums_float32_cannot_hold_runs_in_float64():
     assert coreset.report.kl < 1e-8
     assert coreset.report.precision == "float64"
     assert not jax.config.jax_enable_x64
+
+
+def test_a_build_that_needs_float64_does_not_look_beyond_the_mode_in_float32(monkeypatch):
+    """Far from the mode it evaluates all rows, by programs that float64 compiles again."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4000, 2)).astype(np.float32)
+    y = (x @ [1, -0.5] + np.clip(rng.standard_cauchy(4000), -1e4, 1e4)).astype(np.float32)
+    reach, precisions = preparing.reaching_out, []
+
+    def recorded(*given):
+        precisions.append(jax.config.jax_enable_x64)
+        return reach(*given)
+
+    monkeypatch.setattr(preparing, "reaching_out", recorded)
+    builder = jc.CoresetBuilder(
+        regression, size=4, num_draws=50, num_held_out=50, proxy=jc.Taylor()
+    )
+    assert builder.run(jax.random.key(0), x, y).report.precision == "float64"
+    assert precisions == [True]
 
 
 def groups(g, count, y=None):

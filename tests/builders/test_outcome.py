@@ -219,11 +219,11 @@ def test_a_spike_is_found_and_chains_that_start_as_told_do_not_see_it():
     assert "a mode that only the weighted density has" in bad.reason
 
 
-@pytest.mark.parametrize("most_params", [100, 1])
-def test_a_spike_is_found_with_hessians_and_without_as_in_models_of_many_parameters(
-    most_params, monkeypatch
+@pytest.mark.parametrize("many_params", [100, 1])
+def test_a_spike_is_found_from_few_starting_points_as_in_models_of_many_parameters(
+    many_params, monkeypatch
 ):
-    monkeypatch.setattr(spikes, "_MAX_PARAMS", most_params)
+    monkeypatch.setattr(spikes, "_MANY_PARAMS", many_params)
     y = rows_of_mixture(400)
     likelihood = with_program(jc.model_likelihood(mixture, (y,)))
     truth = {

@@ -10,7 +10,13 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer.util import log_density
 
-from jaxcoreset.likelihood.expansion import Proxy, flat_draws, remainders, terms_of_rows
+from jaxcoreset.likelihood.expansion import (
+    Proxy,
+    _weighted_terms,
+    flat_draws,
+    remainders,
+    terms_of_rows,
+)
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.weighted import weighted_model
 from jaxcoreset.weighting.laplace import LaplaceFitter, laplace_approximation
@@ -129,6 +135,20 @@ def test_the_model_with_a_proxy_has_the_density_of_its_formula(fitted, weights):
             jacobian = float(params["shape"])
             found = float(density) + jacobian - float(likelihood.log_prior(params))
             np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_terms_of_weighted_rows_are_those_of_jax_and_of_few_rows_share_a_program(fitted):
+    likelihood, laplace = fitted
+    programs = set()
+    for count in (1, 3):
+        rows, weights = likelihood.take(range(count)), np.array([3.0, 0.5, 7.0])[:count]
+        found = terms_of_rows(likelihood, rows, weights, laplace.mode)
+        programs.add(_weighted_terms._cache_size())
+        values, gradients, hessians = exact(likelihood, laplace.mode, rows)
+        np.testing.assert_allclose(found.value, weights @ values, rtol=1e-10)
+        np.testing.assert_allclose(found.gradient, weights @ gradients, rtol=1e-10)
+        np.testing.assert_allclose(found.hessian, np.tensordot(weights, hessians, 1), rtol=1e-10)
+    assert len(programs) == 1
 
 
 def test_a_point_where_the_posterior_would_not_be_proper_has_no_expansion(fitted):

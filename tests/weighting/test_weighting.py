@@ -13,7 +13,7 @@ import scipy.special
 from numpyro.infer import autoguide
 
 import jaxcoreset as jc
-from jaxcoreset.weighting import laplace
+from jaxcoreset.data import blocks
 from jaxcoreset.weighting.laplace import laplace_approximation, parameter_names
 from jaxcoreset.weighting.log_posterior import LogPosterior
 from jaxcoreset.weighting.pathfinder import log_posterior
@@ -40,15 +40,19 @@ def test_laplace_of_a_weighted_gaussian_posterior_is_exact():
     np.testing.assert_allclose(found.mode, mean, atol=1e-5)
     np.testing.assert_allclose(found.covariance, np.linalg.inv(precision), rtol=1e-4, atol=1e-7)
     draws = np.asarray(found.draws(jax.random.key(0), 20_000)["beta"])
+    few = np.asarray(found.draws(jax.random.key(0), 10)["beta"])
+    np.testing.assert_array_equal(few, draws[:10])
     np.testing.assert_allclose(draws.mean(0), mean, atol=4 * found.sd.max() / np.sqrt(20_000))
     np.testing.assert_allclose(draws.std(0), found.sd, rtol=0.03)
 
 
 def test_laplace_of_many_rows_starts_on_some_and_ends_at_scipys_mode(monkeypatch):
-    monkeypatch.setattr(laplace, "_WARM_START_ROWS", 600)
+    monkeypatch.setattr("jaxcoreset.weighting.log_posterior._PART_ROWS", 600)
     x, y = data_of(6000)
     likelihood = jc.model_likelihood(logistic, (x, y))
+    programs = blocks._evaluate._cached._cache_size()
     found = laplace_approximation(likelihood, key=jax.random.key(1))
+    assert blocks._evaluate._cached._cache_size() == programs + 1
 
     def negative_log_posterior(beta):
         return np.logaddexp(0, -(2 * y - 1) * (x @ beta)).sum() + beta @ beta / 2
