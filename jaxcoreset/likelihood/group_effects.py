@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.group_model import GroupModel
-from jaxcoreset.likelihood.integration import STUDENT_DEGREES, find_mode, solve_upper
+from jaxcoreset.likelihood.integration import STUDENT_DEGREES, find_mode, scaled
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.partial_evaluation import prepare
 from jaxcoreset.likelihood.program import current_model
@@ -169,7 +169,7 @@ class _Sampler(eqx.Module):
             normal = jax.random.normal(keys[0], (num, num_dims))
             scale = jax.random.chisquare(keys[1], STUDENT_DEGREES, (num, 1))
             steps = normal / jnp.sqrt(scale / STUDENT_DEGREES)
-            points = mode + jax.vmap(lambda step: solve_upper(factor, step))(steps)
+            points = mode + scaled(factor, steps)
             squares = jnp.sum(steps**2, axis=1) / STUDENT_DEGREES
             log_proposal = -(STUDENT_DEGREES + num_dims) / 2 * jnp.log1p(squares)
             log_ratios = jax.vmap(log_density)(points) - at_mode - log_proposal
