@@ -26,10 +26,10 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from jaxcoreset.data.arrays import leading, require_type
-from jaxcoreset.data.dtypes import default_float, in_float64, on_device
+from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params, Unravel
 from jaxcoreset.likelihood.passes import Features, LogLikelihood, check_shape, feature_matrix
-from jaxcoreset.likelihood.precision import runs_in_float64
+from jaxcoreset.likelihood.precision import exactly
 from jaxcoreset.solvers.numerics import HIGHEST
 
 # The remainders fade out at this radius beyond √D, over this width.
@@ -246,7 +246,7 @@ def terms_of_rows(
     if not len(weights):
         return Terms(0.0, np.zeros(size), np.zeros((size, size)))
     evaluate = functools.partial(_weighted_terms, likelihood.program)
-    value, gradient, hessian = _exactly(likelihood, evaluate, center, data, weights)
+    value, gradient, hessian = exactly(likelihood, evaluate, center, data, weights)
     return Terms(float(value), gradient, hessian)
 
 
@@ -304,7 +304,7 @@ def remainders(
         return feature_matrix(log_likelihood, features, data, batch_size, typical)
 
     found = [
-        _exactly(likelihood, evaluate, deltas[at : at + _DRAWS_AT_A_TIME], center, data)
+        exactly(likelihood, evaluate, deltas[at : at + _DRAWS_AT_A_TIME], center, data)
         for at in range(0, len(deltas), _DRAWS_AT_A_TIME)
     ]
     return np.concatenate(found, axis=1)[:, :num]
@@ -388,12 +388,3 @@ class _Remainders(Features):
         """The sum of `block` over the rows counted."""
         values, _ = self.block(log_likelihood, chunk)
         return jnp.sum(jnp.where(counted[:, None], values, 0), axis=0)
-
-
-def _exactly(likelihood: ModelLikelihood, evaluate: Callable, *given: Any) -> Any:
-    """Call a function in float64 if the model runs in it; its arrays come back as NumPy's."""
-    if default_float() == np.float64 or not runs_in_float64(likelihood):
-        found = evaluate(*on_device(given))
-    else:
-        found = in_float64(evaluate, *given)
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), found)

@@ -34,6 +34,7 @@ from jaxcoreset.likelihood.trace import (
     is_latent,
     log_prob,
     run,
+    summed_but,
     transform_of,
     value_at,
 )
@@ -103,7 +104,7 @@ class GroupModel:
 
         data = tuple(_widened(leaf) for leaf in data)
         num_groups = data[0].shape[0]
-        rows = 1 if self.positions.labels is None else data[self._mask_at].shape[1]
+        rows = data[self.positions.data_at.index(self.positions.rows[0])].shape[1]
         size = num_groups if batch_rows is None else max(1, batch_rows // rows)
         if size >= num_groups:
             return jax.vmap(one)(data)
@@ -136,11 +137,6 @@ class GroupModel:
         moving = prepare(lambda z: self.log_density(shared, z, leaves, own), origin)
         return self.integration.log_integral(still, moving, num_dims)
 
-    @property
-    def _mask_at(self) -> int:
-        assert self.positions.labels is not None
-        return self.positions.data_at.index(self.positions.labels)
-
     def log_density(
         self, shared: Mapping[str, Array], effect: Float[Array, " d"], leaves: Sequence, own: tuple
     ) -> Float[Array, ""]:
@@ -167,9 +163,7 @@ class GroupModel:
         for name in (*self.structure.integrated, *self.structure.groups):
             total = total + jnp.sum(log_prob(sites[name]))
         for name, dim in self.structure.rows.items():
-            values = log_prob(sites[name])
-            axes = tuple(a for a in range(values.ndim) if a != values.ndim + dim)
-            by_row = jnp.sum(values, axis=axes)
+            by_row = summed_but(log_prob(sites[name]), dim)
             # Places that are no rows may be impossible, where a group without rows repeats others.
             total = total + jnp.sum(by_row if mask is None else jnp.where(mask, by_row, 0))
         return total
@@ -275,9 +269,7 @@ class MarginalModel:
         shared = self.groups.sample_shared(leaves, [leaf[0] for leaf in parts[0]])
         with block(), full_precision():
             values = [self.groups.log_marginals(shared, leaves, data) for data in parts]
-            joined = values[0]
-            if len(values) > 1:
-                joined = jnp.concatenate(values)[self._places.copy()]
+            joined = jnp.concatenate(values)[self._places.copy()]
         numpyro.factor(GROUP_SITE, joined)
 
     def _data(self, leaves: Sequence, part: "_Part") -> list:
@@ -288,12 +280,8 @@ class MarginalModel:
         for i in positions.data_at:
             if i == positions.labels:
                 data.append(mask)
-            elif i not in positions.groups:
-                data.append(jnp.asarray(leaves[i])[rows])
-            elif len(self._parts) > 1:
-                data.append(jnp.asarray(leaves[i])[groups])
             else:
-                data.append(leaves[i])
+                data.append(jnp.asarray(leaves[i])[groups if i in positions.groups else rows])
         return data
 
 

@@ -17,7 +17,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -252,7 +252,8 @@ def _student_points(num_dims: int) -> tuple[Float[np.ndarray, "k d"], Float[np.n
     uniform = np.clip(uniform, 1e-12, 1 - 1e-12)
     scale = np.sqrt(STUDENT_DEGREES / chi2.ppf(uniform[:, :1], STUDENT_DEGREES))
     points = norm.ppf(uniform[:, 1:]) * scale
-    log_density = multivariate_t(shape=np.eye(num_dims), df=STUDENT_DEGREES).logpdf(points)
+    student: Any = multivariate_t
+    log_density = student.logpdf(points, shape=np.eye(num_dims), df=STUDENT_DEGREES)
     return points, -np.log(_NUM_POINTS) - log_density
 
 

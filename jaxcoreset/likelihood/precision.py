@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxcoreset.data.arrays import leading
-from jaxcoreset.data.dtypes import default_float, in_float64
+from jaxcoreset.data.dtypes import default_float, in_float64, on_device
 from jaxcoreset.data.messages import warn_user
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.likelihood.closures import float64_for
@@ -160,6 +160,15 @@ def runs_in_float64(likelihood: ModelLikelihood) -> bool:
     except Exception:
         return False
     return found.dtype == np.float64
+
+
+def exactly(likelihood: ModelLikelihood, evaluate: Callable, *given: Any) -> Any:
+    """Call a function in float64 if the model runs in it; its arrays come back as NumPy's."""
+    if default_float() == np.float64 or not runs_in_float64(likelihood):
+        found = evaluate(*on_device(given))
+    else:
+        found = in_float64(evaluate, *given)
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), found)
 
 
 def matrix_of_weighted(
