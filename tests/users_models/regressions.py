@@ -162,16 +162,3 @@ def censored_by_masks() -> Case:
                 numpyro.sample("unseen", dist.Bernoulli(jnp.exp(-rate * time)), obs=1 - event)
 
     return Case(model, (x, *in_float32(np.minimum(event, limit)), (event < limit).astype(int)))
-
-
-POSTERIORS = [
-    heteroscedastic,
-    laplace,
-    tobit,
-    bernoulli_logits,
-    poisson_exposure,
-    bradley_terry,
-    two_normals,
-    by_a_factor,
-    censored_by_masks,
-]

@@ -19,6 +19,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro.infer.util import constrain_fn, potential_energy
 
+from jaxcoreset.data.dtypes import widened
 from jaxcoreset.weighting.psis import pareto_smooth
 from tests.users_models.case import Case
 
@@ -113,16 +114,10 @@ def truths() -> dict[str, Truth]:
 def in_64_bits(tree: Any) -> Any:
     """Arrays of real numbers as float64, and of integers as int64, of JAX; use with x64."""
 
-    def widened(leaf: Any) -> Any:
-        if not isinstance(leaf, np.ndarray | jax.Array):
-            return leaf
-        if leaf.dtype == bool:
-            return jnp.asarray(leaf)
-        leaf = np.asarray(leaf)
-        is_integer = np.issubdtype(leaf.dtype, np.integer)
-        return jnp.asarray(leaf.astype(np.int64 if is_integer else np.float64))
+    def wide(leaf: Any) -> Any:
+        return widened(jnp.asarray(leaf)) if isinstance(leaf, np.ndarray | jax.Array) else leaf
 
-    return jax.tree.map(widened, tree)
+    return jax.tree.map(wide, tree)
 
 
 def log_posterior(model: Any, args: tuple, kwargs: dict, truth: Truth) -> Any:
