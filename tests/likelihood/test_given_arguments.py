@@ -19,6 +19,7 @@ import jaxcoreset as jc
 from jaxcoreset.likelihood import model_likelihood
 from jaxcoreset.likelihood.arguments import arguments_by_length, flatten, plain_call
 from jaxcoreset.likelihood.from_model import _remedy, _whole_limits
+from tests import models
 
 N = 60
 RNG = np.random.default_rng(0)
@@ -26,10 +27,7 @@ X = RNG.normal(size=(N, 2)).astype(np.float32)
 Y = (RNG.random(N) < 0.5).astype(np.int32)
 
 
-def model(X, y=None):
-    b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
-    with numpyro.plate("rows", X.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=X @ b), obs=y)
+model = models.logistic()[0]
 
 
 def sized(X, y, size):
