@@ -145,7 +145,11 @@ REFUSED = {
     "list with gaps": (model, (X, [None, *Y[1:].tolist()]), "y has missing values.* in row 0"),
     "chunked": (model, (LAZY_ARRAY, Y), r"pass a source, jaxcoreset\.sources\.array\(X\)\.arrays"),
     "float": (sized, (X, Y, float(N)), r"Argument size is 60.0; .* pass int\(size\)"),
-    "partial": (functools.partial(bound, size=N), (X, Y), "The partial binds size=60: pass it"),
+    "partial": (
+        functools.partial(bound, size=N),
+        (X, Y),
+        "take sizes.*partial binds size=60: pass",
+    ),
     "text": (model, (TEXT, Y), r"a table whose column 'carrier' holds no numbers.*X\['carrier'\]"),
     "missing": (model, (X, pd.Series([None, *Y[1:]], dtype=object)), "y has missing .* in row 0"),
     "lazy": (model, (LAZY, Y), r"X is a SimpleNamespace, a query .* pass X.collect\(\)"),
