@@ -13,6 +13,7 @@ Mahalanobis radius under the Laplace approximation's covariance. Farther out the
 the quadratic, and the density is proper.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -181,8 +182,7 @@ class Proxy(eqx.Module):
     def scaled(self, factor: float) -> "Proxy":
         """The proxy of a log-likelihood that is multiplied by a factor, as are the weights."""
         names = ("value", "gradient", "hessian", "row_value", "row_gradient", "row_hessian")
-        scaled = tuple(factor * getattr(self, name) for name in names)
-        return eqx.tree_at(lambda one: tuple(getattr(one, name) for name in names), self, scaled)
+        return dataclasses.replace(self, **{name: factor * getattr(self, name) for name in names})
 
     def _parts(self, flat: Float[Array, " d"]) -> tuple[Array, Array, Array]:
         """Σ T_n less its constant, Σ w_i T_i, and the factor χ."""

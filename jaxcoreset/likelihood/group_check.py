@@ -138,7 +138,7 @@ class _Groups:
                     raise _sees_rows(name) if is_same else _crossed(name)
             for name, values in of_priors.items():
                 if not _are_same(values[group], np.sum(np.asarray(log_prob(sites[name])))):
-                    raise _prior_of_group(name, name in structure.groups)
+                    raise _prior_of_group(name, name not in structure.integrated)
             for name, value in of_shared.items():
                 if not _are_same(value, np.sum(np.asarray(log_prob(sites[name])))):
                     raise _shared_density(name)
@@ -205,7 +205,7 @@ class _Groups:
             i: leaf for i, leaf in zip(positions.data_at, own, strict=True) if i in positions.rows
         }
         effect = jnp.zeros(structure.num_dims, default_float())
-        names = [*structure.integrated, *structure.groups, *structure.shared]
+        names = [*structure.log_prob_dims, *structure.shared]
 
         def densities(labels: Any, rows: dict[int, Any]) -> list:
             data = tuple(rows.get(i, x) for i, x in zip(positions.data_at, own, strict=True))
@@ -220,7 +220,7 @@ class _Groups:
             if any(partial_eval.dce_jaxpr(program, outputs)[1]):
                 if name in structure.shared:
                     raise _shared_density(name)
-                raise _prior_of_group(name, name in structure.groups)
+                raise _prior_of_group(name, name not in structure.integrated)
 
 
 def _crossed(name: str) -> ModelError:

@@ -160,7 +160,7 @@ class GroupModel:
     ) -> Float[Array, ""]:
         sites, log_jacobian, mask = self.run_group(shared, effect, leaves, own, choice)
         total = log_jacobian
-        for name in (*self.structure.integrated, *self.structure.groups):
+        for name in self.structure.log_prob_dims:
             total = total + jnp.sum(log_prob(sites[name]))
         for name, dim in self.structure.rows.items():
             by_row = summed_but(log_prob(sites[name]), dim)

@@ -69,8 +69,8 @@ class GroupStructure:
         local: the continuous latent sites of a group.
         shared: the names of the latent sites that all groups share.
         rows: for each observed site with one entry per row, that axis, counted from the right.
-        groups: the names of the observed sites with one entry per group.
-        log_prob_dims: the axis of groups in the log-probability of local sites and of these.
+        log_prob_dims: the axis of groups in the log-probability of a group's latent sites, and of
+            observed sites with one entry per group.
         effects: for each deterministic site with one entry per group, that axis.
         discrete: for each discrete latent site of a group the number of its values, and the axis of
             groups.
@@ -80,7 +80,6 @@ class GroupStructure:
     local: dict[str, LocalSite]
     shared: tuple[str, ...]
     rows: dict[str, int]
-    groups: tuple[str, ...]
     log_prob_dims: dict[str, int]
     effects: dict[str, int]
     hidden: frozenset[str]
@@ -237,8 +236,8 @@ def structure_of(
         raise ModelError(f"the sites {sorted(changed)[:3]} exist for some numbers of groups only.")
     local: dict[str, LocalSite] = {}
     summed: dict[str, tuple[int, int]] = {}
-    hidden, rows, of_groups, effects, shared = set(), {}, [], {}, []
-    dims: dict[str, int] = {}
+    shared: list[str] = []
+    rows, dims, effects = {}, {}, {}
     for name, site in first.sites.items():
         other = second.sites[name]
         grows = _growth(site.log_prob_shape, other.log_prob_shape)
@@ -248,11 +247,8 @@ def structure_of(
             dim, pair = grows
             if pair == _ROWS:
                 rows[name] = dim
-            elif pair == _GROUPS:
-                of_groups.append(name)
+            elif pair:
                 dims[name] = dim
-            if pair:
-                hidden.add(name)
             continue
         value = _growth(site.shape, other.shape)
         if value == (0, ()) and grows == (0, ()):
@@ -265,7 +261,6 @@ def structure_of(
         if not own and _ROWS in (value[1], grows[1]):
             raise _entry_per_row(name)
         dims[name] = grows[0]
-        hidden.add(name)
         if site.num_values:
             if math.prod(with_length(site.shape, value[0], 1)) > 1:
                 raise ModelError(
@@ -279,6 +274,7 @@ def structure_of(
             raise _dependent(name)
         shape = with_length(site.unconstrained_shape, within[0], 1)
         local[name] = LocalSite(shape, within[0], value[0])
+    hidden = {*rows, *dims}
     for name, shape in first.deterministic.items():
         grows = _growth(shape, second.deterministic[name])
         if grows != (0, ()):
@@ -291,11 +287,9 @@ def structure_of(
             "no latent site has one entry per group; expected group effects to integrate out: "
             "sample them in a plate of the groups."
         )
-    if not rows and not of_groups:
+    if not rows and not dims.keys() - local.keys() - summed.keys():
         raise ModelError("no observed site has one entry per row; expected data in the groups.")
-    return GroupStructure(
-        local, tuple(shared), rows, tuple(of_groups), dims, effects, frozenset(hidden), summed
-    )
+    return GroupStructure(local, tuple(shared), rows, dims, effects, frozenset(hidden), summed)
 
 
 def _entry_per_row(name: str) -> ModelError:

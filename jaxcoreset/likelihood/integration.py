@@ -17,7 +17,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -52,12 +52,21 @@ _NUM_POINTS, _NUM_WIDE, _REACH = 1 << 12, 121, 300.0
 
 
 class Integration(eqx.Module):
-    """How a group's effect is integrated out."""
+    """How a group's effect is integrated out, by values of its log-density around the mode.
+
+    Attributes:
+        takes_one_step: whether one step of Newton's method is enough, as for a quadratic.
+    """
+
+    takes_one_step: ClassVar[bool] = False
 
     def check(self, num_dims: int) -> None:
         """Raise a ValueError if an effect of this many dimensions cannot be integrated so."""
 
-    @abc.abstractmethod
+    def finer(self) -> "Integration | None":
+        """The next more accurate way; None if there is none."""
+        return None
+
     def log_integral(
         self, fixed: LogDensity, log_density: LogDensity, num_dims: int
     ) -> Float[Array, ""]:
@@ -68,10 +77,14 @@ class Integration(eqx.Module):
             log_density: the same with them.
             num_dims: the number of dimensions of the effect, d.
         """
+        search = newton_step if self.takes_one_step else find_mode
+        return self.around(log_density, *jax.lax.stop_gradient(search(fixed, num_dims)))
 
-    def finer(self) -> "Integration | None":
-        """The next more accurate way; None if there is none."""
-        return None
+    @abc.abstractmethod
+    def around(
+        self, log_density: LogDensity, mode: Float[Array, " d"], factor: Float[Array, "d d"]
+    ) -> Float[Array, ""]:
+        """The log of the integral, from the mode and the factor that `find_mode` returns."""
 
 
 class AdaptiveQuadrature(Integration):
@@ -98,14 +111,11 @@ class AdaptiveQuadrature(Integration):
                 "dimensions; expected at most 2: use LaplaceIntegral()."
             )
 
-    def log_integral(
-        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
-    ) -> Float[Array, ""]:
-        """See `Integration.log_integral`."""
-        mode, factor = jax.lax.stop_gradient(find_mode(fixed, num_dims))
-        nodes, log_weights = gauss_hermite(self.num_nodes, num_dims)
+    def around(self, log_density: LogDensity, mode: Array, factor: Array) -> Array:
+        """See `Integration.around`."""
+        nodes, log_weights = gauss_hermite(self.num_nodes, mode.size)
         points = mode + scaled(factor, nodes)
-        if num_dims == 1:
+        if mode.size == 1:
             return _log_sum(jax.vmap(log_density)(points), log_weights, factor)
         # In one fused loop over all nodes XLA would compute again for each node what depends on
         # the rows only, which takes five times as long on a CPU.
@@ -120,11 +130,8 @@ class AdaptiveQuadrature(Integration):
 class LaplaceIntegral(Integration):
     """Laplace's approximation of the integral, for effects of any number of dimensions."""
 
-    def log_integral(
-        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
-    ) -> Float[Array, ""]:
-        """See `Integration.log_integral`."""
-        mode, factor = jax.lax.stop_gradient(find_mode(fixed, num_dims))
+    def around(self, log_density: LogDensity, mode: Array, factor: Array) -> Array:
+        """See `Integration.around`."""
         slope = jax.grad(log_density)
         for _ in range(_CHORD_STEPS):
             mode = mode + solve_upper(factor, solve_lower(factor, slope(mode)))
@@ -138,11 +145,10 @@ class GaussianIntegral(Integration):
     The builder takes it where it finds that to be so, as with normal effects and observations.
     """
 
-    def log_integral(
-        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
-    ) -> Float[Array, ""]:
-        """See `Integration.log_integral`."""
-        mode, _ = jax.lax.stop_gradient(newton_step(fixed, num_dims))
+    takes_one_step: ClassVar[bool] = True
+
+    def around(self, log_density: LogDensity, mode: Array, factor: Array) -> Array:
+        """See `Integration.around`."""
         value, slope, curvature = _derivatives(log_density, mode)
         factor = cholesky(curvature)
         rest = jnp.sum(solve_lower(factor, slope) ** 2) / 2  # zero, but for its derivatives
@@ -152,19 +158,18 @@ class GaussianIntegral(Integration):
 class DepartureFromGaussian(Integration):
     """In place of an integral, how far the log-density is from a quadratic, relative to itself."""
 
-    def log_integral(
-        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
-    ) -> Float[Array, ""]:
-        """See `Integration.log_integral`."""
-        mode, factor = newton_step(fixed, num_dims)
-        value, slope, _ = _derivatives(fixed, mode)
-        near = np.random.default_rng(0).normal(size=(_NUM_STEPS_AWAY, num_dims))
+    takes_one_step: ClassVar[bool] = True
+
+    def around(self, log_density: LogDensity, mode: Array, factor: Array) -> Array:
+        """See `Integration.around`."""
+        value, slope, _ = _derivatives(log_density, mode)
+        near = np.random.default_rng(0).normal(size=(_NUM_STEPS_AWAY, mode.size))
         far = np.multiply.outer(_FAR, near[0] / np.linalg.norm(near[0]))
         steps = jnp.asarray(np.concatenate([near, far]), mode.dtype)
         away = scaled(factor, steps)
         expected = value + jnp.sum(slope * away, axis=1) - jnp.sum(steps**2, axis=1) / 2
         size = 1 + jnp.abs(value) + jnp.abs(expected)
-        return jnp.max(jnp.abs(jax.vmap(fixed)(mode + away) - expected) / size)
+        return jnp.max(jnp.abs(jax.vmap(log_density)(mode + away) - expected) / size)
 
 
 class QuasiMonteCarlo(Integration):
@@ -173,12 +178,9 @@ class QuasiMonteCarlo(Integration):
     The points are those of a Halton sequence.
     """
 
-    def log_integral(
-        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
-    ) -> Float[Array, ""]:
-        """See `Integration.log_integral`."""
-        mode, factor = jax.lax.stop_gradient(find_mode(fixed, num_dims))
-        steps, log_weights = _student_points(num_dims)
+    def around(self, log_density: LogDensity, mode: Array, factor: Array) -> Array:
+        """See `Integration.around`."""
+        steps, log_weights = _student_points(mode.size)
         return _log_sum(jax.vmap(log_density)(mode + scaled(factor, steps)), log_weights, factor)
 
 
@@ -189,11 +191,8 @@ class WideSum(Integration):
     the curvature there; the trapezoidal rule in t converges fast for smooth log-densities.
     """
 
-    def log_integral(
-        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
-    ) -> Float[Array, ""]:
-        """See `Integration.log_integral`."""
-        mode, factor = jax.lax.stop_gradient(find_mode(fixed, num_dims))
+    def around(self, log_density: LogDensity, mode: Array, factor: Array) -> Array:
+        """See `Integration.around`."""
         end = math.asinh(_REACH)
         t = np.linspace(-end, end, _NUM_WIDE)
         log_weights = np.log(np.cosh(t) * (t[1] - t[0]))

@@ -61,20 +61,6 @@ def test_sum_keeps_small_differences_under_a_large_constant():
     np.testing.assert_allclose(total - total.mean(), expected - expected.mean(), atol=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("draws", "data", "message"),
-    [
-        (jnp.ones((4, 3)), (np.ones((5, 3)), np.ones(6)), r"leading axes \[5, 6\]"),
-        (jnp.ones((4, 3)), (np.ones((0, 3)), np.ones(0)), "no rows"),
-        (jnp.ones((1, 3)), (np.ones((5, 3)), np.ones(5)), "at least two"),
-        (jnp.ones((4, 3)), (np.ones((5, 3)), np.ones(5)), "every atom is zero"),
-    ],
-)
-def test_bad_input_is_refused(draws, data, message):
-    with pytest.raises(ValueError, match=message):
-        jc.embed(gaussian, draws, data)
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_rows_that_are_not_finite_are_named(problem_data, value):
     draws, (x, y) = problem_data
@@ -206,16 +192,24 @@ def test_rows_without_a_finite_gradient_are_named(num_features):
         ({"num_features": 121}, ValueError, "num_features is 121"),
         ({"num_features": 5, "key": None}, ValueError, "key is missing"),
         ({"num_features": 5, "norm": "l2"}, ValueError, "pass norm='fisher'"),
+        (
+            {"norm": "l2", "data": (np.ones((5, 3)), np.ones(6))},
+            ValueError,
+            r"leading axes \[5, 6\]",
+        ),
+        ({"norm": "l2", "data": (np.ones((0, 3)), np.ones(0))}, ValueError, "no rows"),
+        ({"norm": "l2", "draws": jnp.ones((1, 3))}, ValueError, "at least two"),
+        ({"norm": "l2", "draws": jnp.ones((4, 3))}, ValueError, "every atom is zero"),
         ({"norm": "l3"}, ValueError, "norm is 'l3'; expected 'l2' or 'fisher'"),
         ({"draws": jnp.ones((4, 3), int)}, TypeError, "expected floating-point"),
         ({"draws": jnp.ones((0, 3))}, ValueError, "at least one"),
     ],
 )
-def test_bad_fisher_input_is_refused(problem_data, options, error, message):
+def test_bad_input_is_refused(problem_data, options, error, message):
     draws, data = problem_data
-    arguments = {"draws": draws, "norm": "fisher", "key": jax.random.key(0)} | options
+    given = {"draws": draws, "data": data, "norm": "fisher", "key": jax.random.key(0)}
     with pytest.raises(error, match=message):
-        jc.embed(gaussian, data=data, **arguments)
+        jc.embed(gaussian, **(given | options))
 
 
 def test_a_log_likelihood_of_wrong_shape_is_refused(problem_data):

@@ -192,28 +192,30 @@ def test_structured_arrays_are_named():
     model_likelihood(model, ({name: table[name] for name in ("x", "y")},))
 
 
-def test_shorter_plate_is_the_data_where_the_longest_cannot_be():
-    """More items than persons, and a covariate of the items."""
+ANSWERS = np.zeros(100), np.zeros((20, 100))
+
+
+def answered(shape_of):
+    """Answers of persons to items, of which there are more, and a covariate of the items."""
 
     def model(easiness, answers):
         skill = numpyro.sample("skill", dist.Normal(0.0, 1.0))
-        num_persons, num_items = answers.shape
+        num_persons, num_items = shape_of(answers)
         with numpyro.plate("persons", num_persons, dim=-2), numpyro.plate("items", num_items):
             numpyro.sample("y", dist.Normal(skill + easiness, 1.0), obs=answers)
 
-    likelihood = model_likelihood(model, (np.zeros(100), np.zeros((20, 100))))
+    return model
+
+
+def test_shorter_plate_is_the_data_where_the_longest_cannot_be():
+    likelihood = model_likelihood(answered(np.shape), ANSWERS)
     assert (likelihood.num_data, likelihood.data_dims) == (20, {"y": -2})
     assert list(likelihood.arguments.data_names) == ["answers"]
 
 
 def test_taken_for_the_data_is_said_where_an_observed_site_has_several_plates():
-    def model(easiness, answers):
-        skill = numpyro.sample("skill", dist.Normal(0.0, 1.0))
-        with numpyro.plate("persons", 20, dim=-2), numpyro.plate("items", 100, dim=-1):
-            numpyro.sample("y", dist.Normal(skill + easiness, 1.0), obs=answers)
-
     message = "taken to be easiness, with 100 rows, .*axes have 100 and 20.* with data_axes, or"
-    error = refused(model, (np.zeros(100), np.zeros((20, 100))), message)
+    error = refused(answered(lambda _: (20, 100)), ANSWERS, message)
     assert error.__cause__ is not None
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from jax.extend.core import jaxprs_in_params
 from numpyro.infer.util import potential_energy
 
 from jaxcoreset.likelihood.group_arguments import flat_call
@@ -66,11 +67,8 @@ def _evaluations(jaxpr):
     for equation in jaxpr.eqns:
         if equation.primitive.name == "erf":
             yield int(np.prod(equation.outvars[0].aval.shape))
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from _evaluations(inner)
+        for inner in jaxprs_in_params(equation.params):
+            yield from _evaluations(inner)
 
 
 def test_a_gradient_evaluates_about_two_places_for_each_row_in_few_programs():
