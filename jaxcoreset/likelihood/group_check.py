@@ -27,8 +27,6 @@ from jaxcoreset.likelihood.group_layout import Layout
 from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.group_structure import with_length
 from jaxcoreset.likelihood.trace import (
-    full_precision,
-    is_latent,
     log_prob,
     run,
     summed_but,
@@ -160,8 +158,6 @@ class _Groups:
         parts = jax.vmap(marginal.split)(effects)
 
         def fill(site: Mapping) -> Any:
-            if not is_latent(site):
-                return None
             name = site["name"]
             if name in structure.discrete:
                 own = choices[:, list(structure.discrete).index(name)]
@@ -179,8 +175,7 @@ class _Groups:
 
         labels = self.labels.astype(np.int32)
         leaves = marginal.positions.call_with(self.leaves, labels.size, self.num_groups, labels)
-        with full_precision():
-            sites = run(marginal.model, jax.tree.unflatten(marginal.tree, leaves), fill)
+        sites = run(marginal.model, jax.tree.unflatten(marginal.tree, leaves), fill)
         of_rows, of_priors = (
             {name: np.asarray(summed_but(log_prob(sites[name]), dim)) for name, dim in dims.items()}
             for dims in (structure.rows, structure.log_prob_dims)

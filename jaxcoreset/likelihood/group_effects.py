@@ -28,7 +28,6 @@ from jaxcoreset.likelihood.integration import STUDENT_DEGREES, find_mode, scaled
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.partial_evaluation import prepare
 from jaxcoreset.likelihood.program import current_model
-from jaxcoreset.likelihood.trace import full_precision
 
 # The number of proposals that are evaluated at once for each draw of φ, the least number for all
 # draws together, and the number for each draw after which no more are evaluated.
@@ -138,8 +137,7 @@ class _Sampler(eqx.Module):
             log_weights = marginal.by_choice(shared, effect, leaves, own)
             number = jax.random.categorical(choice_key, log_weights)
             choice = jnp.asarray(structure.choices)[number]
-        with full_precision():
-            sites, _, _ = marginal.run_group(shared, effect, leaves, own, choice)
+        sites, _, _ = marginal.run_group(shared, effect, leaves, own, choice)
         dims = {name: site.value_dim for name, site in structure.local.items()}
         dims |= {name: dim for name, (_, dim) in structure.discrete.items()}
         dims |= structure.effects

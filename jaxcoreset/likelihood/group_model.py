@@ -31,7 +31,6 @@ from jaxcoreset.likelihood.partial_evaluation import prepare
 from jaxcoreset.likelihood.trace import (
     fill_origin,
     full_precision,
-    is_latent,
     log_prob,
     run,
     summed_but,
@@ -187,8 +186,6 @@ class GroupModel:
         parts, log_jacobians = self.split(effect), []
 
         def fill(site: Mapping) -> Any:
-            if not is_latent(site):
-                return None
             if site["name"] in chosen:
                 return value_at(site, chosen[site["name"]])
             if site["name"] not in parts:
@@ -198,9 +195,8 @@ class GroupModel:
             log_jacobians.append(jnp.sum(transform.log_abs_det_jacobian(part, value)))
             return value
 
-        with block(), full_precision():
-            call = jax.tree.unflatten(self.tree, given)
-            sites = run(self.model, call, fill)
+        with block():
+            sites = run(self.model, jax.tree.unflatten(self.tree, given), fill)
         return sites, sum(log_jacobians, start=jnp.zeros((), effect.dtype)), mask
 
     def split(self, effect: Float[Array, " d"]) -> dict[str, Array]:

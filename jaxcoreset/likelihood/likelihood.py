@@ -27,7 +27,7 @@ from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.independence import Reference
 from jaxcoreset.likelihood.structure import not_independent
-from jaxcoreset.likelihood.trace import full_precision, is_latent, log_prob, run, summed_but
+from jaxcoreset.likelihood.trace import full_precision, log_prob, run, summed_but
 
 # Widths of the draws at which models are compared.
 _TOLD_APART = (0.1, 0.5, 1.0)
@@ -196,8 +196,6 @@ class ModelLikelihood:
         values = self._latent(params)
 
         def fill(site: Mapping) -> Any:
-            if not is_latent(site):
-                return None
             value = values[site["name"]]
             return value if constrained else biject_to(site["fn"].support)(value)
 

@@ -92,11 +92,16 @@ def full_precision() -> AbstractContextManager:
 
 
 def run(model: Callable, arguments: tuple[tuple, dict], fill: Callable) -> Any:
-    """The model's trace, with latent sites set by `fill`. Call it under `full_precision`."""
+    """The model's trace at full precision, with latent sites set by `fill`."""
     args, kwargs = arguments
+
+    def fill_latent(site: Mapping) -> Any:
+        return fill(site) if is_latent(site) else None
+
     # The key serves models that ask for one; every latent site is filled.
-    filled = seed(substitute(model, substitute_fn=fill), rng_seed=0)
-    return trace(filled).get_trace(*args, **kwargs)
+    filled = seed(substitute(model, substitute_fn=fill_latent), rng_seed=0)
+    with full_precision():
+        return trace(filled).get_trace(*args, **kwargs)
 
 
 def is_latent(site: Mapping) -> bool:
@@ -150,8 +155,7 @@ def sites_with_all_rows(model: Callable, arguments: Arguments) -> list[Site]:
             sites = _abstract_sites(model, arguments)
         except VALUE_ERRORS:
             # The model may read numbers from an array that is not data, such as spline knots.
-            with full_precision():
-                sites = describe(run(model, arguments.fill(arguments.data), fill_origin))
+            sites = describe(run(model, arguments.fill(arguments.data), fill_origin))
     except _DiscreteLatentError as error:
         if missing := not_given(model, arguments):
             raise ModelError(
@@ -238,8 +242,7 @@ def read_abstractly(read: Callable, model: Callable, fill: Callable, *shapes: An
     found = []
 
     def trace_model(*data: Any) -> None:
-        with full_precision():
-            found.append(read(run(model, fill(*data), fill_origin)))
+        found.append(read(run(model, fill(*data), fill_origin)))
 
     jax.eval_shape(trace_model, *shapes)
     return found[0]
@@ -303,8 +306,6 @@ def _describe_sample(site: Mapping) -> Site:
 
 def fill_origin(site: Mapping) -> Any:
     """Set a latent site to the image of unconstrained zero; its shape needs no random draw."""
-    if not is_latent(site):
-        return None
     if num_values(site):
         return value_at(site, 0)
     support = site["fn"].support
