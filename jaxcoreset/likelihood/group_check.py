@@ -24,7 +24,7 @@ from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.ragged import Ragged
 from jaxcoreset.likelihood.arguments import ModelError
 from jaxcoreset.likelihood.group_layout import Layout
-from jaxcoreset.likelihood.group_model import GroupModel
+from jaxcoreset.likelihood.group_model import GroupModel, OneGroup
 from jaxcoreset.likelihood.group_structure import with_length
 from jaxcoreset.likelihood.trace import (
     log_prob,
@@ -125,8 +125,8 @@ class _Groups:
         of_rows, of_priors, of_shared = self.together(effects, choices, point, shared)
         for group in range(num_groups):
             own, is_own = tuple(leaf[group] for leaf in self.alone), self.labels == group
-            one = shared, effects[group], self.leaves, own, choices[group]
-            sites = self.marginal.run_group(*one)[0]
+            alone = OneGroup(self.marginal, shared, self.leaves, own)
+            sites = alone.run(effects[group], choices[group])[0]
             for name, dim in structure.rows.items():
                 values, num = of_rows[name][is_own], int(is_own.sum())
                 if not _are_same(values, summed_but(log_prob(sites[name]), dim)[:num]):
@@ -204,8 +204,8 @@ class _Groups:
 
         def densities(labels: Any, rows: dict[int, Any]) -> list:
             data = tuple(rows.get(i, x) for i, x in zip(positions.data_at, own, strict=True))
-            choice = structure.choices[0]
-            sites = marginal.run_group(shared, effect, leaves, data, choice, labels)[0]
+            group = OneGroup(marginal, shared, leaves, data)
+            sites = group.run(effect, structure.choices[0], labels)[0]
             return [log_prob(sites[name]) for name in names]
 
         labels = np.zeros(len(next(iter(of_rows.values()))), np.int32)
