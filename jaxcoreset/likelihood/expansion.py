@@ -67,13 +67,17 @@ class Expansion:
         delta = np.asarray(flat, np.float64) - self.center
         return delta @ self.gradient + 0.5 * np.sum((delta @ self.hessian) * delta, axis=1)
 
+    @property
+    def fade_metric(self) -> Float[np.ndarray, "d d"]:
+        """The metric, or else the precision."""
+        return self.precision if self.metric is None else self.metric
+
     def fade(self, flat: Float[np.ndarray, "s d"]) -> Float[np.ndarray, " s"]:
         """The factor χ of the remainders at flat parameters, between 0 and 1."""
         from scipy.special import expit
 
         delta = np.asarray(flat, np.float64) - self.center
-        metric = self.precision if self.metric is None else self.metric
-        radius = np.sqrt(np.sum((delta @ metric) * delta, axis=1))
+        radius = np.sqrt(np.sum((delta @ self.fade_metric) * delta, axis=1))
         return expit((_radius(self.center.size) - radius) / _FADE_WIDTH)
 
     def plus(self, other: "Terms") -> "Expansion":
@@ -141,17 +145,10 @@ class Proxy(eqx.Module):
     @classmethod
     def of(cls, expansion: Expansion, rows: Terms, unravel: Unravel) -> "Proxy":
         """The proxy of an expansion and the weighted rows of a coreset."""
-        parts = (
-            expansion.center,
-            expansion.value,
-            expansion.gradient,
-            expansion.hessian,
-            expansion.precision if expansion.metric is None else expansion.metric,
-            rows.value,
-            rows.gradient,
-            rows.hessian,
-        )
-        return cls(*(np.asarray(part, np.float64) for part in parts), unravel=unravel)
+        whole = expansion.value, expansion.gradient, expansion.hessian, expansion.fade_metric
+        of_rows = rows.value, rows.gradient, rows.hessian
+        parts = (np.asarray(x, np.float64) for x in (expansion.center, *whole, *of_rows))
+        return cls(*parts, unravel=unravel)
 
     @property
     def expansion(self) -> Expansion:

@@ -204,13 +204,9 @@ def possible_counts(
             continue
         equal = [i for i, number in (lengths | counts).items() if number == count]
         for chosen in _subsets(equal):
-            positions = GroupPositions(
-                labels,
-                rows,
-                tuple(i for i in chosen if i in lengths),
-                (),
-                tuple(i for i in chosen if i in counts),
-            )
+            groups = tuple(i for i in chosen if i in lengths)
+            counting = tuple(i for i in chosen if i in counts)
+            positions = GroupPositions(labels, rows, groups, (), counting)
             likely = found if len(chosen) == len(equal) else less_likely
             likely.append((count, positions, not is_number))
     return [*found, *less_likely]
