@@ -86,17 +86,14 @@ class GroupNames:
         """
         if not self.are_known or self.labels is None or other.labels is None:
             return None
-        order = np.argsort(self.labels)
-        own = other.labels
+        own, what = other.labels, "of another kind"
         if _are_alike(self.labels, own):
-            at = order[np.minimum(np.searchsorted(self.labels, own, sorter=order), order.size - 1)]
-            is_same = self.labels[at] == own
-            if is_same.all() and own.size == order.size:
-                return at
-            own = own[~is_same] if not is_same.all() else self.labels[~np.isin(self.labels, own)]
-            what = "unknown" if not is_same.all() else "missing"
-        else:
-            what = "of another kind"
+            unknown = np.setdiff1d(own, self.labels, assume_unique=True)
+            missing = np.setdiff1d(self.labels, own, assume_unique=True)
+            if not unknown.size and not missing.size:
+                order = np.argsort(self.labels)
+                return order[np.searchsorted(self.labels, own, sorter=order)]
+            own, what = (unknown, "unknown") if unknown.size else (missing, "missing")
         raise ModelError(
             f"the data have other groups than those that the coreset was built from; the labels "
             f"{listed(own.tolist())} are {what}. Pass the same data."
