@@ -125,12 +125,8 @@ class Arguments:
     def counting_rows(self, num_data: int | None = None) -> "Arguments":
         """These arguments, with integers equal to `num_data`, by default n, as row counts."""
         n = self.num_data if num_data is None else num_data
-
-        def counts(leaf: Any) -> bool:
-            is_int = isinstance(leaf, int | np.integer) and not isinstance(leaf, bool)
-            return is_int and bool(leaf == n)
-
-        return dataclasses.replace(self, counts_at=self._where(counts))
+        counts_at = self._where(lambda leaf: is_integer(leaf) and bool(leaf == n))
+        return dataclasses.replace(self, counts_at=counts_at)
 
     def _where(self, is_one: Callable[[Any], bool]) -> tuple[int, ...]:
         return tuple(i for i, leaf in enumerate(self.leaves) if is_one(leaf))
@@ -144,6 +140,11 @@ def is_array(leaf: Any) -> bool:
     if not isinstance(leaf, np.ndarray | jax.Array | SourceArray) or leaf.ndim == 0:
         return False
     return jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == np.bool_
+
+
+def is_integer(leaf: Any) -> bool:
+    """True if a leaf is a whole number, and not a truth value."""
+    return isinstance(leaf, int | np.integer) and not isinstance(leaf, bool)
 
 
 def is_same(one: Any, two: Any) -> bool:

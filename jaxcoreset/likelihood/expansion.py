@@ -13,6 +13,7 @@ Mahalanobis radius under the Laplace approximation's covariance. Farther out the
 the quadratic, and the density is proper.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -26,10 +27,10 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from jaxcoreset.data.arrays import leading, padded_rows, require_type
-from jaxcoreset.data.dtypes import default_float, in_float64, on_device
+from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params, Unravel
 from jaxcoreset.likelihood.passes import Features, LogLikelihood, check_shape, feature_matrix
-from jaxcoreset.likelihood.precision import runs_in_float64
+from jaxcoreset.likelihood.precision import exactly
 from jaxcoreset.solvers.numerics import HIGHEST
 
 # The remainders fade out at this radius beyond √D, over this width.
@@ -66,13 +67,17 @@ class Expansion:
         delta = np.asarray(flat, np.float64) - self.center
         return delta @ self.gradient + 0.5 * np.sum((delta @ self.hessian) * delta, axis=1)
 
+    @property
+    def fade_metric(self) -> Float[np.ndarray, "d d"]:
+        """The metric, or else the precision."""
+        return self.precision if self.metric is None else self.metric
+
     def fade(self, flat: Float[np.ndarray, "s d"]) -> Float[np.ndarray, " s"]:
         """The factor χ of the remainders at flat parameters, between 0 and 1."""
         from scipy.special import expit
 
         delta = np.asarray(flat, np.float64) - self.center
-        metric = self.precision if self.metric is None else self.metric
-        radius = np.sqrt(np.sum((delta @ metric) * delta, axis=1))
+        radius = np.sqrt(np.sum((delta @ self.fade_metric) * delta, axis=1))
         return expit((_radius(self.center.size) - radius) / _FADE_WIDTH)
 
     def plus(self, other: "Terms") -> "Expansion":
@@ -140,17 +145,10 @@ class Proxy(eqx.Module):
     @classmethod
     def of(cls, expansion: Expansion, rows: Terms, unravel: Unravel) -> "Proxy":
         """The proxy of an expansion and the weighted rows of a coreset."""
-        parts = (
-            expansion.center,
-            expansion.value,
-            expansion.gradient,
-            expansion.hessian,
-            expansion.precision if expansion.metric is None else expansion.metric,
-            rows.value,
-            rows.gradient,
-            rows.hessian,
-        )
-        return cls(*(np.asarray(part, np.float64) for part in parts), unravel=unravel)
+        whole = expansion.value, expansion.gradient, expansion.hessian, expansion.fade_metric
+        of_rows = rows.value, rows.gradient, rows.hessian
+        parts = (np.asarray(x, np.float64) for x in (expansion.center, *whole, *of_rows))
+        return cls(*parts, unravel=unravel)
 
     @property
     def expansion(self) -> Expansion:
@@ -181,8 +179,7 @@ class Proxy(eqx.Module):
     def scaled(self, factor: float) -> "Proxy":
         """The proxy of a log-likelihood that is multiplied by a factor, as are the weights."""
         names = ("value", "gradient", "hessian", "row_value", "row_gradient", "row_hessian")
-        scaled = tuple(factor * getattr(self, name) for name in names)
-        return eqx.tree_at(lambda one: tuple(getattr(one, name) for name in names), self, scaled)
+        return dataclasses.replace(self, **{name: factor * getattr(self, name) for name in names})
 
     def _parts(self, flat: Float[Array, " d"]) -> tuple[Array, Array, Array]:
         """Σ T_n less its constant, Σ w_i T_i, and the factor χ."""
@@ -247,7 +244,7 @@ def terms_of_rows(
         return Terms(0.0, np.zeros(size), np.zeros((size, size)))
     evaluate = functools.partial(_weighted_terms, likelihood.program)
     data, weights = padded_rows(data, weights)
-    value, gradient, hessian = _exactly(likelihood, evaluate, center, data, weights)
+    value, gradient, hessian = exactly(likelihood, evaluate, center, data, weights)
     return Terms(float(value), gradient, hessian)
 
 
@@ -305,7 +302,7 @@ def remainders(
         return feature_matrix(log_likelihood, features, data, batch_size, typical)
 
     found = [
-        _exactly(likelihood, evaluate, deltas[at : at + _DRAWS_AT_A_TIME], center, data)
+        exactly(likelihood, evaluate, deltas[at : at + _DRAWS_AT_A_TIME], center, data)
         for at in range(0, len(deltas), _DRAWS_AT_A_TIME)
     ]
     return np.concatenate(found, axis=1)[:, :num]
@@ -389,12 +386,3 @@ class _Remainders(Features):
         """The sum of `block` over the rows counted."""
         values, _ = self.block(log_likelihood, chunk)
         return jnp.sum(jnp.where(counted[:, None], values, 0), axis=0)
-
-
-def _exactly(likelihood: ModelLikelihood, evaluate: Callable, *given: Any) -> Any:
-    """Call a function in float64 if the model runs in it; its arrays come back as NumPy's."""
-    if default_float() == np.float64 or not runs_in_float64(likelihood):
-        found = evaluate(*on_device(given))
-    else:
-        found = in_float64(evaluate, *given)
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), found)

@@ -59,17 +59,11 @@ class FisherFeatures(Features):
                 return value, jax.vmap(slope, out_axes=-1)(basis)
 
             value, slopes = jax.vmap(slopes_at, out_axes=(-1, -2))(self.points)
-            check_shape(value.shape[:-1], leading(chunk))
             slopes = slopes.reshape(-1, self.width)
         else:
-
-            def slope_along(point: Float[Array, " d"], direction: Float[Array, " d"]) -> tuple:
-                return jax.jvp(values, (point,), (direction,))
-
-            value, slopes = jax.vmap(slope_along, out_axes=-1)(
-                self.points[self.draw_indices], basis[self.coordinates]
-            )
-            check_shape(value.shape[:-1], leading(chunk))
+            slope_along = jax.vmap(lambda *at: jax.jvp(values, at[:1], at[1:]), out_axes=-1)
+            value, slopes = slope_along(self.points[self.draw_indices], basis[self.coordinates])
+        check_shape(value.shape[:-1], leading(chunk))
         bad = ~(jnp.isfinite(value).all(axis=-1) & jnp.isfinite(slopes).all(axis=-1))
         return slopes * np.sqrt(num_coordinates / self.width), bad
 

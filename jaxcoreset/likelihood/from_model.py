@@ -19,7 +19,7 @@ from jaxcoreset.likelihood.checks import check_log_likelihood, check_log_prior
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, draw_uniform
 from jaxcoreset.likelihood.program import with_program
 from jaxcoreset.likelihood.structure import find_data, find_structure
-from jaxcoreset.likelihood.trace import is_latent, one_at_a_time, run
+from jaxcoreset.likelihood.trace import one_at_a_time, run
 from jaxcoreset.likelihood.verification import check_subsets, chunk_rows
 from jaxcoreset.solvers.numerics import as_key
 
@@ -158,7 +158,7 @@ def _outside_support(likelihood: ModelLikelihood, params: Mapping[str, Array]) -
     kinds: dict[str, type] = {}
 
     def fill(site: Mapping) -> Any:
-        return biject_to(site["fn"].support)(params[site["name"]]) if is_latent(site) else None
+        return biject_to(site["fn"].support)(params[site["name"]])
 
     @jax.jit
     def observed(rows: tuple) -> dict[str, tuple]:

@@ -17,7 +17,7 @@ from jaxtyping import Int
 from jaxcoreset.data.grouped import GroupScan, scan_labels
 from jaxcoreset.data.messages import did_you_mean, listed
 from jaxcoreset.data.reading import is_streamed
-from jaxcoreset.likelihood.arguments import Arguments, ModelError, is_array
+from jaxcoreset.likelihood.arguments import Arguments, ModelError, is_array, is_integer
 
 # Of so many arguments with the same number, some alone may count the groups.
 _MOST_EQUAL = 4
@@ -195,7 +195,7 @@ def possible_counts(
             )
     others = [(i, leaf) for i, leaf in enumerate(arguments.leaves) if i not in (*rows, labels)]
     lengths = {i: leaf.shape[0] for i, leaf in others if is_array(leaf)}
-    counts = {i: int(leaf) for i, leaf in others if _is_count(leaf)}
+    counts = {i: int(leaf) for i, leaf in others if is_integer(leaf) and leaf > 0}
     are_numbers = np.issubdtype(names.dtype, np.integer) and names[0] >= 0
     found, less_likely = [], []
     for count in sorted({*lengths.values(), *counts.values()}):
@@ -204,13 +204,9 @@ def possible_counts(
             continue
         equal = [i for i, number in (lengths | counts).items() if number == count]
         for chosen in _subsets(equal):
-            positions = GroupPositions(
-                labels,
-                rows,
-                tuple(i for i in chosen if i in lengths),
-                (),
-                tuple(i for i in chosen if i in counts),
-            )
+            groups = tuple(i for i in chosen if i in lengths)
+            counting = tuple(i for i in chosen if i in counts)
+            positions = GroupPositions(labels, rows, groups, (), counting)
             likely = found if len(chosen) == len(equal) else less_likely
             likely.append((count, positions, not is_number))
     return [*found, *less_likely]
@@ -222,11 +218,6 @@ def _subsets(members: list[int]) -> Iterator[tuple[int, ...]]:
     if len(members) <= _MOST_EQUAL:
         for size in range(len(members) - 1, 0, -1):
             yield from itertools.combinations(members, size)
-
-
-def _is_count(leaf: Any) -> bool:
-    is_integer = isinstance(leaf, int | np.integer) and not isinstance(leaf, bool)
-    return is_integer and int(leaf) > 0
 
 
 def flat_call(positions: GroupPositions, arguments: Arguments) -> tuple[tuple, dict]:

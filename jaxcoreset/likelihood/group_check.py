@@ -17,21 +17,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
-from jaxtyping import Int
+from jaxtyping import Array, Float, Int
 
 from jaxcoreset.data.chosen_groups import read_groups
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.ragged import Ragged
 from jaxcoreset.likelihood.arguments import ModelError
 from jaxcoreset.likelihood.group_layout import Layout
-from jaxcoreset.likelihood.group_model import GroupModel
+from jaxcoreset.likelihood.group_model import GroupModel, OneGroup
+from jaxcoreset.likelihood.group_structure import with_length
 from jaxcoreset.likelihood.trace import (
-    full_precision,
-    is_latent,
     log_prob,
     run,
+    summed_but,
     transform_of,
     value_at,
+    value_shape,
 )
 
 # How many groups are compared, with how many rows each at most, and other rows beside them.
@@ -102,44 +103,89 @@ class _Groups:
             alone.append(added)
         return cls(marginal, leaves, labels, tuple(alone))
 
+    @property
+    def num_groups(self) -> int:
+        """The number of these groups."""
+        return int(self.labels[-1]) + 1
+
     def check_at(self, generator: np.random.Generator, radius: float) -> dict[str, Any]:
         """Compare the groups together with each of them alone, at a random point.
 
         Returns:
             The values of the shared sites there.
         """
-        marginal, structure = self.marginal, self.marginal.structure
-        num_groups, labels = int(self.labels[-1]) + 1, self.labels.astype(np.int32)
-        effects = generator.uniform(-radius, radius, (num_groups, structure.num_dims))
-        effects = jnp.asarray(effects, default_float())
-        ways = structure.choices
-        choices = ways[generator.integers(len(ways), size=num_groups)]
-        together = marginal.positions.call_with(self.leaves, labels.size, num_groups, labels)
+        structure, num_groups = self.marginal.structure, self.num_groups
         shared: dict[str, Any] = {}
 
-        def point(shape: tuple[int, ...]) -> np.ndarray:
-            return generator.uniform(-radius, radius, shape)
+        def point(shape: tuple[int, ...]) -> Array:
+            return jnp.asarray(generator.uniform(-radius, radius, shape), default_float())
 
-        of_rows, of_priors, of_shared = _together(
-            marginal, together, effects, choices, point, shared
-        )
+        effects, ways = point((num_groups, structure.num_dims)), structure.choices
+        choices = ways[generator.integers(len(ways), size=num_groups)]
+        of_rows, of_priors, of_shared = self.together(effects, choices, point, shared)
         for group in range(num_groups):
             own, is_own = tuple(leaf[group] for leaf in self.alone), self.labels == group
-            sites = marginal.run_group(shared, effects[group], self.leaves, own, choices[group])[0]
+            alone = OneGroup(self.marginal, shared, self.leaves, own)
+            sites = alone.run(effects[group], choices[group])[0]
             for name, dim in structure.rows.items():
                 values, num = of_rows[name][is_own], int(is_own.sum())
-                if not _are_same(values, _of_axis(log_prob(sites[name]), dim)[:num]):
+                if not _are_same(values, summed_but(log_prob(sites[name]), dim)[:num]):
                     moved = jnp.where((jnp.arange(num_groups) == group)[:, None], effects, -effects)
-                    seen = _together(marginal, together, moved, choices, point, shared)[0][name]
+                    seen = self.together(moved, choices, point, shared)[0][name]
                     is_same = _are_same(values, seen[is_own])
                     raise _sees_rows(name) if is_same else _crossed(name)
             for name, values in of_priors.items():
                 if not _are_same(values[group], np.sum(np.asarray(log_prob(sites[name])))):
-                    raise _prior_of_group(name, name in structure.groups)
+                    raise _prior_of_group(name, name not in structure.integrated)
             for name, value in of_shared.items():
                 if not _are_same(value, np.sum(np.asarray(log_prob(sites[name])))):
                     raise _shared_density(name)
         return shared
+
+    def together(
+        self,
+        effects: Float[Array, "g d"],
+        choices: Int[np.ndarray, "g k"],
+        point: Callable[[tuple[int, ...]], Array],
+        shared: dict[str, Any],
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Log-probabilities of rows, groups' sites and other sites, as the user's model has them.
+
+        `point` gives random numbers of a shape; `shared` has, or else gets, the values of the sites
+        that groups share.
+        """
+        marginal, structure = self.marginal, self.marginal.structure
+        parts = jax.vmap(marginal.split)(effects)
+
+        def fill(site: Mapping) -> Any:
+            name = site["name"]
+            if name in structure.discrete:
+                own = choices[:, list(structure.discrete).index(name)]
+                dim = structure.discrete[name][1]
+                return value_at(site, own.reshape(-1, *(1,) * (-dim - 1)))
+            transform = transform_of(site)
+            if name in structure.local:
+                local = structure.local[name]
+                part = jnp.moveaxis(parts[name], 0, local.dim)
+                return transform(part.reshape(with_length(local.shape, local.dim, len(effects))))
+            if name in shared:
+                return shared[name]
+            shared[name] = transform(point(transform.inverse_shape(value_shape(site))))
+            return shared[name]
+
+        labels = self.labels.astype(np.int32)
+        leaves = marginal.positions.call_with(self.leaves, labels.size, self.num_groups, labels)
+        sites = run(marginal.model, jax.tree.unflatten(marginal.tree, leaves), fill)
+        of_rows, of_priors = (
+            {name: np.asarray(summed_but(log_prob(sites[name]), dim)) for name, dim in dims.items()}
+            for dims in (structure.rows, structure.log_prob_dims)
+        )
+        of_shared = {
+            name: np.asarray(jnp.sum(log_prob(site)))
+            for name, site in sites.items()
+            if site["type"] == "sample" and name not in {*of_rows, *of_priors}
+        }
+        return of_rows, of_priors, of_shared
 
     def check_priors(self, shared: Mapping[str, Any]) -> None:
         """Raise a ModelError if a density that has no rows is computed from some."""
@@ -154,12 +200,12 @@ class _Groups:
             i: leaf for i, leaf in zip(positions.data_at, own, strict=True) if i in positions.rows
         }
         effect = jnp.zeros(structure.num_dims, default_float())
-        names = [*structure.integrated, *structure.groups, *structure.shared]
+        names = [*structure.log_prob_dims, *structure.shared]
 
         def densities(labels: Any, rows: dict[int, Any]) -> list:
             data = tuple(rows.get(i, x) for i, x in zip(positions.data_at, own, strict=True))
-            choice = structure.choices[0]
-            sites = marginal.run_group(shared, effect, leaves, data, choice, labels)[0]
+            group = OneGroup(marginal, shared, leaves, data)
+            sites = group.run(effect, structure.choices[0], labels)[0]
             return [log_prob(sites[name]) for name in names]
 
         labels = np.zeros(len(next(iter(of_rows.values()))), np.int32)
@@ -169,7 +215,7 @@ class _Groups:
             if any(partial_eval.dce_jaxpr(program, outputs)[1]):
                 if name in structure.shared:
                     raise _shared_density(name)
-                raise _prior_of_group(name, name in structure.groups)
+                raise _prior_of_group(name, name not in structure.integrated)
 
 
 def _crossed(name: str) -> ModelError:
@@ -219,68 +265,6 @@ def _some_groups(sizes: Int[np.ndarray, " g"]) -> Int[np.ndarray, " m"]:
     there = np.flatnonzero(sizes)
     order = there[np.argsort(sizes[there], kind="stable")]
     return np.unique(order[np.linspace(0, order.size - 1, _NUM_GROUPS).round().astype(int)])
-
-
-def _together(
-    marginal: GroupModel,
-    leaves: list,
-    effects: Any,
-    choices: Int[np.ndarray, "g k"],
-    point: Callable[[tuple[int, ...]], np.ndarray],
-    shared: dict[str, Any],
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Log-probabilities of rows, groups' sites and other sites, as the user's model has them.
-
-    `point` gives random numbers of a shape; `shared` has, or else gets, the values of the shared
-    sites.
-    """
-    structure, parts = marginal.structure, jax.vmap(marginal.split)(effects)
-
-    def fill(site: Mapping) -> Any:
-        if not is_latent(site):
-            return None
-        name = site["name"]
-        if name in structure.discrete:
-            own = choices[:, list(structure.discrete).index(name)]
-            dim = structure.discrete[name][1]
-            return value_at(site, own.reshape(-1, *(1,) * (-dim - 1)))
-        transform = transform_of(site)
-        if name in structure.local:
-            local = structure.local[name]
-            part = jnp.moveaxis(parts[name], 0, local.dim)
-            return transform(part.reshape(_unconstrained_shape(local.shape, local.dim, effects)))
-        if name in shared:
-            return shared[name]
-        shape = site["kwargs"].get("sample_shape", ()) + site["fn"].shape()
-        value = point(transform.inverse_shape(shape))
-        shared[name] = transform(jnp.asarray(value, default_float()))
-        return shared[name]
-
-    with full_precision():
-        sites = run(marginal.model, jax.tree.unflatten(marginal.tree, leaves), fill)
-    of_rows = {name: _of_axis(log_prob(sites[name]), dim) for name, dim in structure.rows.items()}
-    of_priors = {}
-    for name in (*structure.integrated, *structure.groups):
-        values = log_prob(sites[name])
-        of_priors[name] = _of_axis(values, structure.log_prob_dims[name])
-    of_shared = {
-        name: np.asarray(jnp.sum(log_prob(site)))
-        for name, site in sites.items()
-        if site["type"] == "sample" and name not in {*of_rows, *of_priors}
-    }
-    return of_rows, of_priors, of_shared
-
-
-def _unconstrained_shape(shape: tuple[int, ...], dim: int, effects: Any) -> tuple[int, ...]:
-    full = list(shape)
-    full[dim] = effects.shape[0]
-    return tuple(full)
-
-
-def _of_axis(values: Any, dim: int) -> np.ndarray:
-    """Sums over all axes but one, counted from the right."""
-    values = np.asarray(values)
-    return values.sum(axis=tuple(a for a in range(values.ndim) if a != values.ndim + dim))
 
 
 def _are_same(one: Any, other: Any) -> bool:

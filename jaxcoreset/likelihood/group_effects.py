@@ -23,12 +23,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcoreset.data.rows import Rows
-from jaxcoreset.likelihood.group_model import GroupModel
-from jaxcoreset.likelihood.integration import STUDENT_DEGREES, find_mode, solve_upper
+from jaxcoreset.likelihood.group_model import GroupModel, OneGroup
+from jaxcoreset.likelihood.integration import STUDENT_DEGREES, find_mode, scaled
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.partial_evaluation import prepare
 from jaxcoreset.likelihood.program import current_model
-from jaxcoreset.likelihood.trace import full_precision
 
 # The number of proposals that are evaluated at once for each draw of φ, the least number for all
 # draws together, and the number for each draw after which no more are evaluated.
@@ -127,19 +126,17 @@ class _Sampler(eqx.Module):
     def _draw(
         self, key: PRNGKeyArray, shared: Mapping[str, Array], own: tuple, num: int
     ) -> dict[str, Array]:
-        marginal, leaves = self.constants.marginal, self.constants.leaves
-        structure = marginal.structure
+        structure = self.constants.marginal.structure
         num_dims = structure.num_dims
         key, choice_key = jax.random.split(key)
         origin = jnp.zeros(num_dims, jnp.result_type(float))
-        effect = self._effect(key, shared, own, origin, num) if num_dims else origin
+        group = OneGroup(self.constants.marginal, shared, self.constants.leaves, own)
+        effect = _effect(key, group, origin, num) if num_dims else origin
         choice = jnp.asarray(structure.choices[0])
         if structure.discrete:
-            log_weights = marginal.by_choice(shared, effect, leaves, own)
-            number = jax.random.categorical(choice_key, log_weights)
+            number = jax.random.categorical(choice_key, group.by_choice(effect))
             choice = jnp.asarray(structure.choices)[number]
-        with full_precision():
-            sites, _, _ = marginal.run_group(shared, effect, leaves, own, choice)
+        sites, _, _ = group.run(effect, choice)
         dims = {name: site.value_dim for name, site in structure.local.items()}
         dims |= {name: dim for name, (_, dim) in structure.discrete.items()}
         dims |= structure.effects
@@ -148,38 +145,31 @@ class _Sampler(eqx.Module):
             for name, dim in dims.items()
         }
 
-    def _effect(
-        self,
-        key: PRNGKeyArray,
-        shared: Mapping[str, Array],
-        own: tuple,
-        origin: Float[Array, " d"],
-        num_draws: int,
-    ) -> Float[Array, " d"]:
-        """A draw of the unconstrained effect, with the discrete sites summed out."""
-        marginal, leaves, num_dims = self.constants.marginal, self.constants.leaves, origin.size
-        log_density = prepare(
-            lambda effect: marginal.log_density(shared, effect, leaves, own), origin
-        )
-        mode, factor = find_mode(log_density, num_dims)
-        at_mode, num = log_density(mode), _proposals_at_once(num_draws)
 
-        def propose(chain: _Chain) -> _Chain:
-            keys = jax.random.split(jax.random.fold_in(key, chain.num), 3)
-            normal = jax.random.normal(keys[0], (num, num_dims))
-            scale = jax.random.chisquare(keys[1], STUDENT_DEGREES, (num, 1))
-            steps = normal / jnp.sqrt(scale / STUDENT_DEGREES)
-            points = mode + jax.vmap(lambda step: solve_upper(factor, step))(steps)
-            squares = jnp.sum(steps**2, axis=1) / STUDENT_DEGREES
-            log_proposal = -(STUDENT_DEGREES + num_dims) / 2 * jnp.log1p(squares)
-            log_ratios = jax.vmap(log_density)(points) - at_mode - log_proposal
-            log_ratios = jnp.where(jnp.isnan(log_ratios), -jnp.inf, log_ratios)
-            log_uniform = jnp.log(jax.random.uniform(keys[2], (num,), minval=1e-30))
-            return _stepped(chain, points, log_ratios, log_uniform)
+def _effect(
+    key: PRNGKeyArray, group: OneGroup, origin: Float[Array, " d"], num_draws: int
+) -> Float[Array, " d"]:
+    """A draw of the unconstrained effect, with the discrete sites summed out."""
+    num_dims, log_density = origin.size, prepare(group.log_density, origin)
+    mode, factor = find_mode(log_density, num_dims)
+    at_mode, num = log_density(mode), _proposals_at_once(num_draws)
 
-        none = jnp.zeros((), origin.dtype) - jnp.inf
-        first = _Chain(mode, none, none, none, jnp.zeros((), int), jnp.ones((), bool))
-        return jax.lax.while_loop(lambda chain: chain.is_left, propose, first).point
+    def propose(chain: _Chain) -> _Chain:
+        keys = jax.random.split(jax.random.fold_in(key, chain.num), 3)
+        normal = jax.random.normal(keys[0], (num, num_dims))
+        scale = jax.random.chisquare(keys[1], STUDENT_DEGREES, (num, 1))
+        steps = normal / jnp.sqrt(scale / STUDENT_DEGREES)
+        points = mode + scaled(factor, steps)
+        squares = jnp.sum(steps**2, axis=1) / STUDENT_DEGREES
+        log_proposal = -(STUDENT_DEGREES + num_dims) / 2 * jnp.log1p(squares)
+        log_ratios = jax.vmap(log_density)(points) - at_mode - log_proposal
+        log_ratios = jnp.where(jnp.isnan(log_ratios), -jnp.inf, log_ratios)
+        log_uniform = jnp.log(jax.random.uniform(keys[2], (num,), minval=1e-30))
+        return _stepped(chain, points, log_ratios, log_uniform)
+
+    none = jnp.zeros((), origin.dtype) - jnp.inf
+    first = _Chain(mode, none, none, none, jnp.zeros((), int), jnp.ones((), bool))
+    return jax.lax.while_loop(lambda chain: chain.is_left, propose, first).point
 
 
 def _proposals_at_once(num_draws: int) -> int:

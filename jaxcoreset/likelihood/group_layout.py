@@ -31,7 +31,7 @@ from jaxcoreset.data.sources.base import SourceArray
 from jaxcoreset.data.sources.stretched import with_an_axis
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.group_arguments import GroupTable
-from jaxcoreset.likelihood.group_names import GroupNames, as_labels, labels_of_all
+from jaxcoreset.likelihood.group_names import GroupNames, as_labels, gathered, labels_of_all
 
 # Groups that stand for all of them where a model is traced.
 _TEMPLATE = 64
@@ -103,7 +103,7 @@ def lay_out(table: GroupTable, context: PassContext | None = None) -> Layout:
     else:
         sizes = table.sizes
         _check_processes(table, sizes, context.processes)
-        lengths = choose_lengths(_of_all(sizes, context.processes))
+        lengths = choose_lengths(np.concatenate(gathered(sizes, context.processes)))
         values, starts, gathering = _values_and_starts(table, row_leaves, context.may_read)
         order = _order(np.searchsorted(lengths, sizes), starts, values)
         starts, sizes = starts[order], sizes[order]
@@ -178,16 +178,6 @@ def _order(
     return np.lexsort((starts, lengths, window))
 
 
-def _of_all(sizes: Int[np.ndarray, " g"], processes: ProcessGroup) -> Int[np.ndarray, " n"]:
-    """The sizes of the groups of all processes."""
-    if processes.count == 1:
-        return sizes
-    most = max(int(one["num"]) for one in processes.gather({"num": np.asarray(sizes.size)}))
-    padded = np.pad(sizes, (0, most - sizes.size), constant_values=-1)
-    joined = np.concatenate([one["sizes"] for one in processes.gather({"sizes": padded})])
-    return joined[joined >= 0]
-
-
 def _check_processes(
     table: GroupTable, sizes: Int[np.ndarray, " g"], processes: ProcessGroup
 ) -> None:
@@ -203,17 +193,11 @@ def _check_processes(
             )
     names = np.arange(sizes.size) if table.names is None else table.names
     marks = np.array([_mark(name) for name in names.tolist()], np.uint64)
-    shown = {"num": np.asarray(marks.size), "own": np.asarray(table.names is not None)}
-    found = processes.gather(shown)
+    found = processes.gather({"own": np.asarray(table.names is not None)})
     if not any(one["own"] for one in found):
         return  # all are numbered from 0 on
-    most = max(int(one["num"]) for one in found)
-    padded = {"marks": np.pad(marks, (0, most - marks.size))}
-    parts = [
-        one["marks"][: int(own["num"])]
-        for one, own in zip(processes.gather(padded), found, strict=True)
-    ]
-    others = np.concatenate([part for i, part in enumerate(parts) if i != processes.index])
+    parts = gathered(marks, processes)
+    others = np.concatenate(parts[: processes.index] + parts[processes.index + 1 :])
     shared = np.flatnonzero(np.isin(marks, others))
     with processes.all_or_none("groups"):
         if shared.size:

@@ -31,9 +31,9 @@ from jaxcoreset.likelihood.partial_evaluation import prepare
 from jaxcoreset.likelihood.trace import (
     fill_origin,
     full_precision,
-    is_latent,
     log_prob,
     run,
+    summed_but,
     transform_of,
     value_at,
 )
@@ -103,7 +103,7 @@ class GroupModel:
 
         data = tuple(_widened(leaf) for leaf in data)
         num_groups = data[0].shape[0]
-        rows = 1 if self.positions.labels is None else data[self._mask_at].shape[1]
+        rows = data[self.positions.data_at.index(self.positions.rows[0])].shape[1]
         size = num_groups if batch_rows is None else max(1, batch_rows // rows)
         if size >= num_groups:
             return jax.vmap(one)(data)
@@ -129,85 +129,12 @@ class GroupModel:
     def _log_marginal(self, shared: Mapping[str, Array], leaves: Sequence, own: tuple) -> Array:
         num_dims = self.structure.num_dims
         origin = jnp.zeros(num_dims, _float_of(shared))
+        moving = OneGroup(self, shared, leaves, own)
         if not num_dims:  # a sum over discrete sites, and no integral
-            return self.log_density(shared, origin, leaves, own)
-        fixed = jax.lax.stop_gradient(dict(shared))
-        still = prepare(lambda z: self.log_density(fixed, z, leaves, own), origin)
-        moving = prepare(lambda z: self.log_density(shared, z, leaves, own), origin)
+            return moving.log_density(origin)
+        fixed = OneGroup(self, jax.lax.stop_gradient(dict(shared)), leaves, own)
+        still, moving = (prepare(one.log_density, origin) for one in (fixed, moving))
         return self.integration.log_integral(still, moving, num_dims)
-
-    @property
-    def _mask_at(self) -> int:
-        assert self.positions.labels is not None
-        return self.positions.data_at.index(self.positions.labels)
-
-    def log_density(
-        self, shared: Mapping[str, Array], effect: Float[Array, " d"], leaves: Sequence, own: tuple
-    ) -> Float[Array, ""]:
-        """The log of Π p(y | z, φ) p(z | φ) of one group, at an unconstrained effect."""
-        values = self.by_choice(shared, effect, leaves, own)
-        return values[0] if values.size == 1 else jax.nn.logsumexp(values)
-
-    def by_choice(
-        self, shared: Mapping[str, Array], effect: Float[Array, " d"], leaves: Sequence, own: tuple
-    ) -> Float[Array, " c"]:
-        """The log-densities with each value of the discrete sites, see `GroupStructure.choices`."""
-        return jnp.stack(
-            [
-                self._joint(shared, effect, leaves, own, choice)
-                for choice in self.structure.choices.tolist()
-            ]
-        )
-
-    def _joint(
-        self, shared: Mapping[str, Array], effect: Array, leaves: Sequence, own: tuple, choice: Any
-    ) -> Float[Array, ""]:
-        sites, log_jacobian, mask = self.run_group(shared, effect, leaves, own, choice)
-        total = log_jacobian
-        for name in (*self.structure.integrated, *self.structure.groups):
-            total = total + jnp.sum(log_prob(sites[name]))
-        for name, dim in self.structure.rows.items():
-            values = log_prob(sites[name])
-            axes = tuple(a for a in range(values.ndim) if a != values.ndim + dim)
-            by_row = jnp.sum(values, axis=axes)
-            # Places that are no rows may be impossible, where a group without rows repeats others.
-            total = total + jnp.sum(by_row if mask is None else jnp.where(mask, by_row, 0))
-        return total
-
-    def run_group(
-        self,
-        shared: Mapping[str, Array],
-        effect: Float[Array, " d"],
-        leaves: Sequence,
-        own: tuple,
-        choice: Any = (),
-        labels: Any = None,
-    ) -> tuple[Any, Array, Any]:
-        """The trace with one group, the log-Jacobian of its effect's transform, and the mask.
-
-        `choice` has the positions of the discrete sites' values; `labels` are those of the rows, by
-        default zeros.
-        """
-        chosen = {name: choice[k] for k, name in enumerate(self.structure.discrete)}
-        given, mask = one_group(self.positions, leaves, own, labels)
-        parts, log_jacobians = self.split(effect), []
-
-        def fill(site: Mapping) -> Any:
-            if not is_latent(site):
-                return None
-            if site["name"] in chosen:
-                return value_at(site, chosen[site["name"]])
-            if site["name"] not in parts:
-                return shared[site["name"]]
-            transform, part = transform_of(site), parts[site["name"]]
-            value = transform(part)
-            log_jacobians.append(jnp.sum(transform.log_abs_det_jacobian(part, value)))
-            return value
-
-        with block(), full_precision():
-            call = jax.tree.unflatten(self.tree, given)
-            sites = run(self.model, call, fill)
-        return sites, sum(log_jacobians, start=jnp.zeros((), effect.dtype)), mask
 
     def split(self, effect: Float[Array, " d"]) -> dict[str, Array]:
         """The unconstrained value of each local site from a flat effect."""
@@ -232,6 +159,70 @@ class GroupModel:
         args, kwargs = jax.tree.unflatten(self.tree, given)
         sites = trace(inner).get_trace(*args, **kwargs)
         return {name: sites[name]["value"] for name in structure.shared}
+
+
+@dataclass(frozen=True, eq=False)
+class OneGroup:
+    """One group at some shared parameters, as a function of its unconstrained effect.
+
+    Attributes:
+        marginal: the marginal model.
+        shared: the constrained shared parameters.
+        leaves: the leaves of the layout, for what is no data.
+        own: the entries of the group in the leaves that are.
+    """
+
+    marginal: GroupModel
+    shared: Mapping[str, Array]
+    leaves: Sequence
+    own: tuple
+
+    def log_density(self, effect: Float[Array, " d"]) -> Float[Array, ""]:
+        """The log of Π p(y | z, φ) p(z | φ)."""
+        values = self.by_choice(effect)
+        return values[0] if values.size == 1 else jax.nn.logsumexp(values)
+
+    def by_choice(self, effect: Float[Array, " d"]) -> Float[Array, " c"]:
+        """The log-densities with each value of the discrete sites, see `GroupStructure.choices`."""
+        choices = self.marginal.structure.choices.tolist()
+        return jnp.stack([self._joint(effect, choice) for choice in choices])
+
+    def _joint(self, effect: Array, choice: Any) -> Float[Array, ""]:
+        sites, total, mask = self.run(effect, choice)
+        for name in self.marginal.structure.log_prob_dims:
+            total = total + jnp.sum(log_prob(sites[name]))
+        for name, dim in self.marginal.structure.rows.items():
+            by_row = summed_but(log_prob(sites[name]), dim)
+            # Places that are no rows may be impossible, where a group without rows repeats others.
+            total = total + jnp.sum(by_row if mask is None else jnp.where(mask, by_row, 0))
+        return total
+
+    def run(
+        self, effect: Float[Array, " d"], choice: Any = (), labels: Any = None
+    ) -> tuple[Any, Array, Any]:
+        """The trace, the log-Jacobian of the effect's transform, and the mask of the rows.
+
+        `choice` has the positions of the discrete sites' values; `labels` are those of the rows, by
+        default zeros.
+        """
+        marginal, log_jacobians = self.marginal, []
+        chosen = dict(zip(marginal.structure.discrete, choice, strict=True))
+        given, mask = one_group(marginal.positions, self.leaves, self.own, labels)
+        parts = marginal.split(effect)
+
+        def fill(site: Mapping) -> Any:
+            if site["name"] in chosen:
+                return value_at(site, chosen[site["name"]])
+            if site["name"] not in parts:
+                return self.shared[site["name"]]
+            transform, part = transform_of(site), parts[site["name"]]
+            value = transform(part)
+            log_jacobians.append(jnp.sum(transform.log_abs_det_jacobian(part, value)))
+            return value
+
+        with block():
+            sites = run(marginal.model, jax.tree.unflatten(marginal.tree, given), fill)
+        return sites, sum(log_jacobians, start=jnp.zeros((), effect.dtype)), mask
 
 
 class MarginalModel:
@@ -275,9 +266,7 @@ class MarginalModel:
         shared = self.groups.sample_shared(leaves, [leaf[0] for leaf in parts[0]])
         with block(), full_precision():
             values = [self.groups.log_marginals(shared, leaves, data) for data in parts]
-            joined = values[0]
-            if len(values) > 1:
-                joined = jnp.concatenate(values)[self._places.copy()]
+            joined = jnp.concatenate(values)[self._places.copy()]
         numpyro.factor(GROUP_SITE, joined)
 
     def _data(self, leaves: Sequence, part: "_Part") -> list:
@@ -288,12 +277,8 @@ class MarginalModel:
         for i in positions.data_at:
             if i == positions.labels:
                 data.append(mask)
-            elif i not in positions.groups:
-                data.append(jnp.asarray(leaves[i])[rows])
-            elif len(self._parts) > 1:
-                data.append(jnp.asarray(leaves[i])[groups])
             else:
-                data.append(leaves[i])
+                data.append(jnp.asarray(leaves[i])[groups if i in positions.groups else rows])
         return data
 
 

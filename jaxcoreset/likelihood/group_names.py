@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int, Shaped
 
+from jaxcoreset.data.chosen_groups import padded
 from jaxcoreset.data.messages import listed
 from jaxcoreset.data.processes import ProcessGroup
 from jaxcoreset.likelihood.arguments import ModelError
@@ -85,17 +86,14 @@ class GroupNames:
         """
         if not self.are_known or self.labels is None or other.labels is None:
             return None
-        order = np.argsort(self.labels)
-        own = other.labels
+        own, what = other.labels, "of another kind"
         if _are_alike(self.labels, own):
-            at = order[np.minimum(np.searchsorted(self.labels, own, sorter=order), order.size - 1)]
-            is_same = self.labels[at] == own
-            if is_same.all() and own.size == order.size:
-                return at
-            own = own[~is_same] if not is_same.all() else self.labels[~np.isin(self.labels, own)]
-            what = "unknown" if not is_same.all() else "missing"
-        else:
-            what = "of another kind"
+            unknown = np.setdiff1d(own, self.labels, assume_unique=True)
+            missing = np.setdiff1d(self.labels, own, assume_unique=True)
+            if not unknown.size and not missing.size:
+                order = np.argsort(self.labels)
+                return order[np.searchsorted(self.labels, own, sorter=order)]
+            own, what = (unknown, "unknown") if unknown.size else (missing, "missing")
         raise ModelError(
             f"the data have other groups than those that the coreset was built from; the labels "
             f"{listed(own.tolist())} are {what}. Pass the same data."
@@ -133,29 +131,30 @@ def labels_of_all(
     """
     if processes.count == 1:
         return own
-    kind = "" if own is None else "n" if own.dtype.kind in _NUMBERS else "t"
-    width = 0 if own is None else own.astype(str).dtype.itemsize // 4
-    is_float = own is not None and own.dtype.kind == "f"
-    shown = {"num": num_groups, "width": width, "float": int(is_float)}
-    shown |= {one: int(kind == one) for one in ("n", "t")}
+    is_number, is_float = False, False
+    width = len(str(num_groups))
+    if own is not None:
+        is_number, is_float = own.dtype.kind in _NUMBERS, own.dtype.kind == "f"
+        width = max(width, own.astype(str).dtype.itemsize // 4)
+    shown = {"own": own is not None, "text": own is not None and not is_number}
+    shown |= {"float": is_float, "width": width}
     found = processes.gather({name: np.asarray(value) for name, value in shown.items()})
-    if not any(one["n"] or one["t"] for one in found):
+    most = {name: max(int(one[name]) for one in found) for name in shown}
+    if not most["own"]:
         return None
-    most = max(int(one["num"]) for one in found)
     own = np.arange(num_groups) if own is None else own
-    is_text = any(one["t"] for one in found)
-    wide = max(*(int(one["width"]) for one in found), len(str(most)))
-    if is_text:  # it travels as numbers
-        values = own.astype(f"U{wide}").view(np.uint32).reshape(num_groups, wide)
-    else:
-        values = own.astype(np.float64 if any(one["float"] for one in found) else np.int64)
-    padded = np.zeros((most, *values.shape[1:]), values.dtype)
-    padded[:num_groups] = values
-    parts = processes.gather({"labels": padded})
-    joined = np.concatenate(
-        [part["labels"][: int(one["num"])] for part, one in zip(parts, found, strict=True)]
-    )
-    return np.ascontiguousarray(joined).view(f"U{wide}")[:, 0] if is_text else joined
+    if not most["text"]:
+        return np.concatenate(gathered(own.astype(float if most["float"] else int), processes))
+    # Text travels as numbers.
+    values = own.astype(f"U{most['width']}").view(np.uint32).reshape(num_groups, -1)
+    return np.concatenate(gathered(values, processes)).view(f"U{most['width']}")[:, 0]
+
+
+def gathered(own: np.ndarray, processes: ProcessGroup) -> list[np.ndarray]:
+    """The arrays of all processes, which differ in their number of rows only."""
+    sizes = [int(one["num"]) for one in processes.gather({"num": np.asarray(len(own))})]
+    found = processes.gather({"values": padded(own, max(sizes))})
+    return [one["values"][:size] for one, size in zip(found, sizes, strict=True)]
 
 
 def _are_alike(one: np.ndarray, two: np.ndarray) -> bool:

@@ -6,6 +6,7 @@ rows, or with the groups; all other sites are shared.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxcoreset.data.messages import listed
-from jaxcoreset.likelihood.arguments import Arguments, ModelError
+from jaxcoreset.likelihood.arguments import Arguments, ModelError, is_integer
 from jaxcoreset.likelihood.group_arguments import (
     GroupPositions,
     GroupTable,
@@ -27,14 +28,11 @@ from jaxcoreset.likelihood.group_arguments import (
 from jaxcoreset.likelihood.structure import not_independent
 from jaxcoreset.likelihood.trace import (
     VALUE_ERRORS,
+    Site,
+    abstract,
+    describe,
     discrete,
-    fill_origin,
-    full_precision,
-    log_prob,
-    num_values,
-    refuse_unusable_site,
-    run,
-    transform_of,
+    read_abstractly,
 )
 
 # Numbers of rows and of groups for the abstract traces: primes, so that no other axis has them.
@@ -60,7 +58,7 @@ class LocalSite:
     @property
     def size(self) -> int:
         """The number of entries of a group."""
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,8 @@ class GroupStructure:
         local: the continuous latent sites of a group.
         shared: the names of the latent sites that all groups share.
         rows: for each observed site with one entry per row, that axis, counted from the right.
-        groups: the names of the observed sites with one entry per group.
-        log_prob_dims: the axis of groups in the log-probability of local sites and of these.
+        log_prob_dims: the axis of groups in the log-probability of a group's latent sites, and of
+            observed sites with one entry per group.
         effects: for each deterministic site with one entry per group, that axis.
         discrete: for each discrete latent site of a group the number of its values, and the axis of
             groups.
@@ -82,7 +80,6 @@ class GroupStructure:
     local: dict[str, LocalSite]
     shared: tuple[str, ...]
     rows: dict[str, int]
-    groups: tuple[str, ...]
     log_prob_dims: dict[str, int]
     effects: dict[str, int]
     hidden: frozenset[str]
@@ -107,14 +104,11 @@ class GroupStructure:
 
 @dataclass(frozen=True)
 class _Shapes:
-    """The shapes of one trace, by the name of the site."""
+    """The sites of one trace, shapes of deterministic ones, and the sizes of plates, by name."""
 
-    latent: dict[str, tuple]
-    unconstrained: dict[str, tuple]
-    log_prob: dict[str, tuple]
+    sites: dict[str, Site]
     deterministic: dict[str, tuple]
     plates: dict[str, int]
-    num_values: dict[str, int]
 
 
 def find_tables(model: Callable, arguments: Arguments, groups: str) -> Iterator[GroupTable]:
@@ -198,12 +192,8 @@ def _no_table(
         error = ModelError(f"{found}. The model said: {failures[0]}")
         error.__cause__ = failures[0]
         return error
-    whole = {
-        name: leaf
-        for name, leaf in zip(arguments.names, arguments.leaves, strict=True)
-        if isinstance(leaf, int | np.integer) and not isinstance(leaf, bool)
-    }
-    given = ", ".join(f"{name} = {number}" for name, number in whole.items())
+    named = zip(arguments.names, arguments.leaves, strict=True)
+    given = ", ".join(f"{name} = {leaf}" for name, leaf in named if is_integer(leaf))
     numbered = (
         f", or a number above {names[-1]}, the largest of them" if names.dtype.kind == "i" else ""
     )
@@ -216,19 +206,16 @@ def _no_table(
 
 def _counting_rows(arguments: Arguments, positions: GroupPositions, n: int) -> GroupPositions:
     """The same roles, with integers equal to n as row counts."""
-    others = {*positions.group_counts}
     counts = arguments.counting_rows(n).counts_at
-    rows = tuple(i for i in counts if i not in others)
-    return GroupPositions(
-        positions.labels, positions.rows, positions.groups, rows, positions.group_counts
-    )
+    rows = tuple(i for i in counts if i not in positions.group_counts)
+    return dataclasses.replace(positions, row_counts=rows)
 
 
 def _sizes_of_latent(
     model: Callable, arguments: Arguments, positions: GroupPositions, rows: int, groups: int
 ) -> set[int]:
-    shapes = _shapes(model, arguments, positions, rows, groups)
-    return {size for shape in shapes.latent.values() for size in shape}
+    sites = _shapes(model, arguments, positions, rows, groups).sites
+    return {size for site in sites.values() if not site.observed for size in site.shape}
 
 
 def structure_of(
@@ -245,52 +232,49 @@ def structure_of(
         _shapes(model, arguments, positions, rows, rows if own else groups)
         for rows, groups in zip(_ROWS, _GROUPS, strict=True)
     )
-    if set(first.log_prob) != set(second.log_prob):
-        changed = set(first.log_prob) ^ set(second.log_prob)
+    if changed := set(first.sites) ^ set(second.sites):
         raise ModelError(f"the sites {sorted(changed)[:3]} exist for some numbers of groups only.")
     local: dict[str, LocalSite] = {}
     summed: dict[str, tuple[int, int]] = {}
-    hidden, rows, of_groups, effects, shared = set(), {}, [], {}, []
-    dims: dict[str, int] = {}
-    for name, shape in first.log_prob.items():
-        grows = _growth(shape, second.log_prob[name])
-        if name not in first.latent:
+    shared: list[str] = []
+    rows, dims, effects = {}, {}, {}
+    for name, site in first.sites.items():
+        other = second.sites[name]
+        grows = _growth(site.log_prob_shape, other.log_prob_shape)
+        if site.observed:
             if grows is None:
                 raise not_independent(name, "has not one entry per row or per group")
             dim, pair = grows
             if pair == _ROWS:
                 rows[name] = dim
-            elif pair == _GROUPS:
-                of_groups.append(name)
+            elif pair:
                 dims[name] = dim
-            if pair:
-                hidden.add(name)
             continue
-        value = _growth(first.latent[name], second.latent[name])
+        value = _growth(site.shape, other.shape)
         if value == (0, ()) and grows == (0, ()):
-            if name in first.num_values:
+            if site.num_values:
                 raise discrete(name)
             shared.append(name)
             continue
-        _refuse_dependent(name, value, grows, own)
-        assert value is not None
-        assert grows is not None
-        if name in first.num_values:
-            if np.prod(_with(first.latent[name], value[0], 1)) > 1:
+        if value is None or grows is None or not grows[1]:
+            raise _dependent(name)
+        if not own and _ROWS in (value[1], grows[1]):
+            raise _entry_per_row(name)
+        dims[name] = grows[0]
+        if site.num_values:
+            if math.prod(with_length(site.shape, value[0], 1)) > 1:
                 raise ModelError(
                     f"latent site {name!r} is discrete and has several entries for each group; "
                     "expected one entry, which is summed out: sum it out of the model by hand."
                 )
-            dims[name], summed[name] = grows[0], (first.num_values[name], value[0])
-            hidden.add(name)
+            summed[name] = site.num_values, value[0]
             continue
-        one, two = first.unconstrained[name], second.unconstrained[name]
-        within = _growth(one, two)
+        within = _growth(site.unconstrained_shape, other.unconstrained_shape)
         if within is None or not within[1]:
             raise _dependent(name)
-        dims[name] = grows[0]
-        local[name] = LocalSite(_with(one, within[0], 1), within[0], value[0])
-        hidden.add(name)
+        shape = with_length(site.unconstrained_shape, within[0], 1)
+        local[name] = LocalSite(shape, within[0], value[0])
+    hidden = {*rows, *dims}
     for name, shape in first.deterministic.items():
         grows = _growth(shape, second.deterministic[name])
         if grows != (0, ()):
@@ -303,23 +287,17 @@ def structure_of(
             "no latent site has one entry per group; expected group effects to integrate out: "
             "sample them in a plate of the groups."
         )
-    if not rows and not of_groups:
+    if not rows and not dims.keys() - local.keys() - summed.keys():
         raise ModelError("no observed site has one entry per row; expected data in the groups.")
-    return GroupStructure(
-        local, tuple(shared), rows, tuple(of_groups), dims, effects, frozenset(hidden), summed
+    return GroupStructure(local, tuple(shared), rows, dims, effects, frozenset(hidden), summed)
+
+
+def _entry_per_row(name: str) -> ModelError:
+    return ModelError(
+        f"latent site {name!r} has one entry per row, beside the effects of groups; expected one "
+        "level of effects to integrate out: integrate it by hand, as a gamma-Poisson or "
+        "beta-binomial distribution does."
     )
-
-
-def _refuse_dependent(name: str, value: Any, grows: Any, own: bool) -> None:
-    """Raise a ModelError if a latent site is not one effect for each group, given the rest."""
-    if value is None or grows is None or not grows[1]:
-        raise _dependent(name)
-    if not own and _ROWS in (value[1], grows[1]):
-        raise ModelError(
-            f"latent site {name!r} has one entry per row, beside the effects of groups; expected "
-            "one level of effects to integrate out: integrate it by hand, as a gamma-Poisson or "
-            "beta-binomial distribution does."
-        )
 
 
 def _dependent(name: str) -> ModelError:
@@ -345,7 +323,8 @@ def _growth(one: tuple, two: tuple) -> tuple[int, tuple] | None:
     return (dims[0], pair) if len(dims) == 1 and pair in (_ROWS, _GROUPS) else None
 
 
-def _with(shape: tuple, dim: int, size: int) -> tuple[int, ...]:
+def with_length(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
+    """A shape with another length of one axis."""
     changed = list(shape)
     changed[dim] = size
     return tuple(changed)
@@ -355,45 +334,29 @@ def _shapes(
     model: Callable, arguments: Arguments, positions: GroupPositions, rows: int, groups: int
 ) -> _Shapes:
     """The shapes of the sites for some numbers of rows and groups."""
-    found = []
+    labels = positions.labels
     data = {
-        i: jax.ShapeDtypeStruct(
-            (groups if i in positions.groups else rows, *arguments.leaves[i].shape[1:]),
-            np.int32
-            if i == positions.labels
-            else jax.dtypes.canonicalize_dtype(arguments.leaves[i].dtype),
-        )
+        i: abstract(arguments.leaves[i], groups if i in positions.groups else rows)
         for i in positions.data_at
+        if i != labels
     }
+    if labels is not None:  # which may be text
+        data[labels] = jax.ShapeDtypeStruct((rows,), np.int32)
 
-    def trace_model(given: dict[int, Any]) -> None:
+    def fill(given: dict[int, Any]) -> tuple[tuple, dict]:
         leaves = [given.get(i, leaf) for i, leaf in enumerate(arguments.leaves)]
-        labels = None if positions.labels is None else given[positions.labels]
-        leaves = positions.call_with(leaves, rows, groups, labels)
-        with full_precision():
-            found.append(run(model, jax.tree.unflatten(arguments.tree, leaves), fill_origin))
-            found[-1] = _read(found[-1])
+        own = None if labels is None else given[labels]
+        leaves = positions.call_with(leaves, rows, groups, own)
+        return jax.tree.unflatten(arguments.tree, leaves)
 
-    jax.eval_shape(trace_model, data)
-    return found[0]
+    return read_abstractly(_read, model, fill, data)
 
 
-def _read(sites: Mapping) -> _Shapes:
-    shapes = _Shapes({}, {}, {}, {}, {}, {})
-    for name, site in sites.items():
-        refuse_unusable_site(name, site)
-        if site["type"] == "plate":
-            shapes.plates[name] = site["args"][0]
-        if site["type"] == "deterministic":
-            shapes.deterministic[name] = jnp.shape(site["value"])
-        if site["type"] != "sample":
-            continue
-        shapes.log_prob[name] = jnp.shape(log_prob(site))
-        if not site["is_observed"]:
-            shape = jnp.shape(site["value"])
-            shapes.latent[name] = shape
-            if num := num_values(site):
-                shapes.num_values[name] = num
-            else:
-                shapes.unconstrained[name] = tuple(transform_of(site).inverse_shape(shape))
-    return shapes
+def _read(trace: Mapping) -> _Shapes:
+    plates = {name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"}
+    deterministic = {
+        name: jnp.shape(site["value"])
+        for name, site in trace.items()
+        if site["type"] == "deterministic"
+    }
+    return _Shapes({site.name: site for site in describe(trace)}, deterministic, plates)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxcoreset.data.dtypes import as_float64, in_float64
+from jaxcoreset.data.dtypes import as_float64
 from jaxcoreset.data.rows import State
 from jaxcoreset.likelihood.group_model import GROUP_SITE, GroupModel
 from jaxcoreset.likelihood.integration import (
@@ -31,7 +31,7 @@ from jaxcoreset.likelihood.integration import (
     default_integration,
 )
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
-from jaxcoreset.likelihood.precision import runs_in_float64
+from jaxcoreset.likelihood.precision import exactly, runs_in_float64
 from jaxcoreset.likelihood.program import with_integration, with_program
 
 # The number of groups that are compared, from the smallest to the largest, with at most so many
@@ -67,15 +67,13 @@ def accurate_enough(
     if is_gaussian(likelihood, at):
         closed = marginal.with_integration(GaussianIntegral())
         return with_program(dataclasses.replace(likelihood, model=closed)), 0.0
-    while True:
-        found, error = marginal, integral_error(marginal, likelihood, at)
-        finer = marginal.integration.finer()
-        if error <= goal or finer is None:
-            break
+    error = integral_error(marginal, likelihood, at)
+    while not error <= goal and (finer := marginal.integration.finer()):
         marginal = marginal.with_integration(finer)
-    if found is likelihood.model:
+        error = integral_error(marginal, likelihood, at)
+    if marginal is likelihood.model:
         return likelihood, error
-    return with_program(dataclasses.replace(likelihood, model=found)), error
+    return with_program(dataclasses.replace(likelihood, model=marginal)), error
 
 
 def with_checked_closed_form(likelihood: ModelLikelihood) -> ModelLikelihood:
@@ -111,8 +109,7 @@ def _num_departures(likelihood: ModelLikelihood, draws: Params) -> int:
 
     Few groups may be, as where rows of another kind, such as censored ones, are rare.
     """
-    shared = likelihood if likelihood.shared else with_program(likelihood)
-    program = with_integration(shared.program, DepartureFromGaussian())
+    program = _with(likelihood, DepartureFromGaussian())
 
     def add(state: State, values: Any, first: int, num: int) -> State:
         return {"num": np.asarray(state["num"] + np.sum(values))}
@@ -197,13 +194,14 @@ def _evaluate(
     likelihood: ModelLikelihood, integration: Integration, draws: Params, data: tuple
 ) -> Float[np.ndarray, "s m"]:
     """The log-likelihoods of groups at draws, in float64 if the model runs in it."""
+    evaluate = functools.partial(_values, _with(likelihood, integration))
+    return exactly(likelihood, evaluate, draws, data)
+
+
+def _with(likelihood: ModelLikelihood, integration: Integration) -> ModelLikelihood:
+    """The program of the likelihood with another integral."""
     shared = likelihood if likelihood.shared else with_program(likelihood)
-    program = with_integration(shared.program, integration)
-    if runs_in_float64(likelihood):
-        found = in_float64(functools.partial(_values, program), draws, data)
-    else:
-        found = _values(program, draws, data)
-    return np.asarray(found, np.float64)
+    return with_integration(shared.program, integration)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -17,13 +17,13 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxcoreset.data.utils import check_int
 
@@ -46,16 +46,27 @@ _CHORD_STEPS = 2
 # Points at which a log-density is compared with a quadratic, near the mode, and how far others are,
 # where it may have further modes, in standard deviations.
 _NUM_STEPS_AWAY, _FAR = 3, (10, -10, 30, -30, 100, -100)
+# The number of points of importance sampling; that of a wide sum, and the largest distance of these
+# from the mode, in standard deviations.
+_NUM_POINTS, _NUM_WIDE, _REACH = 1 << 12, 121, 300.0
 
 
 class Integration(eqx.Module):
-    """How a group's effect is integrated out."""
+    """How a group's effect is integrated out, by values of its log-density around the mode.
 
-    @abc.abstractmethod
+    Attributes:
+        takes_one_step: whether one step of Newton's method is enough, as for a quadratic.
+    """
+
+    takes_one_step: ClassVar[bool] = False
+
     def check(self, num_dims: int) -> None:
         """Raise a ValueError if an effect of this many dimensions cannot be integrated so."""
 
-    @abc.abstractmethod
+    def finer(self) -> "Integration | None":
+        """The next more accurate way; None if there is none."""
+        return None
+
     def log_integral(
         self, fixed: LogDensity, log_density: LogDensity, num_dims: int
     ) -> Float[Array, ""]:
@@ -66,10 +77,14 @@ class Integration(eqx.Module):
             log_density: the same with them.
             num_dims: the number of dimensions of the effect, d.
         """
+        search = newton_step if self.takes_one_step else find_mode
+        return self.around(log_density, *jax.lax.stop_gradient(search(fixed, num_dims)))
 
     @abc.abstractmethod
-    def finer(self) -> "Integration | None":
-        """The next more accurate way; None if there is none."""
+    def around(
+        self, log_density: LogDensity, mode: Float[Array, " d"], factor: Float[Array, "d d"]
+    ) -> Float[Array, ""]:
+        """The log of the integral, from the mode and the factor that `find_mode` returns."""
 
 
 class AdaptiveQuadrature(Integration):
@@ -96,25 +111,16 @@ class AdaptiveQuadrature(Integration):
                 "dimensions; expected at most 2: use LaplaceIntegral()."
             )
 
-    def log_integral(
-        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
-    ) -> Float[Array, ""]:
-        """See `Integration.log_integral`."""
-        mode, factor = find_mode(fixed, num_dims)
-        mode, factor = jax.lax.stop_gradient((mode, factor))
-        nodes, log_weights = gauss_hermite(self.num_nodes, num_dims)
-        steps = jnp.asarray(nodes, mode.dtype)
-        points = mode + jax.vmap(lambda step: solve_upper(factor, step))(steps)
-        evaluate = jax.vmap(log_density)
-        if num_dims > 1:
-            # In one fused loop over all nodes XLA would compute again for each node what depends on
-            # the rows only, which takes five times as long on a CPU.
-            points = points.reshape(self.num_nodes, -1, num_dims)
-            values = jax.lax.map(evaluate, points).ravel()
-        else:
-            values = evaluate(points)
-        values = values + jnp.asarray(log_weights, mode.dtype)
-        return jax.nn.logsumexp(values) - jnp.sum(jnp.log(jnp.diagonal(factor)))
+    def around(self, log_density: LogDensity, mode: Array, factor: Array) -> Array:
+        """See `Integration.around`."""
+        nodes, log_weights = gauss_hermite(self.num_nodes, mode.size)
+        points = mode + scaled(factor, nodes)
+        if mode.size == 1:
+            return _log_sum(jax.vmap(log_density)(points), log_weights, factor)
+        # In one fused loop over all nodes XLA would compute again for each node what depends on
+        # the rows only, which takes five times as long on a CPU.
+        at_once = len(nodes) // self.num_nodes
+        return _log_sum(jax.lax.map(log_density, points, batch_size=at_once), log_weights, factor)
 
     def finer(self) -> "AdaptiveQuadrature | None":
         """See `Integration.finer`."""
@@ -124,26 +130,13 @@ class AdaptiveQuadrature(Integration):
 class LaplaceIntegral(Integration):
     """Laplace's approximation of the integral, for effects of any number of dimensions."""
 
-    def check(self, num_dims: int) -> None:
-        """See `Integration.check`."""
-
-    def log_integral(
-        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
-    ) -> Float[Array, ""]:
-        """See `Integration.log_integral`."""
-        mode, factor = find_mode(fixed, num_dims)
-        mode, factor = jax.lax.stop_gradient((mode, factor))
+    def around(self, log_density: LogDensity, mode: Array, factor: Array) -> Array:
+        """See `Integration.around`."""
         slope = jax.grad(log_density)
         for _ in range(_CHORD_STEPS):
             mode = mode + solve_upper(factor, solve_lower(factor, slope(mode)))
         _, _, curvature = _derivatives(log_density, mode)
-        factor = cholesky(curvature)
-        half_log_det = jnp.sum(jnp.log(jnp.diagonal(factor)))
-        return log_density(mode) + num_dims / 2 * math.log(2 * math.pi) - half_log_det
-
-    def finer(self) -> None:
-        """See `Integration.finer`."""
-        return None
+        return _of_gaussian(log_density(mode), cholesky(curvature))
 
 
 class GaussianIntegral(Integration):
@@ -152,78 +145,43 @@ class GaussianIntegral(Integration):
     The builder takes it where it finds that to be so, as with normal effects and observations.
     """
 
-    def check(self, num_dims: int) -> None:
-        """See `Integration.check`."""
+    takes_one_step: ClassVar[bool] = True
 
-    def log_integral(
-        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
-    ) -> Float[Array, ""]:
-        """See `Integration.log_integral`."""
-        mode, _ = jax.lax.stop_gradient(newton_step(fixed, num_dims))
+    def around(self, log_density: LogDensity, mode: Array, factor: Array) -> Array:
+        """See `Integration.around`."""
         value, slope, curvature = _derivatives(log_density, mode)
         factor = cholesky(curvature)
-        half_log_det = jnp.sum(jnp.log(jnp.diagonal(factor)))
         rest = jnp.sum(solve_lower(factor, slope) ** 2) / 2  # zero, but for its derivatives
-        return value + rest + num_dims / 2 * math.log(2 * math.pi) - half_log_det
-
-    def finer(self) -> None:
-        """See `Integration.finer`."""
-        return None
+        return _of_gaussian(value + rest, factor)
 
 
 class DepartureFromGaussian(Integration):
     """In place of an integral, how far the log-density is from a quadratic, relative to itself."""
 
-    def check(self, num_dims: int) -> None:
-        """See `Integration.check`."""
+    takes_one_step: ClassVar[bool] = True
 
-    def log_integral(
-        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
-    ) -> Float[Array, ""]:
-        """See `Integration.log_integral`."""
-        mode, factor = newton_step(fixed, num_dims)
-        value, slope, _ = _derivatives(fixed, mode)
-        found = []
-        near = np.random.default_rng(0).normal(size=(_NUM_STEPS_AWAY, num_dims))
-        far = [scale * near[0] / np.linalg.norm(near[0]) for scale in _FAR]
-        for step in (*near, *far):
-            away = solve_upper(factor, jnp.asarray(step, mode.dtype))
-            expected = value + jnp.sum(slope * away) - float(np.sum(step**2)) / 2
-            size = 1 + jnp.abs(value) + jnp.abs(expected)
-            found.append(jnp.abs(fixed(mode + away) - expected) / size)
-        return jnp.max(jnp.stack(found))
-
-    def finer(self) -> None:
-        """See `Integration.finer`."""
-        return None
+    def around(self, log_density: LogDensity, mode: Array, factor: Array) -> Array:
+        """See `Integration.around`."""
+        value, slope, _ = _derivatives(log_density, mode)
+        near = np.random.default_rng(0).normal(size=(_NUM_STEPS_AWAY, mode.size))
+        far = np.multiply.outer(_FAR, near[0] / np.linalg.norm(near[0]))
+        steps = jnp.asarray(np.concatenate([near, far]), mode.dtype)
+        away = scaled(factor, steps)
+        expected = value + jnp.sum(slope * away, axis=1) - jnp.sum(steps**2, axis=1) / 2
+        size = 1 + jnp.abs(value) + jnp.abs(expected)
+        return jnp.max(jnp.abs(jax.vmap(log_density)(mode + away) - expected) / size)
 
 
 class QuasiMonteCarlo(Integration):
     """Importance sampling from a Student distribution at the mode, to measure other integrals by.
 
-    Args:
-        num_points: the number of points, which are those of a Halton sequence.
+    The points are those of a Halton sequence.
     """
 
-    num_points: int = 1 << 12
-
-    def check(self, num_dims: int) -> None:
-        """See `Integration.check`."""
-
-    def log_integral(
-        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
-    ) -> Float[Array, ""]:
-        """See `Integration.log_integral`."""
-        mode, factor = jax.lax.stop_gradient(find_mode(fixed, num_dims))
-        points, log_weights = _student_points(self.num_points, num_dims)
-        steps = jnp.asarray(points, mode.dtype)
-        points = mode + jax.vmap(lambda step: solve_upper(factor, step))(steps)
-        values = jax.vmap(log_density)(points) + jnp.asarray(log_weights, mode.dtype)
-        return jax.nn.logsumexp(values) - jnp.sum(jnp.log(jnp.diagonal(factor)))
-
-    def finer(self) -> None:
-        """See `Integration.finer`."""
-        return None
+    def around(self, log_density: LogDensity, mode: Array, factor: Array) -> Array:
+        """See `Integration.around`."""
+        steps, log_weights = _student_points(mode.size)
+        return _log_sum(jax.vmap(log_density)(mode + scaled(factor, steps)), log_weights, factor)
 
 
 class WideSum(Integration):
@@ -231,34 +189,34 @@ class WideSum(Integration):
 
     The points are z + c sinh(t) for equidistant t, with the mode z and the standard deviation c of
     the curvature there; the trapezoidal rule in t converges fast for smooth log-densities.
-
-    Args:
-        num_points: the number of points.
-        reach: the largest distance from the mode, in standard deviations.
     """
 
-    num_points: int = 121
-    reach: float = 300.0
-
-    def check(self, num_dims: int) -> None:
-        """See `Integration.check`."""
-
-    def log_integral(
-        self, fixed: LogDensity, log_density: LogDensity, num_dims: int
-    ) -> Float[Array, ""]:
-        """See `Integration.log_integral`."""
-        mode, factor = jax.lax.stop_gradient(find_mode(fixed, num_dims))
-        end = math.asinh(self.reach)
-        t = np.linspace(-end, end, self.num_points)
+    def around(self, log_density: LogDensity, mode: Array, factor: Array) -> Array:
+        """See `Integration.around`."""
+        end = math.asinh(_REACH)
+        t = np.linspace(-end, end, _NUM_WIDE)
         log_weights = np.log(np.cosh(t) * (t[1] - t[0]))
-        points = mode + jnp.asarray(np.sinh(t)[:, None], mode.dtype) / factor[0, 0]
-        values = jax.vmap(log_density)(points) + jnp.asarray(log_weights, mode.dtype)
-        values = jnp.where(jnp.isnan(values), -jnp.inf, values)
-        return jax.nn.logsumexp(values) - jnp.sum(jnp.log(jnp.diagonal(factor)))
+        values = jax.vmap(log_density)(mode + scaled(factor, np.sinh(t)[:, None]))
+        return _log_sum(jnp.where(jnp.isnan(values), -jnp.inf, values), log_weights, factor)
 
-    def finer(self) -> None:
-        """See `Integration.finer`."""
-        return None
+
+def scaled(factor: Float[Array, "d d"], steps: ArrayLike) -> Float[Array, "k d"]:
+    """L⁻ᵀ times each of some steps, which takes standard deviations to the effect's own scale."""
+    return jax.vmap(lambda step: solve_upper(factor, step))(jnp.asarray(steps, factor.dtype))
+
+
+def _log_sum(
+    values: Float[Array, " k"], log_weights: Float[np.ndarray, " k"], factor: Float[Array, "d d"]
+) -> Float[Array, ""]:
+    """The log of a weighted sum over points at the mode, on the scale of the curvature LLᵀ."""
+    values = values + jnp.asarray(log_weights, values.dtype)
+    return jax.nn.logsumexp(values) - jnp.sum(jnp.log(jnp.diagonal(factor)))
+
+
+def _of_gaussian(value: Float[Array, ""], factor: Float[Array, "d d"]) -> Float[Array, ""]:
+    """The log of the integral of a Gaussian, from its log-density and curvature at the mode."""
+    half_log_det = jnp.sum(jnp.log(jnp.diagonal(factor)))
+    return value + len(factor) / 2 * math.log(2 * math.pi) - half_log_det
 
 
 def default_integration(num_dims: int) -> Integration:
@@ -285,23 +243,17 @@ def gauss_hermite(
 
 
 @functools.cache
-def _student_points(
-    num_points: int, num_dims: int
-) -> tuple[Float[np.ndarray, "k d"], Float[np.ndarray, " k"]]:
+def _student_points(num_dims: int) -> tuple[Float[np.ndarray, "k d"], Float[np.ndarray, " k"]]:
     """Points of a Student distribution, and the logs of one over their number and density."""
-    from scipy.special import gammaln
-    from scipy.stats import chi2, norm, qmc
+    from scipy.stats import chi2, multivariate_t, norm, qmc
 
-    uniform = qmc.Halton(num_dims + 1, scramble=False).random(num_points + 1)[1:]
+    uniform = qmc.Halton(num_dims + 1, scramble=False).random(_NUM_POINTS + 1)[1:]
     uniform = np.clip(uniform, 1e-12, 1 - 1e-12)
     scale = np.sqrt(STUDENT_DEGREES / chi2.ppf(uniform[:, :1], STUDENT_DEGREES))
     points = norm.ppf(uniform[:, 1:]) * scale
-    degrees = STUDENT_DEGREES
-    constant = gammaln((degrees + num_dims) / 2) - gammaln(degrees / 2)
-    constant -= num_dims / 2 * np.log(degrees * np.pi)
-    squares = np.sum(points**2, axis=1) / degrees
-    log_density = constant - (degrees + num_dims) / 2 * np.log1p(squares)
-    return points, -np.log(num_points) - log_density
+    student: Any = multivariate_t
+    log_density = student.logpdf(points, shape=np.eye(num_dims), df=STUDENT_DEGREES)
+    return points, -np.log(_NUM_POINTS) - log_density
 
 
 def newton_step(
@@ -311,21 +263,20 @@ def newton_step(
 
     It is the mode of a quadratic.
     """
-    start = jnp.zeros(num_dims)
-    _, slope, curvature = _derivatives(log_density, start)
+    _, slope, curvature = _derivatives(log_density, jnp.zeros(num_dims))
     factor = cholesky(curvature)
-    return start + solve_upper(factor, solve_lower(factor, slope)), factor
+    return solve_upper(factor, solve_lower(factor, slope)), factor
 
 
 def find_mode(
-    log_density: LogDensity, num_dims: int, dtype: jnp.dtype | None = None
+    log_density: LogDensity, num_dims: int
 ) -> tuple[Float[Array, " d"], Float[Array, "d d"]]:
     """The mode of a log-density, and the Cholesky factor L of its negative Hessian LLᵀ there.
 
     Newton's method from zero. A step that does not raise the log-density is taken again with
     damping. Where the Hessian is not negative definite its pivots are replaced by positive ones.
     """
-    start = jnp.zeros(num_dims, dtype)
+    start = jnp.zeros(num_dims)
     eps = jnp.finfo(start.dtype).eps
 
     def step_of(slope: Array, curvature: Array, damping: Array) -> tuple[Array, Array]:

@@ -27,7 +27,7 @@ from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.independence import Reference
 from jaxcoreset.likelihood.structure import not_independent
-from jaxcoreset.likelihood.trace import full_precision, is_latent, log_prob, run
+from jaxcoreset.likelihood.trace import full_precision, log_prob, run, summed_but
 
 # Widths of the draws at which models are compared.
 _TOLD_APART = (0.1, 0.5, 1.0)
@@ -136,8 +136,7 @@ class ModelLikelihood:
         Raises:
             ModelError: `params` lacks a latent site.
         """
-        first, *others = self.by_site(params, data)[0].values()
-        return sum(others, start=first)
+        return functools.reduce(jnp.add, self.by_site(params, data)[0].values())
 
     def values_as_text(self) -> str:
         """Log-likelihoods of two rows and log priors at some points, which identify this model.
@@ -155,8 +154,7 @@ class ModelLikelihood:
         self, params: Mapping[str, Any], data: Sequence
     ) -> Float[Array, " m"]:
         """As `log_likelihood`, at constrained parameters, as in `MCMC.get_samples`."""
-        first, *others = self.by_site(params, data, constrained=True)[0].values()
-        return sum(others, start=first)
+        return functools.reduce(jnp.add, self.by_site(params, data, constrained=True)[0].values())
 
     def log_prior(self, params: Mapping[str, Any]) -> Float[Array, ""]:
         """The log-density of all that is not summed over data, at unconstrained parameters.
@@ -198,8 +196,6 @@ class ModelLikelihood:
         values = self._latent(params)
 
         def fill(site: Mapping) -> Any:
-            if not is_latent(site):
-                return None
             value = values[site["name"]]
             return value if constrained else biject_to(site["fn"].support)(value)
 
@@ -259,8 +255,7 @@ class _HideData(Messenger):
 def _per_datum(name: str, values: Array, dim: int, num_rows: int) -> Float[Array, " m"]:
     if values.ndim < -dim or values.shape[dim] != num_rows:
         raise not_independent(name, f"has the shape {values.shape}")
-    axis = values.ndim + dim
-    return jnp.sum(values, axis=tuple(a for a in range(values.ndim) if a != axis))
+    return summed_but(values, dim)
 
 
 def draw_uniform(

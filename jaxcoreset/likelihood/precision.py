@@ -11,6 +11,7 @@ Where all rows are summed too coarsely in float32, the build runs in float64, se
 `CoresetBuilder.run`. Where only weighted rows are, these are evaluated in float64.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxcoreset.data.arrays import leading, padded_rows
-from jaxcoreset.data.dtypes import default_float, in_float64
+from jaxcoreset.data.dtypes import default_float, in_float64, on_device
 from jaxcoreset.data.messages import warn_user
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.likelihood.closures import float64_for
@@ -93,29 +94,27 @@ def check_float32(
     Raises:
         Float32Error: if float64 is needed, JAX's x64 is off, and the model runs with it.
     """
-    noise, reference, n = Noise(), likelihood.reference, likelihood.num_data
+    reference, n = likelihood.reference, likelihood.num_data
     if default_float() == np.float64 or reference is None:
-        return noise
+        return Noise()
     rows = other_rows(likelihood, reference)
-    values = _values(reference.evaluate, _on_a_line(draws), rows)
+    values_at = functools.partial(_values, reference.evaluate)
+    values = values_at(_on_a_line(draws), rows)
     of_size = float(np.mean((_EPS * values[0]) ** 2)) / 12
     bound = Noise.of(_less_cubic(values), n)
     bound = Noise(bound.of_row + of_size, bound.of_total + n * of_size).of_all(likelihood)
     is_fine = bound.of_total <= max_noise and bound.of_row * n**2 <= _NUM_WEIGHTED * max_noise
     if is_fine or not runs_in_float64(likelihood):
-        noise = bound
-    else:
-        points = _first(draws)
-        exact = _in_float64(
-            likelihood, lambda *given: _values(reference.evaluate, *given), points, rows
+        return bound
+    points = _first(draws)
+    exact = _in_float64(likelihood, values_at, points, rows)
+    noise = Noise.of(values_at(points, rows) - exact, n).of_all(likelihood)
+    if noise.of_total > max_noise:
+        raise Float32Error(
+            f"in float32 the log-likelihood of all {n:,} rows is rounded to "
+            f"{np.sqrt(noise.of_total):.1g} nats; expected at most {np.sqrt(max_noise):.1g}. "
+            "Use float64: jax.enable_x64(True)."
         )
-        noise = Noise.of(_values(reference.evaluate, points, rows) - exact, n).of_all(likelihood)
-        if noise.of_total > max_noise:
-            raise Float32Error(
-                f"in float32 the log-likelihood of all {n:,} rows is rounded to "
-                f"{np.sqrt(noise.of_total):.1g} nats; expected at most {np.sqrt(max_noise):.1g}. "
-                "Use float64: jax.enable_x64(True)."
-            )
     return noise
 
 
@@ -160,6 +159,15 @@ def runs_in_float64(likelihood: ModelLikelihood) -> bool:
     except Exception:
         return False
     return found.dtype == np.float64
+
+
+def exactly(likelihood: ModelLikelihood, evaluate: Callable, *given: Any) -> Any:
+    """Call a function in float64 if the model runs in it; its arrays come back as NumPy's."""
+    if default_float() == np.float64 or not runs_in_float64(likelihood):
+        found = evaluate(*on_device(given))
+    else:
+        found = in_float64(evaluate, *given)
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), found)
 
 
 def matrix_of_weighted(

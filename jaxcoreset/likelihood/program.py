@@ -28,6 +28,7 @@ from jax.interpreters import partial_eval
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.trace import abstract
 
 # The number of rows for which the code is compared: a prime that is neither the length of another
 # axis nor a constant of a model.
@@ -167,7 +168,6 @@ def _code(likelihood: ModelLikelihood) -> str | None:
     Derivatives may follow rules of their own. None if the code calls Python, of which it does not
     tell what that does, or has very large constants.
     """
-    params, rows = _shapes(likelihood, _NUM_ROWS)
 
     def everything(params: Any, rows: tuple) -> Any:
         def values(params: Any) -> Any:
@@ -181,7 +181,8 @@ def _code(likelihood: ModelLikelihood) -> str | None:
             found = found, pullback(jax.tree.map(jnp.ones_like, found))
         return found, likelihood.by_site(params, rows, constrained=True)
 
-    traced = jax.jit(everything).trace(params, rows)
+    rows = _of_length(likelihood, _NUM_ROWS)
+    traced = jax.jit(everything).trace(likelihood.init_params, rows)
     if sum(np.size(constant) for constant in traced.jaxpr.consts) > _MOST_ENTRIES:
         return None
     code = traced.lower().as_text()
@@ -194,19 +195,12 @@ def _prior_sees_rows(likelihood: ModelLikelihood) -> bool:
     def prior(params: Any, rows: tuple) -> Any:
         return dataclasses.replace(likelihood, two_rows=rows).log_prior(params)
 
-    params, rows = _shapes(likelihood, 2)
-    traced = jax.make_jaxpr(prior)(params, rows).jaxpr
+    params = likelihood.init_params
+    traced = jax.make_jaxpr(prior)(params, _of_length(likelihood, 2)).jaxpr
     _, used = partial_eval.dce_jaxpr(traced, [True] * len(traced.outvars))
     return any(itertools.islice(used, len(jax.tree.leaves(params)), None))
 
 
-def _shapes(likelihood: ModelLikelihood, num_rows: int) -> tuple[dict, tuple]:
-    """The parameters, and that many rows of the data, as shapes."""
-
-    def shape(leaf: Any, *leading: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(
-            (*leading, *leaf.shape[len(leading) :]), jax.dtypes.canonicalize_dtype(leaf.dtype)
-        )
-
-    params = {name: shape(value) for name, value in likelihood.init_params.items()}
-    return params, tuple(shape(leaf, num_rows) for leaf in likelihood.two_rows)
+def _of_length(likelihood: ModelLikelihood, num_rows: int) -> tuple:
+    """That many rows of the data, as shapes."""
+    return tuple(abstract(leaf, num_rows) for leaf in likelihood.two_rows)

@@ -144,8 +144,8 @@ class Regression:
         Args:
             draws: the solver's draws, block by block: those of `of`, and perhaps further ones.
         """
-        operator = np.zeros((sum(map(len, draws)), self.operator.shape[1]))
-        operator[: len(self.operator)] = self.operator
+        further = sum(map(len, draws)) - len(self.operator)
+        operator = np.pad(self.operator, ((0, further), (0, 0)))
         faded = [self.start.fade(block)[:, None] * self._features(block) for block in draws]
         features = np.concatenate([block - block.mean(axis=0) for block in faded])
         return jnp.asarray(operator, default_float()), jnp.asarray(features.T, default_float())

@@ -166,7 +166,7 @@ def _structure(model: Callable, arguments: Arguments) -> Structure:
     for site, other in zip(few, more, strict=True):
         if not site.observed and site.shape != other.shape:
             raise _per_datum_latent(site)
-        if site.is_discrete:
+        if site.num_values:
             raise discrete(site.name)
         if site.observed and (dim := _data_dim(site, other, arguments)) is not None:
             data_dims[site.name] = dim
@@ -191,9 +191,8 @@ def _data_dim(few: Site, more: Site, arguments: Arguments) -> int | None:
         )
     dims = [d for d in range(-len(shapes[0]), 0) if shapes[0][d] != shapes[1][d]]
     if len(dims) > 1:
-        columns = [name for name, i in arguments.data_names.items() if _is_column(i, arguments)]
-        if columns:
-            name = columns[0]
+        data = zip(arguments.data_names, arguments.data, strict=True)
+        if name := next((name for name, leaf in data if leaf.shape[1:] == (1,)), None):
             raise ModelError(
                 f"the log-probability of observed site {few.name!r} grows with the rows in two "
                 f"axes, and {name} has shape (n, 1): pass {name}[:, 0], or of a table its column, "
@@ -214,10 +213,6 @@ def not_independent(name: str, found: str) -> ModelError:
         "data, do not sum over them in numpyro.factor, and do not use a joint distribution over "
         "them (a multivariate normal, a Gaussian process, a time series)."
     )
-
-
-def _is_column(position: int, arguments: Arguments) -> bool:
-    return arguments.leaves[position].shape[1:] == (1,)
 
 
 class LatentOfRowError(ModelError):

@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 from numpyro.distributions.transforms import Transform, biject_to
 from numpyro.handlers import seed, substitute, trace
 
@@ -67,7 +68,11 @@ class FixedSizeError(ModelError):
 
 @dataclass(frozen=True)
 class Site:
-    """What one run says of a latent or observed site."""
+    """What one run says of a latent or observed site.
+
+    The shapes are those of its value, of its log-probability, and of a latent site's unconstrained
+    value. `num_values` is the number of values of a discrete latent site; 0 for all other ones.
+    """
 
     name: str
     observed: bool
@@ -75,7 +80,7 @@ class Site:
     log_prob_shape: tuple[int, ...]
     unconstrained_shape: tuple[int, ...]
     plates: dict[str, int]
-    is_discrete: bool = False
+    num_values: int
 
 
 def full_precision() -> AbstractContextManager:
@@ -87,11 +92,16 @@ def full_precision() -> AbstractContextManager:
 
 
 def run(model: Callable, arguments: tuple[tuple, dict], fill: Callable) -> Any:
-    """The model's trace, with latent sites set by `fill`. Call it under `full_precision`."""
+    """The model's trace at full precision, with latent sites set by `fill`."""
     args, kwargs = arguments
+
+    def fill_latent(site: Mapping) -> Any:
+        return fill(site) if is_latent(site) else None
+
     # The key serves models that ask for one; every latent site is filled.
-    filled = seed(substitute(model, substitute_fn=fill), rng_seed=0)
-    return trace(filled).get_trace(*args, **kwargs)
+    filled = seed(substitute(model, substitute_fn=fill_latent), rng_seed=0)
+    with full_precision():
+        return trace(filled).get_trace(*args, **kwargs)
 
 
 def is_latent(site: Mapping) -> bool:
@@ -105,9 +115,14 @@ def log_prob(site: Mapping) -> Any:
     return value if site["scale"] is None else site["scale"] * value
 
 
+def summed_but(values: Any, dim: int) -> Array:
+    """Log-probabilities summed over all axes but one, which is counted from the right."""
+    return jnp.sum(values, axis=tuple(a for a in range(values.ndim) if a != values.ndim + dim))
+
+
 def latent_shapes(model: Callable, arguments: tuple[tuple, dict]) -> dict[str, tuple[int, ...]]:
     """The shape of one constrained value of each latent site, for a model that has been checked."""
-    sites = _read_abstractly(_describe, model, lambda: arguments)
+    sites = read_abstractly(describe, model, lambda: arguments)
     return {site.name: site.shape for site in sites if not site.observed}
 
 
@@ -126,7 +141,7 @@ def plate_names(model: Callable, arguments: tuple[tuple, dict]) -> dict[str, lis
                 found[name] = [*(frame.name for frame in frames), *events]
         return {name: names for name, names in found.items() if names}
 
-    return _read_abstractly(read, model, lambda: arguments)
+    return read_abstractly(read, model, lambda: arguments)
 
 
 def sites_with_all_rows(model: Callable, arguments: Arguments) -> list[Site]:
@@ -140,8 +155,7 @@ def sites_with_all_rows(model: Callable, arguments: Arguments) -> list[Site]:
             sites = _abstract_sites(model, arguments)
         except VALUE_ERRORS:
             # The model may read numbers from an array that is not data, such as spline knots.
-            with full_precision():
-                sites = _describe(run(model, arguments.fill(arguments.data), fill_origin))
+            sites = describe(run(model, arguments.fill(arguments.data), fill_origin))
     except _DiscreteLatentError as error:
         if missing := not_given(model, arguments):
             raise ModelError(
@@ -219,23 +233,23 @@ def _bound_count(model: Callable, arguments: Arguments) -> str:
 def _abstract_sites(
     model: Callable, arguments: Arguments, num_rows: int | None = None
 ) -> list[Site]:
-    data = tuple(_abstract(leaf, num_rows) for leaf in arguments.data)
-    return _read_abstractly(_describe, model, lambda *rows: arguments.fill(rows), *data)
+    data = tuple(abstract(leaf, num_rows) for leaf in arguments.data)
+    return read_abstractly(describe, model, lambda *rows: arguments.fill(rows), *data)
 
 
-def _read_abstractly(read: Callable, model: Callable, fill: Callable, *shapes: Any) -> Any:
+def read_abstractly(read: Callable, model: Callable, fill: Callable, *shapes: Any) -> Any:
     """What `read` takes from the trace of a model that is run with shapes in place of data."""
     found = []
 
     def trace_model(*data: Any) -> None:
-        with full_precision():
-            found.append(read(run(model, fill(*data), fill_origin)))
+        found.append(read(run(model, fill(*data), fill_origin)))
 
     jax.eval_shape(trace_model, *shapes)
     return found[0]
 
 
-def _abstract(leaf: Any, num_rows: int | None) -> jax.ShapeDtypeStruct:
+def abstract(leaf: Any, num_rows: int | None) -> jax.ShapeDtypeStruct:
+    """The shape and type of a leaf in a model, with another number of rows if one is given."""
     rows = leaf.shape[0] if num_rows is None else num_rows
     # The dtype that JAX gives the leaf: float32 for float64 unless x64 is on.
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
@@ -250,13 +264,14 @@ def _explain_unequal_rows(error: Exception, arguments: Arguments) -> None:
         refuse_unequal_rows(close, f" The model said: {error}")
 
 
-def _describe(model_trace: Mapping) -> list[Site]:
+def describe(model_trace: Mapping) -> list[Site]:
+    """The latent and observed sites of a trace; a ModelError if a site cannot be used."""
     for name, site in model_trace.items():
-        refuse_unusable_site(name, site)
+        _refuse_unusable_site(name, site)
     return [_describe_sample(s) for s in model_trace.values() if s["type"] == "sample"]
 
 
-def refuse_unusable_site(name: str, site: Mapping) -> None:
+def _refuse_unusable_site(name: str, site: Mapping) -> None:
     """Raise a ModelError if a site is a parameter without a prior, or a plate that subsamples."""
     if site["type"] == "param":
         raise ModelError(
@@ -275,33 +290,34 @@ def refuse_unusable_site(name: str, site: Mapping) -> None:
 
 
 def _describe_sample(site: Mapping) -> Site:
-    observed = site["is_observed"]
-    shape = tuple(jnp.shape(site["value"]))
+    observed, shape = site["is_observed"], jnp.shape(site["value"])
+    num = 0 if observed else num_values(site)
+    is_continuous = not observed and not num
     return Site(
         name=site["name"],
         observed=observed,
         shape=shape,
-        log_prob_shape=tuple(jnp.shape(log_prob(site))) if observed else (),
-        unconstrained_shape=()
-        if observed or num_values(site)
-        else tuple(transform_of(site).inverse_shape(shape)),
-        is_discrete=not observed and num_values(site) > 0,
+        log_prob_shape=jnp.shape(log_prob(site)),
+        unconstrained_shape=transform_of(site).inverse_shape(shape) if is_continuous else (),
         plates={frame.name: frame.size for frame in site["cond_indep_stack"]},
+        num_values=num,
     )
 
 
 def fill_origin(site: Mapping) -> Any:
     """Set a latent site to the image of unconstrained zero; its shape needs no random draw."""
-    if not is_latent(site):
-        return None
-    name, distribution = site["name"], site["fn"]
-    shape = site["kwargs"].get("sample_shape", ()) + distribution.shape()
     if num_values(site):
         return value_at(site, 0)
-    if distribution.support is None or distribution.support.is_discrete:
-        raise discrete(name, site)
+    support = site["fn"].support
+    if support is None or support.is_discrete:
+        raise discrete(site["name"], site)
     transform = transform_of(site)
-    return transform(jnp.zeros(transform.inverse_shape(shape)))
+    return transform(jnp.zeros(transform.inverse_shape(value_shape(site))))
+
+
+def value_shape(site: Mapping) -> tuple[int, ...]:
+    """The shape of the value that a latent site samples."""
+    return site["kwargs"].get("sample_shape", ()) + site["fn"].shape()
 
 
 def num_values(site: Mapping) -> int:
@@ -316,9 +332,8 @@ def num_values(site: Mapping) -> int:
 
 def value_at(site: Mapping, position: Any) -> Any:
     """A value of a discrete latent site, everywhere, by its position among its values."""
-    shape = site["kwargs"].get("sample_shape", ()) + site["fn"].shape()
     values = site["fn"].enumerate_support(expand=False)
-    return jnp.broadcast_to(values.reshape(-1)[position], shape)
+    return jnp.broadcast_to(values.reshape(-1)[position], value_shape(site))
 
 
 def discrete(name: str, site: Mapping | None = None) -> ModelError:

@@ -75,17 +75,15 @@ class WeightedModel:
         return f"WeightedModel({name}, {self.weights.shape[0]} weights)"
 
     def _identity(self) -> tuple:
-        traced = isinstance(self.weights, Tracer)
-        weights = id(self.weights) if traced else (self.weights.dtype.str, self.weights.tobytes())
-        return self.model, weights, tuple(self.data_dims.items()), self._proxy_identity()
+        arrays = [self.weights, *jax.tree.leaves(self.proxy)]
+        return self.model, tuple(self.data_dims.items()), tuple(map(_mark, arrays))
 
-    def _proxy_identity(self) -> Any:
-        if self.proxy is None:
-            return None
-        leaves = jax.tree.leaves(self.proxy)
-        if any(isinstance(leaf, Tracer) for leaf in leaves):
-            return id(self.proxy)
-        return tuple(np.asarray(leaf).tobytes() for leaf in leaves)
+
+def _mark(array: Any) -> Any:
+    """What arrays with the same type and entries have in common; one that is traced is alone."""
+    return (
+        id(array) if isinstance(array, Tracer) else (array.dtype.str, np.asarray(array).tobytes())
+    )
 
 
 def weighted_model(

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
+from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.arguments import flatten
 from jaxcoreset.likelihood.group_layout import Layout, lay_out
 from jaxcoreset.likelihood.group_model import GroupModel
@@ -14,26 +16,27 @@ from jaxcoreset.likelihood.group_structure import find_tables, structure_of
 from jaxcoreset.likelihood.integration import default_integration
 
 
-def intercepts(X, plane, num_planes, y=None):
-    """Logistic regression with a normal intercept for each plane."""
+def effects(num: int, mean: Any = 0.0, scale: Any = 1.0, name: str = "effect") -> Any:
+    """A normal effect for each group."""
+    with numpyro.plate("groups", num):
+        return numpyro.sample(name, dist.Normal(mean, scale))
+
+
+def rows(group, values, y, scale: Any = 1.0) -> None:
+    """Normal observations, one for each row."""
+    with numpyro.plate("rows", group.shape[0]):
+        numpyro.sample("y", dist.Normal(values, scale), obs=y)
+
+
+def intercepts(X, plane, num_planes, y=None, is_centred=True):
+    """Logistic regression with a normal intercept for each plane, which may be scaled instead."""
     beta: Any = numpyro.sample("beta", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
     mu: Any = numpyro.sample("mu", dist.Normal(0, 1))
     tau: Any = numpyro.sample("tau", dist.HalfNormal(1))
-    with numpyro.plate("planes", num_planes):
-        effect: Any = numpyro.sample("effect", dist.Normal(mu, tau))
-    with numpyro.plate("flights", X.shape[0]):
-        numpyro.sample("late", dist.Bernoulli(logits=X @ beta + effect[plane]), obs=y)
-
-
-def intercepts_non_centred(X, plane, num_planes, y=None):
-    """The same, with standard normal effects that are scaled."""
-    beta: Any = numpyro.sample("beta", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
-    mu: Any = numpyro.sample("mu", dist.Normal(0, 1))
-    tau: Any = numpyro.sample("tau", dist.HalfNormal(1))
-    with numpyro.plate("planes", num_planes):
-        effect: Any = numpyro.deterministic(
-            "effect", mu + tau * numpyro.sample("z", dist.Normal(0, 1))
-        )
+    if is_centred:
+        effect = effects(num_planes, mu, tau)
+    else:
+        effect = numpyro.deterministic("effect", mu + tau * effects(num_planes, name="z"))
     with numpyro.plate("flights", X.shape[0]):
         numpyro.sample("late", dist.Bernoulli(logits=X @ beta + effect[plane]), obs=y)
 
@@ -43,10 +46,24 @@ def normals(group, num_groups, y=None):
     mu: Any = numpyro.sample("mu", dist.Normal(0, 2))
     tau: Any = numpyro.sample("tau", dist.HalfNormal(1))
     sigma: Any = numpyro.sample("sigma", dist.HalfNormal(1))
-    with numpyro.plate("groups", num_groups):
-        mean: Any = numpyro.sample("mean", dist.Normal(mu, tau))
-    with numpyro.plate("rows", group.shape[0]):
-        numpyro.sample("y", dist.Normal(mean[group], sigma), obs=y)
+    rows(group, effects(num_groups, mu, tau, "mean")[group], y, sigma)
+
+
+def marginals_of_normals(residuals, group, sizes, noise, spread):
+    """The log-densities of groups in closed form.
+
+    Args:
+        residuals: the rows less the means of their groups' means.
+        group: the group of each row.
+        sizes: the number of rows of each group.
+        noise: the variance of a row around its group's mean.
+        spread: the variance of a group's mean.
+    """
+    sums = jax.ops.segment_sum(residuals, group, sizes.size)
+    squares = jax.ops.segment_sum(residuals**2, group, sizes.size)
+    both = noise + sizes * spread
+    log_det = (sizes - 1) * jnp.log(noise) + jnp.log(both) + sizes * np.log(2 * np.pi)
+    return -0.5 * ((squares - spread / both * sums**2) / noise + log_det)
 
 
 def lines(x, group, num_groups, y=None):
@@ -57,8 +74,7 @@ def lines(x, group, num_groups, y=None):
     covariance = jnp.outer(tau, tau) * (rho + (1 - rho) * jnp.eye(x.shape[1]))
     with numpyro.plate("groups", num_groups):
         effect: Any = numpyro.sample("effect", dist.MultivariateNormal(mu, covariance))
-    with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("y", dist.Normal(jnp.sum(x * effect[group], -1), 0.5), obs=y)
+    rows(group, jnp.sum(x * effect[group], -1), y, 0.5)
 
 
 def frailties(x, y=None):
@@ -101,3 +117,8 @@ def unchecked(model, args, groups="group", integration=None) -> tuple[GroupModel
     integration = integration or default_integration(structure.num_dims)
     marginal = GroupModel(model, table.arguments.tree, table.positions, structure, integration)
     return marginal, lay_out(table)
+
+
+def in_order(all_rows: Rows) -> Any:
+    """The data of all groups, in the order of their numbers."""
+    return all_rows.take(all_rows.places(np.arange(all_rows.num_rows)))

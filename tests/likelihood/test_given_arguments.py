@@ -19,6 +19,7 @@ import jaxcoreset as jc
 from jaxcoreset.likelihood import model_likelihood
 from jaxcoreset.likelihood.arguments import arguments_by_length, flatten, plain_call
 from jaxcoreset.likelihood.from_model import _remedy, _whole_limits
+from tests import models
 
 N = 60
 RNG = np.random.default_rng(0)
@@ -26,10 +27,7 @@ X = RNG.normal(size=(N, 2)).astype(np.float32)
 Y = (RNG.random(N) < 0.5).astype(np.int32)
 
 
-def model(X, y=None):
-    b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
-    with numpyro.plate("rows", X.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=X @ b), obs=y)
+model = models.logistic()[0]
 
 
 def sized(X, y, size):
@@ -125,6 +123,8 @@ class ChunkedArray:
         raise AssertionError("it is not read whole")
 
 
+BOUND = functools.partial(bound, size=N)
+NAMES = np.where(Y, "a", "b")
 LAZY_ARRAY = ChunkedArray()
 LAZY = SimpleNamespace(columns=["a"], collect=None)
 TEXT = pd.DataFrame({"a": X[:, 0], "carrier": "AA"})
@@ -137,17 +137,13 @@ REFUSED = {
     "sparse": (model, (sparse.csr_matrix(X), Y), r"X is a sparse matrix .* pass X.toarray\(\)"),
     "labels": (classes, (X, Y + Y[::-1] + 1), r"are 1 to 3, and 0 to 2 are .* pass y - 1 \(labels"),
     "column": (model, (X, Y[:, None]), r'y has shape \(n, 1\): pass y\[:, 0\], .* y\["name"\]\.\n'),
-    "names": (model, (X, np.where(Y, "a", "b")), r"y has as many .*return_inverse=True\)\[1\]\.$"),
-    "list of names": (
-        model,
-        (X, np.where(Y, "a", "b").tolist()),
-        "dtype <U1; numbers are expected",
-    ),
+    "names": (model, (X, NAMES), r"y has as many .*return_inverse=True\)\[1\]\.$"),
+    "list of names": (model, (X, NAMES.tolist()), "dtype <U1; numbers are expected"),
     "list with names": (model, (X, ["a", *Y[1:].tolist()]), "dtype object; numbers are"),
     "list with gaps": (model, (X, [None, *Y[1:].tolist()]), "y has missing values.* in row 0"),
     "chunked": (model, (LAZY_ARRAY, Y), r"pass a source, jaxcoreset\.sources\.array\(X\)\.arrays"),
     "float": (sized, (X, Y, float(N)), r"Argument size is 60.0; .* pass int\(size\)"),
-    "partial": (functools.partial(bound, size=N), (X, Y), "The partial binds size=60: pass it"),
+    "partial": (BOUND, (X, Y), "take sizes from .* The partial binds size=60: pass it"),
     "text": (model, (TEXT, Y), r"a table whose column 'carrier' holds no numbers.*X\['carrier'\]"),
     "missing": (model, (X, pd.Series([None, *Y[1:]], dtype=object)), "y has missing .* in row 0"),
     "lazy": (model, (LAZY, Y), r"X is a SimpleNamespace, a query .* pass X.collect\(\)"),

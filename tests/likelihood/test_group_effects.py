@@ -12,7 +12,7 @@ from scipy.stats import kstest, norm, poisson, t
 
 from jaxcoreset.likelihood import group_effects
 from jaxcoreset.likelihood.group_effects import draw_effects
-from tests.likelihood.group_models import unchecked
+from tests.likelihood.group_models import effects, unchecked
 
 _GROUPS, _DRAWS, _SCALE = 100, 100, 4.0
 _GRID = np.linspace(-60.0, 25.0, 100_001)
@@ -20,16 +20,14 @@ _GRID = np.linspace(-60.0, 25.0, 100_001)
 
 def _counts(group, num_groups, y=None):
     rate: Any = numpyro.sample("rate", dist.Normal(0.0, 1.0))
-    with numpyro.plate("groups", num_groups):
-        effect: Any = numpyro.sample("effect", dist.Normal(0.0, _SCALE))
+    effect = effects(num_groups, scale=_SCALE)
     with numpyro.plate("rows", group.shape[0]):
         numpyro.sample("y", dist.Poisson(jnp.exp(rate + effect[group])), obs=y)
 
 
 def _outliers(group, num_groups, y=None):
     center: Any = numpyro.sample("rate", dist.Normal(0.0, 1.0))
-    with numpyro.plate("groups", num_groups):
-        effect: Any = numpyro.sample("effect", dist.Normal(0.0, _SCALE))
+    effect = effects(num_groups, scale=_SCALE)
     with numpyro.plate("rows", group.shape[0]):
         numpyro.sample("y", dist.StudentT(2.0, center + effect[group], 1.0), obs=y)
 
@@ -51,18 +49,22 @@ def _distribution(log_likelihood):
     return lambda x: np.interp(x, _GRID, below / below[-1])
 
 
-@pytest.mark.parametrize(("y", "num_draws"), [([0.0], 2), ([0.0, 0.0, 2.0], _DRAWS)])
-def test_skewed_effects_have_their_exact_distribution(y, num_draws):
-    expected = sum(poisson.logpmf(one, np.exp(_GRID)) for one in y)
-    found = _drawn(_counts, np.asarray(y, np.float32), num_draws).ravel()
-    assert kstest(found, _distribution(expected)).pvalue > 0.001
+def _poisson(y):
+    return poisson.logpmf(y, np.exp(_GRID))
 
 
-def test_effects_with_two_modes_have_their_exact_distribution():
-    y = np.asarray([-2.5, 2.5], np.float32)
-    expected = sum(t.logpdf(one, 2.0, _GRID) for one in y)
-    found = _drawn(_outliers, y, _DRAWS).ravel()
-    assert kstest(found, _distribution(expected)).pvalue > 0.001
+@pytest.mark.parametrize(
+    ("model", "density", "y", "num_draws"),
+    [
+        (_counts, _poisson, [0.0], 2),
+        (_counts, _poisson, [0.0, 0.0, 2.0], _DRAWS),
+        (_outliers, lambda y: t.logpdf(y, 2.0, _GRID), [-2.5, 2.5], _DRAWS),
+    ],
+    ids=["skewed", "less skewed", "with two modes"],
+)
+def test_effects_have_their_exact_distribution(model, density, y, num_draws):
+    found = _drawn(model, np.asarray(y, np.float32), num_draws).ravel()
+    assert kstest(found, _distribution(sum(map(density, y)))).pvalue > 0.001
 
 
 def test_most_effects_take_few_proposals_and_hard_ones_more(monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 
 from jaxcoreset.likelihood.arguments import ModelError
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
+from tests.likelihood.group_models import effects, rows
 
 G, N = 30, 200
 RNG = np.random.default_rng(0)
@@ -26,18 +27,7 @@ def _only_checked(monkeypatch):
     def stop(marginal, layout, **_):
         raise FoundError(marginal)
 
-    name = "jaxcoreset.likelihood.group_likelihood.likelihood_of_layout"
-    monkeypatch.setattr(name, stop)
-
-
-def rows(group, values, y):
-    with numpyro.plate("rows", group.shape[0]):
-        numpyro.sample("y", dist.Normal(values, 1.0), obs=y)
-
-
-def effects(num, mean=0.0, scale=1.0):
-    with numpyro.plate("groups", num):
-        return numpyro.sample("effect", dist.Normal(mean, scale))
+    monkeypatch.setattr("jaxcoreset.likelihood.group_likelihood.likelihood_of_layout", stop)
 
 
 def crossed(group, num, region, num_regions, y=None):

@@ -1,5 +1,6 @@
 """Log-likelihoods of groups, whose effects are integrated out, against closed forms and SciPy."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,13 +19,16 @@ from jaxcoreset.likelihood.group_likelihood import group_likelihood
 from jaxcoreset.likelihood.integral_error import accurate_enough
 from jaxcoreset.likelihood.integration import AdaptiveQuadrature, GaussianIntegral, LaplaceIntegral
 from tests.likelihood.group_models import (
+    effects,
     flights,
     frailties,
+    in_order,
     intercepts,
-    intercepts_non_centred,
     lines,
+    marginals_of_normals,
     means,
     normals,
+    rows,
     unchecked,
 )
 
@@ -34,17 +38,14 @@ NORMAL = {"mu": jnp.array(0.8), "tau": jnp.array(0.6), "sigma": jnp.array(0.4)}
 
 def _values(likelihood, shared):
     """The log-likelihood of every group, in the order of their numbers."""
-    rows = likelihood.rows
-    places = rows.places(np.arange(rows.num_rows))
     evaluate = jax.jit(likelihood.log_likelihood_constrained)
-    return np.asarray(evaluate(shared, rows.take(places)))
+    return np.asarray(evaluate(shared, in_order(likelihood.rows)))
 
 
 def _marginals(model, args, groups="group", integration=None):
     """The same as a function of what groups share, without the checks of a likelihood."""
     marginal, layout = unchecked(model, args, groups, integration)
-    rows, leaves = layout.rows(), layout.arguments.leaves
-    data = rows.take(rows.places(np.arange(rows.num_rows)))
+    leaves, data = layout.arguments.leaves, in_order(layout.rows())
     return lambda shared: marginal.log_marginals(shared, leaves, data)
 
 
@@ -73,7 +74,7 @@ def test_a_group_is_the_integral_that_scipy_finds(planes):
 
 def test_centred_and_non_centred_effects_have_one_marginal(planes):
     X, plane, y, _, values = planes
-    other = _marginals(intercepts_non_centred, (X, plane, 40, y), "plane")
+    other = _marginals(partial(intercepts, is_centred=False), (X, plane, 40, y), "plane")
     np.testing.assert_allclose(jax.jit(other)(SHARED), values, atol=1e-4)
 
 
@@ -91,13 +92,9 @@ def test_groups_of_several_lengths_with_text_labels_have_the_same_values(planes,
 def _normal_marginals(shared, group, y, num_groups):
     """The log-densities of groups with normal effects and rows, in closed form."""
     sizes = np.bincount(group, minlength=num_groups)
-    noise, spread = shared["sigma"] ** 2, shared["tau"] ** 2
     residuals = jnp.asarray(y, float) - shared["mu"]
-    sums = jax.ops.segment_sum(residuals, group, num_groups)
-    squares = jax.ops.segment_sum(residuals**2, group, num_groups)
-    both = noise + sizes * spread
-    log_det = (sizes - 1) * jnp.log(noise) + jnp.log(both) + sizes * np.log(2 * np.pi)
-    return -0.5 * ((squares - spread / both * sums**2) / noise + log_det)
+    noise, spread = shared["sigma"] ** 2, shared["tau"] ** 2
+    return marginals_of_normals(residuals, group, sizes, noise, spread)
 
 
 @pytest.mark.slow
@@ -209,10 +206,9 @@ def test_groups_without_rows_have_log_likelihood_zero():
 
     def bounded(group, low, y):
         scale: Any = numpyro.sample("scale", dist.HalfNormal(1))
-        with numpyro.plate("groups", low.size):
-            effect: Any = numpyro.sample("effect", dist.Normal(0, scale))
         left = low[group]
-        at: Any = dist.TruncatedNormal(left + effect[group], 1, low=left, high=left + 1)
+        mean = left + effects(low.size, scale=scale)[group]
+        at: Any = dist.TruncatedNormal(mean, 1, low=left, high=left + 1)
         numpyro.sample("y", at, obs=y)
 
     low = np.arange(9, dtype=np.float32)
@@ -231,8 +227,7 @@ def _kinds(group, num_groups, y=None):
         kinds: Any = dist.Categorical(share)
         kind: Any = numpyro.sample("kind", kinds, infer={"enumerate": "parallel"})
         mean: Any = numpyro.sample("mean", dist.Normal(at[kind], 0.5))
-    with numpyro.plate("rows", group.shape[0]):
-        numpyro.sample("y", dist.Normal(mean[group], 0.4), obs=y)
+    rows(group, mean[group], y, 0.4)
 
 
 def _mixture(y):
@@ -259,17 +254,19 @@ def test_discrete_effects_are_summed_out():
         assert found[g] == pytest.approx(np.logaddexp.reduce(parts), abs=2e-3)
 
 
+def _drawn(likelihood, at, program=None):
+    """Draws of the groups' effects at draws of what groups share."""
+    marginal, leaves, key = likelihood.model, likelihood.arguments.leaves, jax.random.key(0)
+    return draw_effects(marginal, likelihood.rows, leaves, at, key, program=program)
+
+
 def test_a_kind_of_each_row_is_summed_out_and_drawn():
     _, y = means(num_groups=30)
     likelihood = group_likelihood(_mixture, (y,))
     at = {"share": jnp.array(0.3), "at": jnp.array([0.6, 1.4])}
     parts = np.log([[0.7], [0.3]]) + norm.logpdf(y, [[0.6], [1.4]], 0.4)
     np.testing.assert_allclose(_values(likelihood, at), np.logaddexp(*parts), atol=1e-4)
-    marginal: Any = likelihood.model
-    draws = {name: jnp.stack([value] * 400) for name, value in at.items()}
-    kinds = draw_effects(
-        marginal, likelihood.rows, likelihood.arguments.leaves, draws, jax.random.key(0)
-    )["kind"]
+    kinds = _drawn(likelihood, {name: jnp.stack([x] * 400) for name, x in at.items()})["kind"]
     assert kinds.shape == (400, y.size)
     chance = np.exp(parts[1] - np.logaddexp(*parts))
     assert np.abs(kinds.mean(axis=0) - chance).max() < 5 * 0.5 / 20
@@ -286,15 +283,12 @@ def test_programs_are_not_shared_by_models_with_other_effects_of_groups(monkeypa
                 effect: Any = numpyro.sample(name, dist.Normal(0, 1))
                 numpyro.deterministic(f"of the {name}", function(effect))
             b: Any = numpyro.sample("b", dist.Normal(0, 1))
-            with numpyro.plate("rows", group.shape[0]):
-                numpyro.sample("y", dist.Normal(b + effect[group], 0.5), obs=y)
+            rows(group, b + effect[group], y, 0.5)
 
         likelihood = group_likelihood(model, (group, 6, y), groups="group")
         assert all(likelihood.shared is not other.shared for other in kept)
         kept.append(likelihood)
-    rows, leaves, at = likelihood.rows, likelihood.arguments.leaves, {"b": jnp.zeros(3)}
-    marginal: Any = likelihood.model
-    drawn = draw_effects(marginal, rows, leaves, at, jax.random.key(0), program=likelihood.shared)
+    drawn = _drawn(likelihood, {"b": jnp.zeros(3)}, likelihood.shared)
     assert sorted(drawn) == ["of the second", "second"]
     np.testing.assert_allclose(drawn["of the second"], jnp.exp(drawn["second"]), rtol=1e-5)
 

@@ -16,6 +16,7 @@ from jaxcoreset.likelihood.integral_error import (
     with_checked_closed_form,
 )
 from jaxcoreset.likelihood.integration import AdaptiveQuadrature, GaussianIntegral
+from tests.likelihood.group_models import effects, rows
 
 
 def test_a_few_censored_groups_rule_a_closed_form_out():
@@ -25,10 +26,9 @@ def test_a_few_censored_groups_rule_a_closed_form_out():
 
     def model(group, num, is_censored, y):
         mu: Any = numpyro.sample("mu", dist.Normal(0, 1))
-        with numpyro.plate("groups", num):
-            effect: Any = numpyro.sample("effect", dist.Normal(mu, 1))
-        seen = dist.Normal(effect[group], 1).log_prob(y)
-        hidden = jnp.log(jax.scipy.special.ndtr(effect[group] - y))
+        effect = effects(num, mu)[group]
+        seen = dist.Normal(effect, 1).log_prob(y)
+        hidden = jnp.log(jax.scipy.special.ndtr(effect - y))
         numpyro.factor("y", jnp.where(is_censored, hidden, seen))
 
     args = group, num, is_censored, y
@@ -52,8 +52,7 @@ def test_the_error_counts_modes_that_the_quadrature_does_not_see():
         scale: Any = numpyro.sample("scale", dist.HalfNormal(1))
         with numpyro.plate("groups", num):
             effect: Any = numpyro.sample("effect", clusters)
-        with numpyro.plate("rows", y.size):
-            numpyro.sample("y", dist.Normal(effect[group], scale), obs=y)
+        rows(group, effect[group], y, scale)
 
     finest = AdaptiveQuadrature(33)
     likelihood = group_likelihood(model, (group, 20, y), groups="group", integration=finest)

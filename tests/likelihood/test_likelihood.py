@@ -5,6 +5,9 @@ order ten that is computed from terms of order ten is right to about 1e-5, so 1e
 float64, where it is tested, 1e-10.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,49 +22,71 @@ from jaxcoreset.likelihood import ModelError, model_likelihood, weighted_model
 from tests import models
 from tests.models import FLOAT32, FLOAT64, normal_data, normal_model
 
-# For each model constrained parameters, and by hand: per-datum log-likelihoods, and the log-density
-# of everything else.
+COEFFICIENTS = np.array([0.4, -0.8, 0.3])
+CASES: list[Any] = []
 
 
+def at(make: Callable, **params: Any) -> Callable[[Callable], Callable]:
+    """Note a model and constrained parameters, for which a function has the values by hand.
+
+    These are the log-likelihood of each datum, and the log-density of everything else.
+    """
+
+    def note(by_hand: Callable) -> Callable:
+        CASES.append(pytest.param(by_hand, make, params, id=by_hand.__name__))
+        return by_hand
+
+    return note
+
+
+@at(models.linear, a=0.3, b=COEFFICIENTS[:2], s=0.6)
 def linear_by_hand(p, X, y):
     prior = st.norm.logpdf(p["a"], 0, 2) + st.norm.logpdf(p["b"]).sum()
     return st.norm.logpdf(y, p["a"] + X @ p["b"], p["s"]), prior + st.halfnorm.logpdf(p["s"])
 
 
+@at(models.linear_plateless, b=COEFFICIENTS[:2], s=0.6)
 def plateless_by_hand(p, X, y):
     prior = st.norm.logpdf(p["b"]).sum() + st.lognorm.logpdf(p["s"], 1.0)
     return st.norm.logpdf(y, X @ p["b"], p["s"]), prior
 
 
+@at(models.poisson, b=COEFFICIENTS[:2])
 def poisson_by_hand(p, X, exposure, y):
     return st.poisson.logpmf(y, exposure * np.exp(X @ p["b"])), st.norm.logpdf(p["b"]).sum()
 
 
+@at(models.hierarchical, mu=0.2, tau=0.7, theta=np.array([0.1, -0.5, 0.9, 0.0]))
 def hierarchical_by_hand(p, group, y):
     prior = st.norm.logpdf(p["mu"]) + st.halfnorm.logpdf(p["tau"])
     prior = prior + st.norm.logpdf(p["theta"], p["mu"], p["tau"]).sum()
     return st.norm.logpdf(y, p["theta"][group], 0.5), prior
 
 
+@at(models.mixture, p=np.array([0.3, 0.7]), s=1.2)
 def mixture_by_hand(p, y):
     density = sum(p["p"][i] * st.norm.pdf(y, m, p["s"]) for i, m in enumerate((-1.0, 1.0)))
     prior = st.dirichlet.logpdf(p["p"], [1.0, 2.0]) + st.halfnorm.logpdf(p["s"], scale=2.0)
     return np.log(density), prior
 
 
+@at(models.two_sites, b=0.4)
 def two_sites_by_hand(p, count, x, y):
     per_datum = st.norm.logpdf(y, p["b"] * x) + st.poisson.logpmf(count, np.exp(p["b"]))
     return per_datum - 0.1 * (p["b"] - x) ** 2, st.norm.logpdf(p["b"])
 
 
+@at(models.masked, m=0.4)
 def masked_by_hand(p, y, seen):
     return np.where(seen, 2.0 * st.norm.logpdf(y, p["m"]), 0.0), st.norm.logpdf(p["m"])
 
 
+@at(models.nested, d=COEFFICIENTS)
 def nested_by_hand(p, y):
     return st.norm.logpdf(y, p["d"]).sum(axis=1), st.norm.logpdf(p["d"]).sum()
 
 
+@at(models.outside_site, m=0.4, s=0.8)
 def outside_site_by_hand(p, y):
     _, (_, readings), _ = models.outside_site()
     prior = st.norm.logpdf(p["m"]) + st.halfnorm.logpdf(p["s"])
@@ -79,6 +104,7 @@ def dependent_support():
     return model, (normal_data()[1],), {}
 
 
+@at(dependent_support, top=2.0, low=0.5)
 def dependent_support_by_hand(p, y):
     prior = st.halfnorm.logpdf(p["top"]) + st.uniform.logpdf(p["low"], 0.0, p["top"])
     return st.norm.logpdf(y, p["low"]), prior
@@ -105,6 +131,8 @@ def reparametrised(config):
     return make
 
 
+@at(reparametrised(LocScaleReparam(0.0)), tau=0.5, theta_decentered=COEFFICIENTS)
+@at(reparametrised(TransformReparam()), tau=0.5, theta_base=COEFFICIENTS)
 def reparametrised_by_hand(p, group, y):
     (base,) = (value for name, value in p.items() if name != "tau")
     prior = st.halfnorm.logpdf(p["tau"]) + st.norm.logpdf(base).sum()
@@ -126,55 +154,21 @@ def multivariate():
     return model, (np.random.default_rng(1).normal(size=(40, 2)),), {}
 
 
+@at(multivariate, m=0.7)
 def multivariate_by_hand(p, Y):
     values = st.multivariate_normal.logpdf(Y, p["m"] * np.ones(2), COVARIANCE)
     return values, st.norm.logpdf(p["m"])
 
 
-COEFFICIENTS = np.array([0.4, -0.8, 0.3])
 SOME_ROWS = np.array([5, 0, 17, 17, 39])
-CASES = {
-    "linear": (models.linear, linear_by_hand, {"a": 0.3, "b": COEFFICIENTS[:2], "s": 0.6}),
-    "linear_plateless": (
-        models.linear_plateless,
-        plateless_by_hand,
-        {"b": COEFFICIENTS[:2], "s": 0.6},
-    ),
-    "poisson": (models.poisson, poisson_by_hand, {"b": COEFFICIENTS[:2]}),
-    "hierarchical": (
-        models.hierarchical,
-        hierarchical_by_hand,
-        {"mu": 0.2, "tau": 0.7, "theta": np.array([0.1, -0.5, 0.9, 0.0])},
-    ),
-    "mixture": (models.mixture, mixture_by_hand, {"p": np.array([0.3, 0.7]), "s": 1.2}),
-    "two_sites": (models.two_sites, two_sites_by_hand, {"b": 0.4}),
-    "masked": (models.masked, masked_by_hand, {"m": 0.4}),
-    "nested": (models.nested, nested_by_hand, {"d": COEFFICIENTS}),
-    "dependent_support": (
-        dependent_support,
-        dependent_support_by_hand,
-        {"top": 2.0, "low": 0.5},
-    ),
-    "loc_scale": (
-        reparametrised(LocScaleReparam(0.0)),
-        reparametrised_by_hand,
-        {"tau": 0.5, "theta_decentered": COEFFICIENTS},
-    ),
-    "transform": (
-        reparametrised(TransformReparam()),
-        reparametrised_by_hand,
-        {"tau": 0.5, "theta_base": COEFFICIENTS},
-    ),
-    "multivariate": (multivariate, multivariate_by_hand, {"m": 0.7}),
-    "outside_site": (models.outside_site, outside_site_by_hand, {"m": 0.4, "s": 0.8}),
-}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_log_likelihoods_and_densities_are_those_of_scipy_and_numpyro(name):
-    is_float64 = name == "linear"
+@pytest.mark.parametrize(("by_hand", "make", "params"), CASES)
+def test_log_likelihoods_and_densities_are_those_of_scipy_and_numpyro(by_hand, make, params):
+    is_float64 = make is models.linear
     with jax.enable_x64(is_float64):
-        check_values(*CASES[name], jnp.result_type(float), **(FLOAT64 if is_float64 else FLOAT32))
+        close = FLOAT64 if is_float64 else FLOAT32
+        check_values(make, by_hand, params, jnp.result_type(float), **close)
 
 
 def check_values(make, by_hand, params, dtype, **close):

@@ -8,13 +8,14 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from jax.extend.core import jaxprs_in_params
 from numpyro.infer.util import potential_energy
 
 from jaxcoreset.likelihood.group_arguments import flat_call
 from jaxcoreset.likelihood.group_model import GROUP_DIMS, MarginalModel
 from jaxcoreset.likelihood.grouping import Grouping
 from jaxcoreset.likelihood.weighted import weighted_model
-from tests.likelihood.group_models import unchecked
+from tests.likelihood.group_models import effects, in_order, marginals_of_normals, rows, unchecked
 
 # Unconstrained values of the parameters of `_predicted`.
 AT = {"mu": 0.4, "slope": -0.7, "tau": -0.3, "sigma": -0.5}
@@ -26,28 +27,22 @@ def _predicted(group, x, y=None):
     slope: Any = numpyro.sample("slope", dist.Normal(0, 1))
     tau: Any = numpyro.sample("tau", dist.LogNormal(0, 1))
     sigma: Any = numpyro.sample("sigma", dist.LogNormal(0, 1))
-    with numpyro.plate("groups", x.size):
-        mean: Any = numpyro.sample("mean", dist.Normal(mu + slope * x, tau))
-    with numpyro.plate("rows", group.shape[0]):
-        numpyro.sample("y", dist.Normal(mean[group], sigma), obs=y)
+    rows(group, effects(x.size, mu + slope * x, tau)[group], y, sigma)
 
 
 def _probit(group, num_groups, y=None):
     """A model that evaluates `erf` once a row, which programs can be searched for."""
     tau: Any = numpyro.sample("tau", dist.LogNormal(0, 1))
-    with numpyro.plate("groups", num_groups):
-        effect: Any = numpyro.sample("effect", dist.Normal(0, tau))
+    chance = 0.5 + 0.49 * jax.scipy.special.erf(effects(num_groups, scale=tau)[group])
     with numpyro.plate("rows", group.shape[0]):
-        chance = 0.5 + 0.49 * jax.scipy.special.erf(effect[group])
         numpyro.sample("y", dist.Bernoulli(chance), obs=y)
 
 
 def _coreset_model(model, args, weights):
     """The model of a coreset of all the groups, and its arguments, as a coreset makes them."""
     groups, layout = unchecked(model, args)
-    rows = layout.rows()
-    kept = rows.take(rows.places(np.arange(rows.num_rows)))
-    arguments = Grouping.of(groups).trimmed(layout.arguments.with_data(kept))
+    kept = layout.arguments.with_data(in_order(layout.rows()))
+    arguments = Grouping.of(groups).trimmed(kept)
     weighted = weighted_model(MarginalModel(groups, arguments), weights, GROUP_DIMS)
     return weighted, flat_call(groups.positions, arguments)
 
@@ -72,11 +67,8 @@ def _evaluations(jaxpr):
     for equation in jaxpr.eqns:
         if equation.primitive.name == "erf":
             yield int(np.prod(equation.outvars[0].aval.shape))
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from _evaluations(inner)
+        for inner in jaxprs_in_params(equation.params):
+            yield from _evaluations(inner)
 
 
 def test_a_gradient_evaluates_about_two_places_for_each_row_in_few_programs():
@@ -85,8 +77,8 @@ def test_a_gradient_evaluates_about_two_places_for_each_row_in_few_programs():
     further = _programs([1, 1])[1] - first
     for sizes in (np.r_[np.ones(30, int), 10_000, np.ones(29, int)], np.r_[[0] * 500, 1000]):
         programs, evaluations = _programs(sizes)
-        rows = np.maximum(sizes, 1).sum()
-        assert rows <= evaluations / further <= 2.1 * rows
+        num_rows = np.maximum(sizes, 1).sum()
+        assert num_rows <= evaluations / further <= 2.1 * num_rows
         assert one < programs <= 8 * one
     # Groups of about one size, or with few rows, have one program.
     for sizes in (np.random.default_rng(0).integers(50, 151, 400), np.r_[1, 1, 1000]):
@@ -98,14 +90,9 @@ def test_a_gradient_evaluates_about_two_places_for_each_row_in_few_programs():
 def _closed_form(at, sizes, x, y, weights):
     """The negative log-density, from the groups' own closed forms."""
     total = -sum(dist.Normal(0, 1).log_prob(value) for value in at.values())
-    noise, spread = jnp.exp(2 * at["sigma"]), jnp.exp(2 * at["tau"])
-    residuals = y - (at["mu"] + at["slope"] * x)[_labels(sizes)]
-    sums = jax.ops.segment_sum(residuals, _labels(sizes), sizes.size)
-    squares = jax.ops.segment_sum(residuals**2, _labels(sizes), sizes.size)
-    both = noise + sizes * spread
-    square = (squares - spread / both * sums**2) / noise
-    log_det = (sizes - 1) * jnp.log(noise) + jnp.log(both) + sizes * np.log(2 * np.pi)
-    return total + 0.5 * jnp.sum(weights * (square + log_det))
+    noise, spread, group = jnp.exp(2 * at["sigma"]), jnp.exp(2 * at["tau"]), _labels(sizes)
+    residuals = y - (at["mu"] + at["slope"] * x)[group]
+    return total - weights @ marginals_of_normals(residuals, group, sizes, noise, spread)
 
 
 @pytest.mark.parametrize("is_float64", [False, True])

@@ -62,16 +62,6 @@ def stacked_plates(y):
         numpyro.sample("y", dist.Normal(bias, 0.5), obs=y)
 
 
-def two_plates(x, answers=None):
-    """People in rows, questions in columns."""
-    questions = numpyro.plate("questions", 2, dim=-1)
-    people = numpyro.plate("people", x.shape[0], dim=-2)
-    with questions:
-        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
-    with people, questions:
-        numpyro.sample("y", dist.Normal(level + x[:, None], 1.0), obs=answers)
-
-
 def tempered(x, y):
     w = numpyro.sample("w", dist.Normal(0.0, 1.0))
     mean = numpyro.deterministic("mean", x * w)
@@ -85,7 +75,6 @@ SPELLINGS = {
     "a callable object": (Regression(0.6), (X, Y), {}),
     "scoped sites": (scoped, (X, Y), {}),
     "stacked plates": (stacked_plates, (PAIRS,), {}),
-    "two plates": (two_plates, (X,), {"answers": PAIRS}),
     "one scale for all, and a value for each row": (tempered, (X, Y), {}),
 }
 

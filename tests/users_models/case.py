@@ -44,3 +44,12 @@ def covariates(
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(num_rows, num_columns)).astype(np.float32)
     return rng, np.hstack([np.ones((num_rows, 1), np.float32), x])
+
+
+def linear_data(
+    seed: int, num_rows: int = NUM_ROWS
+) -> tuple[np.random.Generator, np.ndarray, np.ndarray]:
+    """A generator, covariates, and responses with a standard deviation of 0.7."""
+    rng, x = covariates(seed, num_rows=num_rows)
+    y = x @ [1, 0.5, -0.3] + 0.7 * rng.normal(size=num_rows)
+    return rng, x, y.astype(np.float32)

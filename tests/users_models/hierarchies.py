@@ -122,12 +122,3 @@ def error_in_a_covariate() -> Case:
         numpyro.sample("y", dist.Normal(a + slope * mean, scale), obs=y)
 
     return Case(model, in_float32(measured, y), marginal=marginal)
-
-
-POSTERIORS = [
-    not_centred,
-    with_a_reparam_handler,
-    correlated_slopes,
-    effect_of_a_row,
-    error_in_a_covariate,
-]

@@ -1,7 +1,13 @@
 """All models, by name."""
 
-from tests.users_models import hierarchies, refusals, regressions, spellings
+from tests.users_models import hierarchies, regressions, spellings
+from tests.users_models.case import Case
+from tests.users_models.refusals import REFUSALS as REFUSALS
 
-_ROOMS = (regressions, hierarchies, spellings)
-POSTERIORS = {make.__name__: make for room in _ROOMS for make in room.POSTERIORS}
-REFUSALS = {make.__name__: make for make in refusals.REFUSALS}
+# The functions that make a case.
+POSTERIORS = {
+    name: make
+    for room in (regressions, hierarchies, spellings)
+    for name, make in vars(room).items()
+    if getattr(make, "__annotations__", {}).get("return") is Case
+}

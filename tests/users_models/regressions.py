@@ -66,18 +66,6 @@ def tobit() -> Case:
     return Case(model, (x, *in_float32(y)))
 
 
-def bernoulli_logits() -> Case:
-    rng, x = covariates(100)
-    y = (rng.random(NUM_ROWS) < sigmoid(x @ [-0.5, 1, -0.5])).astype(int)
-
-    def model(X, y=None):
-        logits = X @ coefficients(X)
-        with numpyro.plate("data", X.shape[0]):
-            numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
-
-    return Case(model, (x, y))
-
-
 def poisson_exposure() -> Case:
     """An offset of the logarithm of the exposure, given by keyword."""
     rng, x = covariates(104)
@@ -162,16 +150,3 @@ def censored_by_masks() -> Case:
                 numpyro.sample("unseen", dist.Bernoulli(jnp.exp(-rate * time)), obs=1 - event)
 
     return Case(model, (x, *in_float32(np.minimum(event, limit)), (event < limit).astype(int)))
-
-
-POSTERIORS = [
-    heteroscedastic,
-    laplace,
-    tobit,
-    bernoulli_logits,
-    poisson_exposure,
-    bradley_terry,
-    two_normals,
-    by_a_factor,
-    censored_by_masks,
-]

@@ -8,14 +8,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from tests.users_models.case import NUM_ROWS, Case, covariates
+from tests.users_models.case import NUM_ROWS, Case, covariates, linear_data
 from tests.users_models.regressions import coefficients, in_float32, sigmoid
-
-
-def linear_data(seed: int) -> tuple[np.random.Generator, np.ndarray, np.ndarray]:
-    rng, x = covariates(seed)
-    y = x @ [1, 0.5, -0.3] + 0.7 * rng.normal(size=NUM_ROWS)
-    return rng, x, y.astype(np.float32)
 
 
 def no_plate() -> Case:
@@ -201,21 +195,3 @@ def jax_arrays() -> Case:
             numpyro.sample("y", dist.Normal(b + features @ w, 0.8), obs=y)
 
     return Case(model, (jnp.asarray(x, jnp.bfloat16), jnp.asarray(y)))
-
-
-POSTERIORS = [
-    no_plate,
-    all_arguments_of_a_plate,
-    size_as_an_argument,
-    columns_as_an_event,
-    masked_distribution,
-    survey_weights,
-    expansion_weights,
-    frequency_table,
-    calibration,
-    keywords_only,
-    dictionary,
-    partial_function,
-    flat_priors,
-    jax_arrays,
-]

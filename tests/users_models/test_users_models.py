@@ -46,9 +46,8 @@ def is_calibrated(coreset: jc.Coreset, found: Distance) -> bool:
 
 
 def _marked(name: str) -> Any:
-    return pytest.param(
-        name, marks=[pytest.mark.slow, pytest.mark.unoptimised] if name in SLOW else []
-    )
+    marks = [pytest.mark.slow, pytest.mark.unoptimised] if name in SLOW else []
+    return pytest.param(name, marks=marks)
 
 
 @pytest.mark.parametrize("name", [_marked(name) for name in POSTERIORS])
@@ -68,7 +67,7 @@ def test_reported_divergence_is_the_true_one_and_means_are_right(name):
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refusal_says_what_is_wrong(name):
-    case = REFUSALS[name]()
+    case = REFUSALS[name]
     builder = jc.CoresetBuilder(case.model, **(SETTINGS | case.settings))
     with pytest.raises(ValueError, match=case.refusal):
         builder.run(jax.random.key(0), *case.args, **case.kwargs)

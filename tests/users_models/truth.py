@@ -19,6 +19,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro.infer.util import constrain_fn, potential_energy
 
+from jaxcoreset.data.dtypes import widened
 from jaxcoreset.weighting.psis import pareto_smooth
 from tests.users_models.case import Case
 
@@ -80,7 +81,6 @@ class Distance:
 
     Attributes:
         kl: the symmetrised KL divergence in nats.
-        kl_standard_error: its Monte Carlo standard error.
         mean_error: the largest error of a posterior mean in standard deviations, of the parameters
             as the model names them and of their unconstrained values.
         khat: the shape of the tail of the weights that make the proposals draws of the posterior.
@@ -90,7 +90,6 @@ class Distance:
     """
 
     kl: float
-    kl_standard_error: float
     mean_error: float
     khat: float
     ess: float
@@ -113,16 +112,10 @@ def truths() -> dict[str, Truth]:
 def in_64_bits(tree: Any) -> Any:
     """Arrays of real numbers as float64, and of integers as int64, of JAX; use with x64."""
 
-    def widened(leaf: Any) -> Any:
-        if not isinstance(leaf, np.ndarray | jax.Array):
-            return leaf
-        if leaf.dtype == bool:
-            return jnp.asarray(leaf)
-        leaf = np.asarray(leaf)
-        is_integer = np.issubdtype(leaf.dtype, np.integer)
-        return jnp.asarray(leaf.astype(np.int64 if is_integer else np.float64))
+    def wide(leaf: Any) -> Any:
+        return widened(jnp.asarray(leaf)) if isinstance(leaf, np.ndarray | jax.Array) else leaf
 
-    return jax.tree.map(widened, tree)
+    return jax.tree.map(wide, tree)
 
 
 def log_posterior(model: Any, args: tuple, kwargs: dict, truth: Truth) -> Any:
@@ -167,9 +160,7 @@ def distance(case: Case, coreset: Any, truth: Truth, num_draws: int = 1500) -> D
     delta -= weights @ delta
     of_coreset = weights * np.exp(-delta)
     of_coreset /= of_coreset.sum()
-    # With small differences, the influence of draw i on the divergence is its squared difference.
     kl = weights @ delta - of_coreset @ delta
-    influence = weights * (delta**2 - weights @ delta**2)
     mean = weights @ values
     sd = np.sqrt(weights @ (values - mean) ** 2)
     sd = np.where(sd > _CONSTANT * np.abs(mean), sd, np.inf)
@@ -178,7 +169,6 @@ def distance(case: Case, coreset: Any, truth: Truth, num_draws: int = 1500) -> D
     scale = np.sqrt(np.diag(truth.covariance))
     return Distance(
         kl=float(kl),
-        kl_standard_error=float(np.sqrt((influence**2).sum())),
         mean_error=float(np.max(np.abs(shift) / sd)),
         khat=float(khat),
         ess=float(1 / (weights**2).sum()),
