@@ -6,8 +6,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxcoreset.solvers.numerics import as_float
-from jaxcoreset.solvers.problem import is_concrete
+from jaxcoreset.solvers.arguments import as_float, check_finite
 
 
 def _strides(lattice: tuple[int, ...]) -> Int[Array, " n"]:
@@ -83,8 +82,7 @@ def checked_table(name: str, value: ArrayLike) -> Array:
     """A table as an array of floats; raise a ValueError if it is not a table."""
     table = as_float(value)
     checked_lattice(name, table.shape)
-    if is_concrete(table) and not jnp.isfinite(table).all():
-        raise ValueError(f"{name} has entries that are not finite.")
+    check_finite(name, table)
     return table
 
 

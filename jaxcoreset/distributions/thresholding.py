@@ -7,11 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxcoreset.distributions.lattice import (
-    random_table,
-    slots_of,
-    varying_coordinates,
-)
+from jaxcoreset.distributions.lattice import random_table, slots_of, varying_coordinates
 from jaxcoreset.distributions.objectives import DistributionObjective, SquaredDistance
 from jaxcoreset.distributions.solvers import (
     DistributionSolution,
@@ -20,7 +16,8 @@ from jaxcoreset.distributions.solvers import (
     best_table,
     grow,
 )
-from jaxcoreset.solvers.numerics import as_integer
+from jaxcoreset.solvers.arguments import as_integer, check_choice, check_that
+from jaxcoreset.solvers.numerics import tree_where
 from jaxcoreset.solvers.solution import History
 
 # The maximum number of doublings of a step: with the first step near 0.01/β, to about 1000/β. In
@@ -77,18 +74,16 @@ class DistributionIHT(DistributionSolver):
     record_history: bool = False
 
     def __check_init__(self) -> None:
-        if self.start not in ("random", "greedy"):
-            raise ValueError(f'start is {self.start!r}; expected "random" or "greedy".')
+        check_choice("start", self.start, ("random", "greedy"))
         as_integer("num_starts", self.num_starts, 1)
         as_integer("max_iters", self.max_iters, 1)
         if self.start == "greedy" and self.num_starts != 1:
             raise ValueError(
                 f'num_starts is {self.num_starts}; expected 1, since start="greedy" is one start.'
             )
-        if not self.step_fraction > 0:
-            raise ValueError(f"step_fraction is {self.step_fraction}; expected a positive number.")
-        if not self.stuck_tol >= 0:
-            raise ValueError(f"stuck_tol is {self.stuck_tol}; expected a number ≥ 0.")
+        fraction = self.step_fraction
+        check_that(fraction > 0, "step_fraction", fraction, "a positive number")
+        check_that(self.stuck_tol >= 0, "stuck_tol", self.stuck_tol, "a number ≥ 0")
 
     @property
     def needs_key(self) -> bool:
@@ -145,7 +140,7 @@ class DistributionIHT(DistributionSolver):
         return IHTState(
             table=new,
             doublings=jnp.where(stuck, state.doublings + 1, 0),
-            best=jax.tree.map(lambda a, b: jnp.where(better, a, b), judged, state.best),
+            best=tree_where(better, judged, state.best),
             num_iters=state.num_iters + 1,
             history=state.history.record(state.num_iters, objective(new)),
         )

@@ -113,22 +113,14 @@ class PathSolver(Solver):
         return True
 
     def run(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, k: Int[Array, ""], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """The path's solution for one k; see `Solver.run`."""
         return jax.tree.map(lambda x: x[0], self.run_path(problem, k[None], max_k, key))
 
     @abc.abstractmethod
     def run_path(
-        self,
-        problem: CoresetProblem,
-        ks: Int[Array, " m"],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Solve for each of `ks`; see `Solver.run_path`."""
 

@@ -53,11 +53,7 @@ class ExhaustiveSearch(PathSolver):
     """
 
     def run_path(
-        self,
-        problem: CoresetProblem,
-        ks: Int[Array, " m"],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """The best solution for each of `ks` from one search; see `Solver.run_path`."""
         supports = _all_supports(problem.num_data, max_k)

@@ -88,11 +88,7 @@ class IncrementalSolver(PathSolver):
         """
 
     def run_path(
-        self,
-        problem: CoresetProblem,
-        ks: Int[Array, " m"],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Run as many iterations as the largest of `ks`, and read the solution for each k."""
         state = self._iterate(problem, jnp.max(ks), max_k)

@@ -32,10 +32,11 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxcoreset.solvers.arguments import as_float, as_integer, check_finite, is_concrete
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.nnls import nnls
-from jaxcoreset.solvers.numerics import as_float, as_integer, product
-from jaxcoreset.solvers.problem import CoresetProblem, is_concrete
+from jaxcoreset.solvers.numerics import product
+from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution, make_solution
 from jaxcoreset.solvers.solve import solve
 
@@ -363,8 +364,7 @@ def _checked_points(points: ArrayLike) -> Array:
     points = as_float(points)
     if points.ndim == 0 or 0 in points.shape:
         raise ValueError(f"points has shape {points.shape}; expected (n, …), one point per row.")
-    if is_concrete(points) and not jnp.isfinite(points).all():
-        raise ValueError("points has entries that are not finite.")
+    check_finite("points", points)
     return points
 
 
@@ -376,8 +376,7 @@ def _checked_weights(weights: ArrayLike | None, n: int, dtype: Any) -> Array:
         raise ValueError(
             f"target_weights has shape {weights.shape}; expected ({n},), one weight per point."
         )
-    if is_concrete(weights) and not jnp.isfinite(weights).all():
-        raise ValueError("target_weights has entries that are not finite.")
+    check_finite("target_weights", weights)
     return weights
 
 

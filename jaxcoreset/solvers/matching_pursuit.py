@@ -65,11 +65,7 @@ class MatchingPursuit(PathSolver):
     """
 
     def run_path(
-        self,
-        problem: CoresetProblem,
-        ks: Int[Array, " m"],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Pursue once, up to the largest of `ks`; see `Solver.run_path`."""
 

@@ -75,11 +75,7 @@ class Recombination(Solver):
     """
 
     def run(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, k: Int[Array, ""], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Recombine to k rows and solve on them; see `Solver.run`."""
         usable = problem.squared_norms() > 0
@@ -169,7 +165,7 @@ def _nearest(
     # A pursuit of nothing ends at once.
     wanted = jnp.where(found, 0, coordinates)
     usable = jnp.where((problem.squared_norms() > 0)[:, None], leading.coordinates, 0)
-    pursuit = MatchingPursuit().run(CoresetProblem(usable, wanted), k, indices.shape[0])
+    pursuit = MatchingPursuit().run(CoresetProblem(usable, wanted), k, indices.shape[0], None)
     nearer = ~found & (miss(pursuit.indices, pursuit.weights) < ours)
     return (
         jnp.where(nearer, pursuit.indices, indices),

@@ -49,11 +49,7 @@ class _Sampling(PathSolver):
         return k
 
     def run_path(
-        self,
-        problem: CoresetProblem,
-        ks: Int[Array, " m"],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Draw once; the solution for each k is made of the first k draws."""
         assert key is not None

@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from jaxcoreset.solvers.arguments import as_integer
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.nnls import nnls
-from jaxcoreset.solvers.numerics import any_in_batch, as_integer, product, resolution, rounding
+from jaxcoreset.solvers.numerics import any_in_batch, product, resolution, rounding, tree_where
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import History, Solution, make_solution
 
@@ -77,11 +78,7 @@ class SubspacePursuit(Solver):
         return True
 
     def run(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, k: Int[Array, ""], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Exchange atoms until the objective no longer decreases; see `Solver.run`."""
         scale = problem.scales()
@@ -116,11 +113,7 @@ class SubspacePursuit(Solver):
         )
 
     def run_path(
-        self,
-        problem: CoresetProblem,
-        ks: Int[Array, " m"],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Solve for each of `ks`, and keep for each the best solution so far; see the class."""
         path = super().run_path(problem, ks, max_k, key)
@@ -143,7 +136,7 @@ class SubspacePursuit(Solver):
         small = resolution(new.objective.dtype)
         better = new.objective < (1 - small) * state.point.objective
         accepted = better & ~state.stopped
-        point = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), new, state.point)
+        point = tree_where(accepted, new, state.point)
         num_iters = state.num_iters + ~state.stopped
         return _SubspaceState(
             point=point,

@@ -86,7 +86,7 @@ def test_the_default_solver_is_lowered_for_each_platform(monkeypatch):
     solver = ExchangePursuit(exchanges_down=0, num_starts=0)
 
     def run(problem):
-        return solver.run(problem, jnp.asarray(10), 10)
+        return solver.run(problem, jnp.asarray(10), 10, None)
 
     # Only the CPU's program has its matrices in parts, here of 4 and 16 slots.
     on_cpu, on_gpu = (lowered(platform, run, problem) for platform in ("cpu", "cuda"))

@@ -218,7 +218,7 @@ def test_slots_in_parts_change_nothing_and_float64_has_scipys_weights(monkeypatc
     solver = ExchangePursuit(working_set=60, num_starts=1)
 
     def found(problems: CoresetProblem) -> Solution:
-        return jax.jit(jax.vmap(lambda p: solver.run_path(p, jnp.asarray(ks), 20)))(problems)
+        return jax.jit(jax.vmap(lambda p: solver.run_path(p, jnp.asarray(ks), 20, None)))(problems)
 
     with jax.enable_x64(True):
         problems = jax.vmap(CoresetProblem)(jnp.asarray(vectors))

@@ -29,7 +29,7 @@ def sizes_of():
     def run(atoms, k, exchanges_down=5):
         if exchanges_down not in programs:
             solver = jc.ExchangePursuit(exchanges_down=exchanges_down, num_starts=NUM_STARTS)
-            programs[exchanges_down] = jax.jit(lambda p, k: solver.run(p, k, MAX_K))
+            programs[exchanges_down] = jax.jit(lambda p, k: solver.run(p, k, MAX_K, None))
         moves.clear()
         problem = jc.CoresetProblem(np.asarray(atoms, np.float32))
         solution = programs[exchanges_down](problem, jnp.asarray(k))

@@ -15,9 +15,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxcoreset.solvers.arguments import as_integer, is_concrete
 from jaxcoreset.solvers.constraints.base import Constraint, Sparse, TopK
-from jaxcoreset.solvers.numerics import as_integer, divide
-from jaxcoreset.solvers.problem import is_concrete
+from jaxcoreset.solvers.numerics import divide
 
 # Steps of the bisection for a multiplier in `GroupTopK`. Any multiplier gives a valid bound; a
 # better one leaves fewer groups undecided.

@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxcoreset.solvers.arguments import check_that
 from jaxcoreset.solvers.base import PathSolver
 from jaxcoreset.solvers.batching import chunked_vmap
 from jaxcoreset.solvers.exchange.blocks import pursue_in_blocks
@@ -134,19 +135,13 @@ class ExchangePursuit(PathSolver):
     def __check_init__(self) -> None:
         for name in ("exchanges_down", "overshoot", "num_starts"):
             value = getattr(self, name)
-            if not value >= 0:
-                raise ValueError(f"{name} is {value}; expected 0 or more.")
+            check_that(value >= 0, name, value, "0 or more")
         for name in ("min_gain", "working_set", "refresh", "max_single"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} is {value}; expected a positive number.")
+            check_that(value is None or value > 0, name, value, "a positive number")
 
     def run(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, k: Int[Array, ""], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Grow beyond k rows and shrink back to k; see `Solver.run`."""
 
@@ -160,11 +155,7 @@ class ExchangePursuit(PathSolver):
         return self._by_platform(run, problem, k, max_k)
 
     def run_path(
-        self,
-        problem: CoresetProblem,
-        ks: Int[Array, " m"],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Grow beyond the largest of `ks` and shrink to the smallest; see `Solver.run_path`."""
 

@@ -139,10 +139,3 @@ def estimate_correlations(
     else:
         factors = jnp.where(in_batch, scale, zero)
     return factors * problem.correlate(residual)
-
-
-def check_estimator(estimator: str, allowed: tuple[str, ...]) -> None:
-    """Raise a ValueError if an estimator is not allowed."""
-    if estimator not in allowed:
-        names = ", ".join(f'"{name}"' for name in allowed)
-        raise ValueError(f'estimator is "{estimator}"; expected one of {names}.')

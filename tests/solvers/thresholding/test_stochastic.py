@@ -13,7 +13,7 @@ from jax.extend.core import jaxprs_in_params
 import jaxcoreset as jc
 from jaxcoreset.solvers.constraints import GroupTopK, SimplexTopK, Sparse, StratifiedTopK
 from jaxcoreset.solvers.thresholding.batches import Batch, draw_batch, second_batch
-from jaxcoreset.solvers.thresholding.hard import AIHT, AIHT2, IHT, Iterate
+from jaxcoreset.solvers.thresholding.hard import AIHT, AIHT2, IHT, Iterate, Task, zero_iterate
 from jaxcoreset.solvers.thresholding.stochastic import SVRGIHT, ProjectedOptax, StochasticAIHT
 from tests.problems import correlated_atoms, independent_atoms
 from tests.reference import stochastic as reference
@@ -188,12 +188,10 @@ def test_iteration_touches_the_atoms_by_gathering_alone():
     n, s, k = 400, 30, 5
     problem = jc.CoresetProblem(independent_atoms(n, s))
     solver = StochasticAIHT(AIHT2(), batch_size=20)
-    nothing = Iterate(Sparse(jnp.arange(k), jnp.zeros(k)), jnp.zeros(s))
-    state = solver._start(problem, nothing)
+    task = Task.of(problem, jnp.int32(k), k)
+    state = solver._start(task, zero_iterate(problem, k))
     batch = draw_batch(KEY, n, 20)
-    traced = jax.make_jaxpr(lambda p, s, b: solver._advance(p, jnp.int32(k), k, s, b, KEY))(
-        problem, state, batch
-    )
+    traced = jax.make_jaxpr(solver._advance)(task, state, batch, KEY)
 
     def uses(jaxpr):
         for equation in jaxpr.eqns:
@@ -255,7 +253,7 @@ def svrg_estimates(at_snapshot):
             Sparse(jnp.asarray(used), jnp.asarray(weights[used])), jnp.asarray(weights @ atoms)
         )
         nothing = Iterate(Sparse(here.weights.indices, jnp.zeros(3)), jnp.zeros(5))
-        state = solver._start(problem, here if at_snapshot else nothing)
+        state = solver._start(Task.of(problem, jnp.int32(3), 3), here if at_snapshot else nothing)
         state = solver._begin_epoch(problem, state)
         iterates = dataclasses.replace(state.iterates, current=here)
         state = dataclasses.replace(state, iterates=iterates)
