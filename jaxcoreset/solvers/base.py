@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from jaxcoreset.solvers.batching import by_platform
+from jaxcoreset.solvers.batching import by_platform, map_batches
 from jaxcoreset.solvers.constraints.base import constraints_of
 from jaxcoreset.solvers.numerics import product
 from jaxcoreset.solvers.problem import CoresetProblem
@@ -89,15 +89,9 @@ class Solver(eqx.Module):
             return jax.lax.map(run, ks)
 
         def batched(ks: Int[Array, " m"]) -> Solution:
-            num_ks = ks.shape[0]
             entries_per_run = 4 * max_k * problem.num_draws + 8 * problem.num_data
-            size = max(1, min(num_ks, _BATCH_ENTRIES // entries_per_run))
-            num_batches = -(-num_ks // size)
-            # Full batches only: a smaller last batch would be compiled separately.
-            missing = jnp.broadcast_to(ks[-1:], (num_batches * size - num_ks,))
-            padded = jnp.concatenate([ks, missing])
-            solutions = jax.lax.map(jax.vmap(run), padded.reshape(num_batches, size))
-            return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_ks], solutions)
+            size = max(1, min(len(ks), _BATCH_ENTRIES // entries_per_run))
+            return map_batches(jax.vmap(run), ks, size)
 
         if not self.takes_turns:
             return batched(ks)

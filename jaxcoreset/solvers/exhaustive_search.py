@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.base import PathSolver
+from jaxcoreset.solvers.batching import map_batches
 from jaxcoreset.solvers.nnls import nnls
 from jaxcoreset.solvers.numerics import divide, product
 from jaxcoreset.solvers.problem import CoresetProblem
@@ -62,14 +63,9 @@ class ExhaustiveSearch(PathSolver):
         usable = jnp.linalg.norm(rows, axis=1) > 0
         usable = usable.at[problem.num_data].set(True)
         supports = jnp.asarray(supports)
-        # Full batches only: a smaller last batch would be compiled separately.
         size = min(len(sizes), max(1, min(_MAX_BATCH, _BATCH_ENTRIES // (max_k * rows.shape[1]))))
-        padding = ((0, -len(sizes) % size), (0, 0))
-        batches = jnp.pad(supports, padding, constant_values=problem.num_data)
-        objectives = jax.lax.map(
-            jax.vmap(lambda support: _objective(rows[support], target)),
-            batches.reshape(-1, size, max_k),
-        ).ravel()[: len(sizes)]
+        objective_of = jax.vmap(lambda support: _objective(rows[support], target))
+        objectives = map_batches(objective_of, supports, size)
         objectives = jnp.where(jnp.all(usable[supports], axis=1), objectives, jnp.inf)
         return jax.lax.map(lambda k: self._best(problem, supports, objectives, sizes <= k), ks)
 

@@ -22,6 +22,7 @@ n × n matrix, and a known error.
 that solvers that only support w ≥ 0 solve the constrained problem too.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -299,12 +300,10 @@ def _more_columns(
 ) -> KernelFactor:
     """Continue a factorisation up to `rank` columns."""
     more = rank - start.factor.shape[1]
-    begin = KernelFactor(
+    begin = dataclasses.replace(
+        start,
         factor=jnp.pad(start.factor, ((0, 0), (0, more))),
-        left=start.left,
-        largest=start.largest,
         pivots=jnp.pad(start.pivots, (0, more), constant_values=-1),
-        size=start.size,
     )
     # Entries below this are rounding errors, and their columns would be noise.
     floor = jnp.maximum(tol, 8 * jnp.finfo(start.left.dtype).eps).astype(start.left.dtype)
@@ -315,10 +314,10 @@ def _more_columns(
         row = jax.vmap(kernel, in_axes=(None, 0))(points[pivot], points)
         explained = product(state.factor, state.factor[pivot])
         column = (row - explained) / jnp.sqrt(state.left[pivot])
-        return KernelFactor(
+        return dataclasses.replace(
+            state,
             factor=state.factor.at[:, state.size].set(column),
             left=jnp.maximum(state.left - column**2, 0).at[pivot].set(0),
-            largest=state.largest,
             pivots=state.pivots.at[state.size].set(pivot.astype(jnp.int32)),
             size=state.size + 1,
         )
@@ -355,9 +354,8 @@ def _factor(kernel: Kernel, points: Array, diagonal: Array, limit: int, tol: flo
         )
     # Round the rank up, so that kernels and data of similar rank share their compiled solvers.
     step = max(8, 1 << max(0, size.bit_length() - 3))
-    return eqx.tree_at(
-        lambda f: f.factor, factor, factor.factor[:, : min(limit, -(-max(1, size) // step) * step)]
-    )
+    rank = min(limit, -(-max(1, size) // step) * step)
+    return dataclasses.replace(factor, factor=factor.factor[:, :rank])
 
 
 def _checked_points(points: ArrayLike) -> Array:

@@ -292,7 +292,7 @@ class ExchangePursuit(PathSolver):
         nothing_to_do = (target_norm == 0) | (bottom > k)
         state = _ExchangeState(
             support=empty_support(num_slots, target, on_cpu),
-            candidates=eqx.tree_at(lambda c: c.correlations, candidates, correlations),
+            candidates=dataclasses.replace(candidates, correlations=correlations),
             path=Path.empty(num_sizes, num_slots, dtype),
             progress=Progress.at_start(dtype, nothing_to_do),
             last_entered=jnp.full((), -1, jnp.int32),
@@ -398,7 +398,7 @@ class ExchangePursuit(PathSolver):
         refused = refused | (refuses & (jnp.arange(refused.shape[0]) == support.positions[first]))
         support, candidates, entered = apply_move(
             support,
-            eqx.tree_at(lambda c: c.refused, candidates, refused),
+            dataclasses.replace(candidates, refused=refused),
             leaving,
             weights=weights,
             removes=progress.removes,
@@ -415,8 +415,8 @@ class ExchangePursuit(PathSolver):
         starts = jnp.arange(state.first_atoms.shape[0]) == before.start
         begins = starts & progress.adds & (size == 0)
         return _ExchangeState(
-            support=eqx.tree_at(lambda s: s.residual, support, residual),
-            candidates=eqx.tree_at(lambda c: c.correlations, candidates, correlations),
+            support=dataclasses.replace(support, residual=residual),
+            candidates=dataclasses.replace(candidates, correlations=correlations),
             path=path,
             progress=progress,
             last_entered=jnp.where(feasible, entered, state.last_entered),

@@ -9,9 +9,9 @@ atom up to size 20), and when none of its atoms lowers the objective. A long swe
 run for the small sizes at which all atoms can be candidates.
 """
 
+import dataclasses
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,16 +62,12 @@ def all_candidates(
     n, num_draws = problem.num_data, problem.num_draws
     atoms = problem.atoms * scale[:, None]
     has_gram = n * n <= _MAX_PRODUCTS and num_slots < num_draws
-    return eqx.tree_at(
-        lambda c: (c.indices, c.atoms, c.usable, c.gram),
+    return dataclasses.replace(
         empty_candidates(num_slots, n, num_draws, scale.dtype, in_parts),
-        (
-            jnp.arange(n, dtype=jnp.int32),
-            atoms,
-            scale > 0,
-            product(atoms, atoms.T) if has_gram else None,
-        ),
-        is_leaf=lambda x: x is None,
+        indices=jnp.arange(n, dtype=jnp.int32),
+        atoms=atoms,
+        usable=scale > 0,
+        gram=product(atoms, atoms.T) if has_gram else None,
     )
 
 
@@ -157,4 +153,4 @@ def choose_again(
     candidates = choose_candidates(problem, scale, support, before)
     same = candidates.indices == support.indices[:, None]
     positions = jnp.where(same.any(axis=1), jnp.argmax(same, axis=1), candidates.indices.shape[0])
-    return eqx.tree_at(lambda s: s.positions, support, positions.astype(jnp.int32)), candidates
+    return dataclasses.replace(support, positions=positions.astype(jnp.int32)), candidates
