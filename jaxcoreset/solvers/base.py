@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Callable
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -24,12 +25,18 @@ class Solver(eqx.Module):
     A subclass has its hyperparameters as fields and implements `run`. If one run gives the
     solutions for many k, it also overrides `run_path`. Users call `jaxcoreset.solve` and
     `jaxcoreset.sweep`, which check the arguments, compile, and call these methods.
+
+    Attributes:
+        needs_key: whether the solver draws random numbers.
+        has_path: whether one run gives the solutions for every k, so that a sweep costs no more.
+        takes_turns: whether a sweep on a CPU solves for one k after another rather than in one
+            batch. This pays if a run has nested loops, since in a batch every loop runs until the
+            slowest element is done.
     """
 
-    @property
-    def needs_key(self) -> bool:
-        """True if the solver draws random numbers."""
-        return False
+    needs_key: ClassVar[bool] = False
+    has_path: ClassVar[bool] = False
+    takes_turns: ClassVar[bool] = False
 
     @property
     def may_return_none(self) -> bool:
@@ -39,20 +46,6 @@ class Solver(eqx.Module):
         `jaxcoreset.sweep` replace such rows after the run.
         """
         return all(constraint.holds_zero for constraint in constraints_of(self))
-
-    @property
-    def has_path(self) -> bool:
-        """True if one run gives the solutions for every k, so that a sweep costs no more."""
-        return False
-
-    @property
-    def takes_turns(self) -> bool:
-        """True if a sweep on a CPU solves for one k after another rather than in one batch.
-
-        This pays if a run has nested loops, since in a batch every loop runs until the slowest
-        element is done.
-        """
-        return False
 
     def check(self, problem: CoresetProblem) -> None:
         """Raise a ValueError if a hyperparameter does not fit the problem; by default do nothing.
@@ -101,10 +94,7 @@ class Solver(eqx.Module):
 class PathSolver(Solver):
     """A solver whose run gives the solutions for every k; a subclass implements `run_path`."""
 
-    @property
-    def has_path(self) -> bool:
-        """True: see the class."""
-        return True
+    has_path: ClassVar[bool] = True
 
     def run(
         self, problem: CoresetProblem, k: Int[Array, ""], max_k: int, key: PRNGKeyArray | None

@@ -12,6 +12,8 @@ the support and removes the half with the smallest weights, so that an early cho
 until the end. The price is that a run gives the solution for one k only.
 """
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -66,16 +68,14 @@ class SubspacePursuit(Solver):
         ValueError: if `max_iters` is below 1.
     """
 
+    # The least-squares problems of an iteration take very different times.
+    takes_turns: ClassVar[bool] = True
+
     max_iters: int = 100
     record_history: bool = False
 
     def __check_init__(self) -> None:
         as_integer("max_iters", self.max_iters, 1)
-
-    @property
-    def takes_turns(self) -> bool:
-        """True: the least-squares problems of an iteration take very different times."""
-        return True
 
     def run(
         self, problem: CoresetProblem, k: Int[Array, ""], max_k: int, key: PRNGKeyArray | None

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -54,6 +54,8 @@ class Stochastic(Solver):
             larger than n.
     """
 
+    needs_key: ClassVar[bool] = True
+
     batch_size: float | int = eqx.field(default=0.2, static=True, kw_only=True)
     reshuffle: bool = eqx.field(default=True, static=True, kw_only=True)
     patience: int = eqx.field(default=10, kw_only=True)
@@ -73,11 +75,6 @@ class Stochastic(Solver):
                 "of rows."
             )
         as_integer("patience", self.patience, 1)
-
-    @property
-    def needs_key(self) -> bool:
-        """True: the batches are drawn at random."""
-        return True
 
     @property
     @abc.abstractmethod
