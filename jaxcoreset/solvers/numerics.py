@@ -34,7 +34,7 @@ def unit_of(values: Float[Array, "n ..."]) -> Float[Array, "..."]:
     return jnp.ldexp(jnp.ones((), values.dtype), -jnp.clip(exponent, -100, 100))
 
 
-def tree_where(chosen: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
+def tree_where(chosen: Bool[Array, "..."], new: PyTree, old: PyTree) -> PyTree:
     """`jnp.where` for each pair of arrays of two trees."""
     return jax.tree.map(lambda a, b: jnp.where(chosen, a, b), new, old)
 
