@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 import optax
+import scipy.optimize
 
 import jaxcoreset as jc
 from jaxcoreset.solvers.base import Solver
@@ -147,6 +148,27 @@ def path_in_float32(
 ) -> Solution:
     """The solutions for k = 1..80 in float32; one shape, so that a solver compiles once."""
     return jc.sweep(in_float32(atoms, target), np.arange(1, 81), solver, KEY)
+
+
+def scipy_nnls(atoms: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, float]:
+    """SciPy's weights and objective, with atoms scaled to norm one for its tolerances."""
+    norms = np.linalg.norm(atoms, axis=1)
+    norms = np.where(norms > 0, norms, 1)
+    scaled = atoms / norms[:, None]
+    weights, error = scipy.optimize.nnls(scaled.T, target, maxiter=10_000)
+    return weights / norms, float(error**2)
+
+
+def assert_best_on_its_support(
+    atoms: np.ndarray, solution: Solution, k: int, floor: float = 0.0
+) -> None:
+    """At most k rows, with an objective that is SciPy's on them or below `floor`, as reported."""
+    support, weights = used(solution)
+    target = atoms.sum(axis=0)
+    objective = np.sum((target - weights @ atoms[support]) ** 2)
+    assert len(support) <= k
+    assert objective <= max(1.001 * scipy_nnls(atoms[support], target)[1], floor)
+    np.testing.assert_allclose(solution.objective, objective, rtol=1e-3, atol=floor)
 
 
 def true_errors(atoms: np.ndarray, solution: Solution) -> np.ndarray:

@@ -120,18 +120,30 @@ def test_no_feasible_point_is_closer_and_projecting_again_changes_nothing(name, 
             assert squared_distance(vector, found) <= squared_distance(vector, point) + 1e-12
 
 
-@pytest.mark.parametrize("name", ["top", "stratified", "reserved", "simplex"])
-def test_equal_entries_go_to_the_lower_index(name):
-    found = np.asarray(project(make_set(name, GROUPS), jnp.ones(SMALL), 2))
-    # Group 1 is rows 2 and 6, group 2 rows 1, 4 and 5; "reserved" holds one slot and two for them,
-    # so that k = 2 has room for two of those three.
-    assert np.flatnonzero(found).tolist() == ([1, 2] if name == "reserved" else [0, 1])
+FEW = [0, 0, 0, 0, 1, 1]
 
 
-def test_equal_entries_of_a_chosen_group_go_to_the_lower_index():
-    vector = jnp.array([1.0, 2.0, 1.0, 2.0, 2.0])
-    found = np.asarray(project(GroupTopK([0, 1, 0, 1, 1], 1), vector, 2))
-    assert np.flatnonzero(found).tolist() == [1, 3]
+@pytest.mark.parametrize(
+    ("constraint", "vector", "k", "rows"),
+    [
+        # Equal entries go to the lower index.
+        (make_set("top", GROUPS), [1] * SMALL, 2, [0, 1]),
+        (make_set("stratified", GROUPS), [1] * SMALL, 2, [0, 1]),
+        (make_set("simplex", GROUPS), [1] * SMALL, 2, [0, 1]),
+        # Group 1 is rows 2 and 6, group 2 rows 1, 4 and 5. One slot and two are reserved for them,
+        # so that k = 2 has room for two of those three.
+        (make_set("reserved", GROUPS), [1] * SMALL, 2, [1, 2]),
+        (GroupTopK([0, 1, 0, 1, 1], 1), [1, 2, 1, 2, 2], 2, [1, 3]),
+        # Reserved slots are not taken by another group.
+        (StratifiedTopK(FEW), [9, 8, 7, 6, 2, 1], 3, [0, 1, 2]),
+        (StratifiedTopK(FEW, reserved=1), [9, 8, 7, 6, 2, 1], 3, [0, 1, 4]),
+        # A slot is an offer: a negative entry does not fill it, and nobody else does.
+        (StratifiedTopK(FEW, reserved=1), [9, 8, 7, 6, -2, -1], 3, [0, 1]),
+    ],
+)
+def test_rows_that_are_chosen_among_equals_and_by_reserved_slots(constraint, vector, k, rows):
+    found = project(constraint, jnp.asarray(vector, float), k)
+    assert np.flatnonzero(found).tolist() == rows
 
 
 @pytest.mark.parametrize(
@@ -153,17 +165,6 @@ def test_sets_without_effect_project_as_top_k():
     vector = jnp.asarray(np.random.default_rng(0).normal(size=SMALL), jnp.float32)
     for constraint in (GroupTopK(GROUPS, 9), StratifiedTopK(GROUPS)):
         assert jnp.array_equal(project(constraint, vector, 3), project(TopK(), vector, 3))
-
-
-def test_reserved_slots_are_not_taken_by_another_group():
-    groups = np.array([0, 0, 0, 0, 1, 1])
-    vector = jnp.array([9.0, 8.0, 7.0, 6.0, 2.0, 1.0])
-    assert np.flatnonzero(project(StratifiedTopK(groups), vector, 3)).tolist() == [0, 1, 2]
-    held = StratifiedTopK(groups, reserved=1)
-    assert np.flatnonzero(project(held, vector, 3)).tolist() == [0, 1, 4]
-    # A slot is an offer: a negative entry does not fill it, and nobody else does.
-    negative = vector.at[4:].multiply(-1)
-    assert np.flatnonzero(project(held, negative, 3)).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("total", [1e-3, 1.0, 1e6])
@@ -304,13 +305,9 @@ def test_bad_arguments_fail_with_a_message_that_says_what_was_wanted(make, error
 
 
 @pytest.mark.parametrize("make", [GroupTopK, StratifiedTopK])
-def test_labels_of_the_wrong_length_fail_at_the_door(make):
+@pytest.mark.parametrize("wrap", [lambda base: base, jc.StochasticAIHT])
+def test_labels_of_the_wrong_length_fail_at_the_door(make, wrap):
     problem = jc.CoresetProblem(make_atoms(11, 12))
     with pytest.raises(ValueError, match="groups has length 7, but the problem has n = 12"):
-        jc.solve(problem, 3, jc.IHT(constraint=make(GROUPS, 1)))
-    jc.IHT(constraint=make(np.arange(12) % 3, 1)).check(problem)
-
-
-def test_an_unknown_line_search_is_refused():
-    with pytest.raises((TypeError, ValueError), match="line_search"):
-        jc.IHT(line_search="golden section")
+        jc.solve(problem, 3, wrap(jc.IHT(constraint=make(GROUPS, 1))), 0)
+    wrap(jc.IHT(constraint=make(np.arange(12) % 3, 1))).check(problem)

@@ -19,7 +19,6 @@ from jaxcoreset.solvers.kernel import (
     simplex_problem,
 )
 from jaxcoreset.solvers.nnls import nnls
-from jaxcoreset.solvers.solve import solve
 
 
 def clusters(n=60, seed=0, dtype=np.float32):
@@ -127,13 +126,6 @@ def test_objective_is_the_mmd_from_the_gram_matrix(solver, target):
         w[rng.choice(60, 8, replace=False)] = 1 / 8
     # The mean, not the least: hard thresholding without the simplex is no better than the latter.
     assert solution.objective < np.mean([mmd_by_hand(matrix, w, target) for w in random])
-
-
-def test_solving_the_problem_itself_gives_the_distance_of_means_for_any_weights():
-    points = clusters()
-    solution = solve(kernel_problem(KERNEL, points), 8, MatchingPursuit())
-    by_hand = mmd_by_hand(gram(points), solution.dense(60))
-    np.testing.assert_allclose(solution.objective, by_hand, atol=2e-5)
 
 
 def test_matching_pursuit_is_near_the_best_of_all_supports_and_never_below():

@@ -60,7 +60,14 @@ from jaxcoreset.solvers.exchange.working_set import (
     empty_candidates,
     working_set_size,
 )
-from jaxcoreset.solvers.numerics import any_in_batch, divide, first_true, product, resolution
+from jaxcoreset.solvers.numerics import (
+    any_in_batch,
+    divide,
+    first_true,
+    product,
+    resolution,
+    tree_where,
+)
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution
 
@@ -358,7 +365,7 @@ class ExchangePursuit(PathSolver):
         gains = jnp.where(useful, candidates.correlations**2 / divisors, 0)
         largest = jnp.max(gains, axis=-1)
         added = first_true(gains >= (1 - resolution(gains.dtype)) * largest)
-        progress = consider_move(
+        progress, allowed = consider_move(
             before,
             limits,
             size=size,
@@ -373,16 +380,17 @@ class ExchangePursuit(PathSolver):
             candidates,
             first=first,
             is_set=blocked,
-            can_remove=~progress.adds & ~stopped,
-            can_exchange=progress.can_exchange,
+            can_remove=~allowed.adds & ~stopped,
+            can_exchange=allowed.exchange,
             eligible=eligible,
             objective=objective,
             min_gain=self.min_gain,
         )
 
         # Decide on the move, and apply it.
-        progress = decide_move(
+        progress, decided = decide_move(
             progress,
+            allowed,
             limits,
             size=size,
             objective=objective,
@@ -391,7 +399,7 @@ class ExchangePursuit(PathSolver):
             gains=exchange.gains,
         )
         # If a weight blocks the way, move up to it and remove its atom.
-        evicts = progress.removes & ~feasible
+        evicts = decided.removes & ~feasible
         towards = support.weights + jnp.clip(nearest, 0, 1) * (solved - support.weights)
         weights = jnp.where(evicts, jnp.maximum(towards, 0), solved)
         refuses = evicts & (support.indices[first] == state.last_entered)
@@ -401,19 +409,19 @@ class ExchangePursuit(PathSolver):
             dataclasses.replace(candidates, refused=refused),
             leaving,
             weights=weights,
-            removes=progress.removes,
-            position=jnp.where(progress.adds, added, exchange.position),
-            inserts=progress.inserts,
-            restarts=progress.restarts,
+            move=decided,
+            position=jnp.where(allowed.adds, added, exchange.position),
             stays=stopped,
         )
 
         # A start begins with the target as its residual, and remembers its first atom.
-        restarts = progress.restarts
-        correlations = jnp.where(restarts, constants.correlations, candidates.correlations)
-        residual = jnp.where(restarts, constants.target, support.residual)
+        correlations, residual = tree_where(
+            decided.restarts,
+            (constants.correlations, constants.target),
+            (candidates.correlations, support.residual),
+        )
         starts = jnp.arange(state.first_atoms.shape[0]) == before.start
-        begins = starts & progress.adds & (size == 0)
+        begins = starts & allowed.adds & (size == 0)
         return _ExchangeState(
             support=dataclasses.replace(support, residual=residual),
             candidates=dataclasses.replace(candidates, correlations=correlations),
@@ -433,4 +441,4 @@ def _refresh(
     )
     progress = dataclasses.replace(state.progress, num_changes=jnp.zeros((), jnp.int32))
     new = dataclasses.replace(state, support=support, candidates=candidates, progress=progress)
-    return jax.tree.map(lambda a, b: jnp.where(state.progress.stopped, b, a), new, state)
+    return tree_where(state.progress.stopped, state, new)

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxcoreset.solvers.exchange.schedule import Move
 from jaxcoreset.solvers.exchange.slot_matrix import SlotMatrix
 from jaxcoreset.solvers.numerics import any_in_batch, first_true, product, resolution
 
@@ -219,14 +220,12 @@ def apply_move(
     candidates: Candidates,
     leaving: LeavingAtom,
     *,
+    move: Move,
     weights: Float[Array, " p"],
-    removes: Bool[Array, ""],
     position: Int[Array, ""],
-    inserts: Bool[Array, ""],
-    restarts: Bool[Array, ""],
     stays: Bool[Array, ""],
 ) -> tuple[Support, Candidates, Array]:
-    """Remove one atom, insert one, do both, or remove all atoms, as the flags say.
+    """Remove one atom, insert one, do both, or remove all atoms, as `move` says.
 
     A reflection turns the basis so that only the row of the freed slot depends on the atom that
     leaves. That row is then available for the atom that enters.
@@ -235,16 +234,15 @@ def apply_move(
         support: the atoms in use.
         candidates: the atoms that may enter.
         leaving: the atom that may leave.
+        move: what to do.
         weights: shape (p,), a feasible point.
-        removes: whether `leaving` leaves.
         position: position among the candidates of the atom that enters.
-        inserts: whether an atom enters.
-        restarts: whether all atoms leave.
         stays: whether nothing changes.
 
     Returns:
         The new support and candidates, and the index of the atom that entered, −1 if none did.
     """
+    removes, inserts, restarts = move.removes, move.inserts, move.restarts
     # The slots that are freed and filled.
     slots = jnp.arange(support.active.shape[0])
     slot_out = leaving.slot

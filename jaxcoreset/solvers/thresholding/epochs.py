@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxcoreset.solvers.arguments import as_integer
+from jaxcoreset.solvers.arguments import as_integer, check_that
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.numerics import tree_where
 from jaxcoreset.solvers.problem import CoresetProblem
@@ -66,15 +66,16 @@ class Stochastic(Solver):
             raise TypeError(
                 f"batch_size is {size!r}; expected a fraction of the rows, or an integer."
             )
-        if isinstance(size, int | np.integer):
-            if size < 1:
-                raise ValueError(f"batch_size is {size}; expected at least one row.")
-        elif not 0 < size <= 1:
-            raise ValueError(
-                f"batch_size is {size}; expected a fraction in (0, 1], or an integer for a number "
-                "of rows."
-            )
+        if self._is_fraction:
+            fraction = "a fraction in (0, 1], or an integer for a number of rows"
+            check_that(0 < size <= 1, "batch_size", size, fraction)
+        else:
+            check_that(size >= 1, "batch_size", size, "at least one row")
         as_integer("patience", self.patience, 1)
+
+    @property
+    def _is_fraction(self) -> bool:
+        return isinstance(self.batch_size, float | np.floating)
 
     @property
     @abc.abstractmethod
@@ -84,7 +85,7 @@ class Stochastic(Solver):
     def check(self, problem: CoresetProblem) -> None:
         """Raise a ValueError if a batch is larger than n; see `Solver.check`."""
         n = problem.num_data
-        if not isinstance(self.batch_size, float | np.floating) and self.batch_size > n:
+        if not self._is_fraction and self.batch_size > n:
             raise ValueError(
                 f"batch_size is {self.batch_size}, but the problem has n = {n} atoms; expected at "
                 f"most n, or a fraction such as 0.2."
@@ -92,9 +93,7 @@ class Stochastic(Solver):
 
     def num_rows(self, n: int) -> int:
         """The maximum number of rows in a batch of a problem with n atoms."""
-        if isinstance(self.batch_size, float | np.floating):
-            return max(1, round(float(self.batch_size) * n))
-        return int(self.batch_size)
+        return max(1, round(self.batch_size * n)) if self._is_fraction else int(self.batch_size)
 
     def num_batches(self, n: int) -> int:
         """The number of batches in an epoch."""

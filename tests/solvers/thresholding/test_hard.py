@@ -10,8 +10,6 @@ from tests.datasets import NAMES, atoms_of
 from tests.problems import independent_atoms
 from tests.reference import hard_thresholding as reference
 
-SOLVERS = {"IHT": jc.IHT, "AIHT": jc.AIHT, "AIHT2": jc.AIHT2}
-
 
 def solve(solver, atoms, k):
     """The solution and its dense weights, in float64."""
@@ -20,7 +18,7 @@ def solve(solver, atoms, k):
         return solution, np.asarray(solution.dense(len(atoms)))
 
 
-@pytest.mark.parametrize("algorithm", SOLVERS)
+@pytest.mark.parametrize("algorithm", ["IHT", "AIHT", "AIHT2"])
 @pytest.mark.parametrize("data", ["independent", "phishing_500"])
 def test_iterates_equal_the_reference(algorithm, data):
     # On nearly dependent atoms the accelerated iterations multiply a rounding error by ten every
@@ -29,7 +27,7 @@ def test_iterates_equal_the_reference(algorithm, data):
     iterates = reference.hard_thresholding(
         atoms.T, atoms.sum(0), 15, algorithm=algorithm, tol=0.0, max_iters=num_iters
     )
-    solver = SOLVERS[algorithm](tol=0.0, max_iters=num_iters, record_history=True)
+    solver = getattr(jc, algorithm)(tol=0.0, max_iters=num_iters, record_history=True)
     solution, weights = solve(solver, atoms, 15)
     expected = iterates[-1]
     assert np.flatnonzero(weights).tolist() == np.flatnonzero(expected).tolist()
@@ -42,11 +40,10 @@ def test_iterates_equal_the_reference(algorithm, data):
 def test_step_conventions_equal_the_reference():
     atoms, k = independent_atoms(seed=3), 10
     settings = {"step_fraction": 0.6, "momentum_fraction": 0.5, "tol": 0.0, "max_iters": 8}
-    expected = reference.hard_thresholding(atoms.T, atoms.sum(0), k, algorithm="AIHT2", **settings)[
-        -1
-    ]
+    given = atoms.T, atoms.sum(0), k
+    iterates = reference.hard_thresholding(*given, algorithm="AIHT2", **settings)
     _, weights = solve(jc.AIHT2(**settings), atoms, k)
-    np.testing.assert_allclose(weights, expected, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(weights, iterates[-1], rtol=1e-8, atol=1e-10)
 
 
 def test_fixed_step_is_projected_gradient_descent():
@@ -93,9 +90,14 @@ def test_float32_objective_is_near_float64_on_the_six_data_sets():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"max_iters": 0}, "max_iters"), ({"tol": -1.0}, "tol"), ({"step_fraction": 0.0}, "step")],
+    ("arguments", "error", "message"),
+    [
+        ({"max_iters": 0}, ValueError, "max_iters"),
+        ({"tol": -1.0}, ValueError, "tol"),
+        ({"step_fraction": 0.0}, ValueError, "step"),
+        ({"line_search": "golden section"}, (TypeError, ValueError), "line_search"),
+    ],
 )
-def test_bad_hyperparameters_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_hyperparameters_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
         jc.AIHT2(**arguments)

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.extend.core import jaxprs_in_params
 
 import jaxcoreset as jc
-from jaxcoreset.solvers.constraints import GroupTopK, SimplexTopK, Sparse, StratifiedTopK
-from jaxcoreset.solvers.thresholding.batches import Batch, draw_batch, second_batch
-from jaxcoreset.solvers.thresholding.hard import AIHT, AIHT2, IHT, Iterate, Task, zero_iterate
+from jaxcoreset.solvers.constraints import GroupTopK, SimplexTopK, StratifiedTopK
+from jaxcoreset.solvers.thresholding.batches import draw_batch, second_batch
+from jaxcoreset.solvers.thresholding.hard import AIHT, AIHT2, IHT, Task, zero_iterate
 from jaxcoreset.solvers.thresholding.stochastic import SVRGIHT, ProjectedOptax, StochasticAIHT
+from tests.loops import operations
 from tests.problems import correlated_atoms, independent_atoms
 from tests.reference import stochastic as reference
 from tests.solvers.thresholding.helpers import (
@@ -23,7 +23,6 @@ from tests.solvers.thresholding.helpers import (
     batches_of,
     device_iterates,
     objective,
-    point,
     rows_of,
 )
 
@@ -193,15 +192,12 @@ def test_iteration_touches_the_atoms_by_gathering_alone():
     batch = draw_batch(KEY, n, 20)
     traced = jax.make_jaxpr(solver._advance)(task, state, batch, KEY)
 
-    def uses(jaxpr):
-        for equation in jaxpr.eqns:
-            inner = list(jaxprs_in_params(equation.params))
-            for part in inner:
-                yield from uses(part)
-            if not inner and any(getattr(v.aval, "shape", ()) == (n, s) for v in equation.invars):
-                yield equation.primitive.name
-
-    assert set(uses(traced.jaxpr)) == {"gather"}
+    uses = {
+        operation.primitive.name
+        for operation in operations(traced.jaxpr)
+        if any(getattr(v.aval, "shape", ()) == (n, s) for v in operation.invars)
+    }
+    assert uses == {"gather"}
 
 
 @pytest.mark.parametrize(
@@ -232,47 +228,3 @@ def test_batch_larger_than_the_problem_is_refused(solver):
     solver = dataclasses.replace(solver, batch_size=51)
     with pytest.raises(ValueError, match="batch_size is 51, but the problem has n = 50 atoms"):
         jc.solve(jc.CoresetProblem(independent_atoms(50, 30)), 5, solver, KEY)
-
-
-def test_labels_of_the_wrong_length_are_refused():
-    solver = StochasticAIHT(AIHT2(GroupTopK(GROUPS, max_groups=3)))
-    with pytest.raises(ValueError, match="groups has length 60"):
-        jc.solve(jc.CoresetProblem(independent_atoms(50, 30)), 5, solver, KEY)
-
-
-def svrg_estimates(at_snapshot):
-    """The estimate of `SVRGIHT` for every batch of three rows, at or off its snapshot."""
-    atoms, weights, _, exact = point()
-    n = len(atoms)
-    rows = np.array(list(itertools.combinations(range(n), 3)), np.int32)
-    solver = SVRGIHT(estimator="batch", batch_size=3)
-    with jax.enable_x64(True):
-        problem = jc.CoresetProblem(atoms)
-        used = np.flatnonzero(weights).astype(np.int32)
-        here = Iterate(
-            Sparse(jnp.asarray(used), jnp.asarray(weights[used])), jnp.asarray(weights @ atoms)
-        )
-        nothing = Iterate(Sparse(here.weights.indices, jnp.zeros(3)), jnp.zeros(5))
-        state = solver._start(Task.of(problem, jnp.int32(3), 3), here if at_snapshot else nothing)
-        state = solver._begin_epoch(problem, state)
-        iterates = dataclasses.replace(state.iterates, current=here)
-        state = dataclasses.replace(state, iterates=iterates)
-
-        @jax.jit
-        @jax.vmap
-        def estimate(batch_rows):
-            return solver.estimate(problem, state, Batch(batch_rows, jnp.ones(3, bool)))
-
-        found = estimate(rows)
-    return np.asarray(found), exact
-
-
-def test_variance_reduced_estimator_is_unbiased():
-    found, exact = svrg_estimates(at_snapshot=False)
-    assert found.var(0).min() > 1e-3
-    np.testing.assert_allclose(found.mean(0), exact, rtol=1e-11, atol=1e-11)
-
-
-def test_variance_reduced_estimator_is_exact_at_the_snapshot():
-    found, exact = svrg_estimates(at_snapshot=True)
-    np.testing.assert_allclose(found, np.broadcast_to(exact, found.shape), rtol=1e-12)
