@@ -133,12 +133,7 @@ class PathSolver(Solver):
             residual = problem.target - problem.combine(rows, weights)
             objective = product(residual, residual)
             return make_solution(
-                problem,
-                rows,
-                weights,
-                objective,
-                num_iters,
-                jnp.isfinite(objective),
+                problem, rows, weights, objective, num_iters, jnp.isfinite(objective)
             )
 
         return jax.vmap(solution)(ks)

@@ -22,9 +22,7 @@ _MIN_CHUNK = 4
 
 
 def chunked_vmap(
-    function: Callable[..., PyTree],
-    num_bytes: int,
-    default: Callable[..., PyTree] | None = None,
+    function: Callable[..., PyTree], num_bytes: int, default: Callable[..., PyTree] | None = None
 ) -> Callable[..., PyTree]:
     """A function that does the same, and under `vmap` on a CPU processes the batch in chunks.
 

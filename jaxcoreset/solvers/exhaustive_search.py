@@ -86,12 +86,7 @@ class ExhaustiveSearch(PathSolver):
         # The usual `tol` is coarser than what the supports were compared by.
         fit = nnls(problem.gather(rows), problem.target, mask=used, tol=4 * float(eps))
         return make_solution(
-            problem,
-            rows,
-            fit.weights,
-            fit.objective,
-            jnp.asarray(supports.shape[0]),
-            fit.converged,
+            problem, rows, fit.weights, fit.objective, jnp.asarray(supports.shape[0]), fit.converged
         )
 
 

@@ -89,12 +89,7 @@ class Recombination(Solver):
             indices, kept = _nearest(problem, leading, indices, kept, k)
         result = nnls(problem.gather(indices), problem.target, warm_start=kept, mask=kept > 0)
         return make_solution(
-            problem,
-            indices,
-            result.weights,
-            result.objective,
-            num_rounds,
-            result.converged,
+            problem, indices, result.weights, result.objective, num_rounds, result.converged
         )
 
 

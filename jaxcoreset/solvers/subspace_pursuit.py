@@ -97,9 +97,7 @@ class SubspacePursuit(Solver):
             history=History.empty(self, dtype),
         )
         state = jax.lax.while_loop(
-            lambda s: any_in_batch(~s.stopped),
-            lambda s: self._iterate(problem, scale, k, s),
-            state,
+            lambda s: any_in_batch(~s.stopped), lambda s: self._iterate(problem, scale, k, s), state
         )
         point = state.point
         return make_solution(

@@ -18,13 +18,7 @@ from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.solvers.solve import solve, sweep
 from tests.datasets import NAMES, atoms_of
 from tests.problems import low_rank_atoms
-from tests.solvers.helpers import (
-    assert_best_on_its_support,
-    in_float32,
-    pick,
-    scipy_nnls,
-    used,
-)
+from tests.solvers.helpers import assert_best_on_its_support, in_float32, pick, scipy_nnls, used
 
 # Relative errors below this are rounding in float32.
 FLOAT32_FLOOR = 3e-5

@@ -203,10 +203,7 @@ def test_prototypes_of_digits_classify_better_than_random_ones():
         (lambda x: kernel_problem(GaussianKernel(1.0), x, tol=-1.0), "tol is"),
         (lambda x: kernel_problem(GaussianKernel(1.0), x, np.ones(3)), "target_weights"),
         (lambda x: select_prototypes(x, 99), "k is 99"),
-        (
-            lambda x: select_prototypes(x, 3, target_weights=np.ones(20)),
-            "expected a distribution",
-        ),
+        (lambda x: select_prototypes(x, 3, target_weights=np.ones(20)), "expected a distribution"),
     ],
 )
 def test_bad_input_is_refused_with_a_sentence(call, words):

@@ -162,13 +162,7 @@ class StochasticAIHT(_OfBase):
         def step(_: int | Array, state: Accelerated) -> Accelerated:
             z, z_image = state.extrapolate(pool.rows.shape[0])
             gradient = estimate_correlations(
-                local,
-                z,
-                local.target - z_image,
-                pool.in_batch,
-                n,
-                self.estimator,
-                second,
+                local, z, local.target - z_image, pool.in_batch, n, self.estimator, second
             )
             # Rows of w_{t-1} that are neither in the batch nor in z do not take part in the step.
             taking_part = usable & (pool.in_batch | (z != 0))
@@ -236,9 +230,7 @@ class SVRGIHT(_OfBase):
     def _begin_epoch(self, problem: CoresetProblem, state: _Reduced) -> _Reduced:
         image = state.current.image
         return dataclasses.replace(
-            state,
-            snapshot_image=image,
-            snapshot_scores=problem.correlate(problem.target - image),
+            state, snapshot_image=image, snapshot_scores=problem.correlate(problem.target - image)
         )
 
     def estimate(self, problem: CoresetProblem, state: Any, batch: Batch) -> Float[Array, " n"]:
