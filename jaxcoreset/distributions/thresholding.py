@@ -99,16 +99,31 @@ class DistributionIHT(DistributionSolver):
         start: Float[Array, "*lattice"] | None = None,
     ) -> DistributionSolution:
         """See `DistributionSolver.run`; a `start` replaces the solver's own."""
+
+        def descend(table: Array, support: Array) -> DistributionSolution:
+            state = jax.lax.while_loop(
+                lambda s: (s.num_iters < self.max_iters) & (s.doublings <= _MAX_DOUBLINGS),
+                lambda s: self.iterate(objective, s, k, max_k),
+                self.begin(objective, table, support, max_k),
+            )
+            return DistributionSolution(
+                table=state.best.table,
+                support=state.best.support,
+                objective=state.best.objective,
+                num_iters=state.num_iters,
+                converged=state.doublings > _MAX_DOUBLINGS,
+                history=state.history.filled(state.num_iters, objective(state.table)),
+            )
+
         if start is not None:
-            return self._descend(objective, start, varying_coordinates(start), k, max_k)
+            return descend(start, varying_coordinates(start))
         if self.start == "greedy":
-            return self._descend(objective, *grow(objective, k, max_k), k, max_k)
+            return descend(*grow(objective, k, max_k))
         assert key is not None
 
         def from_random(key: PRNGKeyArray) -> DistributionSolution:
             table, support = random_table(key, objective.lattice, k, max_k)
-            dtype = objective.scale(1).dtype
-            return self._descend(objective, table.astype(dtype), support, k, max_k)
+            return descend(table.astype(objective.scale(1).dtype), support)
 
         return best_of(jax.vmap(from_random)(jax.random.split(key, self.num_starts)))
 
@@ -151,25 +166,3 @@ class DistributionIHT(DistributionSolver):
         if self.refit:
             table = best_table(objective, slots_of(support, max_k))
         return _Point(table, support, objective(table))
-
-    def _descend(
-        self,
-        objective: DistributionObjective,
-        table: Array,
-        support: Array,
-        k: Int[Array, ""],
-        max_k: int,
-    ) -> DistributionSolution:
-        state = jax.lax.while_loop(
-            lambda s: (s.num_iters < self.max_iters) & (s.doublings <= _MAX_DOUBLINGS),
-            lambda s: self.iterate(objective, s, k, max_k),
-            self.begin(objective, table, support, max_k),
-        )
-        return DistributionSolution(
-            table=state.best.table,
-            support=state.best.support,
-            objective=state.best.objective,
-            num_iters=state.num_iters,
-            converged=state.doublings > _MAX_DOUBLINGS,
-            history=state.history.filled(state.num_iters, objective(state.table)),
-        )

@@ -12,7 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.base import PathSolver
 from jaxcoreset.solvers.batching import map_batches
@@ -67,27 +67,20 @@ class ExhaustiveSearch(PathSolver):
         objective_of = jax.vmap(lambda support: _objective(rows[support], target))
         objectives = map_batches(objective_of, supports, size)
         objectives = jnp.where(jnp.all(usable[supports], axis=1), objectives, jnp.inf)
-        return jax.lax.map(lambda k: self._best(problem, supports, objectives, sizes <= k), ks)
+        eps, count = float(jnp.finfo(objectives.dtype).eps), jnp.asarray(len(sizes))
 
-    def _best(
-        self,
-        problem: CoresetProblem,
-        supports: Int[Array, "m k"],
-        objectives: Float[Array, " m"],
-        allowed: Bool[Array, " m"],
-    ) -> Solution:
-        # Of supports that rounding does not tell apart the first one, which is among the smallest.
-        objectives = jnp.where(allowed, objectives, jnp.inf)
-        eps = jnp.finfo(objectives.dtype).eps
-        best = jnp.min(objectives)
-        support = supports[jnp.argmax(objectives <= best + eps * (best + eps))]
-        used = support < problem.num_data
-        rows = jnp.where(used, support, 0)
-        # The usual `tol` is coarser than what the supports were compared by.
-        fit = nnls(problem.gather(rows), problem.target, mask=used, tol=4 * float(eps))
-        return make_solution(
-            problem, rows, fit.weights, fit.objective, jnp.asarray(supports.shape[0]), fit.converged
-        )
+        def solution(k: Array) -> Solution:
+            # Of supports that rounding does not tell apart the first, which is among the smallest.
+            allowed = jnp.where(sizes <= k, objectives, jnp.inf)
+            best = jnp.min(allowed)
+            support = supports[jnp.argmax(allowed <= best + eps * (best + eps))]
+            used = support < problem.num_data
+            rows = jnp.where(used, support, 0)
+            # The usual `tol` is coarser than what the supports were compared by.
+            fit = nnls(problem.gather(rows), problem.target, mask=used, tol=4 * eps)
+            return make_solution(problem, rows, fit.weights, fit.objective, count, fit.converged)
+
+        return jax.lax.map(solution, ks)
 
 
 def _all_supports(n: int, max_k: int) -> Int[np.ndarray, "m k"]:

@@ -96,9 +96,22 @@ class SubspacePursuit(Solver):
             converged=jnp.zeros((), bool),
             history=History.empty(self, dtype),
         )
-        state = jax.lax.while_loop(
-            lambda s: any_in_batch(~s.stopped), lambda s: self._iterate(problem, scale, k, s), state
-        )
+
+        def iterate(state: _SubspaceState) -> _SubspaceState:
+            """One exchange; a state that has stopped, or stops now, keeps its point."""
+            new = _exchange(problem, scale, k, state.point)
+            better = new.objective < (1 - resolution(dtype)) * state.point.objective
+            point = tree_where(better & ~state.stopped, new, state.point)
+            num_iters = state.num_iters + ~state.stopped
+            return _SubspaceState(
+                point=point,
+                num_iters=num_iters,
+                stopped=state.stopped | ~better | (num_iters >= self.max_iters),
+                converged=jnp.where(state.stopped, state.converged, ~better),
+                history=state.history.record(num_iters - 1, point.objective),
+            )
+
+        state = jax.lax.while_loop(lambda s: any_in_batch(~s.stopped), iterate, state)
         point = state.point
         return make_solution(
             problem,
@@ -121,28 +134,6 @@ class SubspacePursuit(Solver):
         is_best = objectives <= jnp.min(objectives, axis=1, keepdims=True)
         best = jnp.argmin(jnp.where(is_best, ks[None, :], jnp.iinfo(ks.dtype).max), axis=1)
         return jax.tree.map(lambda x: x[best], path)
-
-    def _iterate(
-        self,
-        problem: CoresetProblem,
-        scale: Float[Array, " n"],
-        k: Int[Array, ""],
-        state: _SubspaceState,
-    ) -> _SubspaceState:
-        """One exchange; a state that has stopped, or stops now, keeps its point."""
-        new = _exchange(problem, scale, k, state.point)
-        small = resolution(new.objective.dtype)
-        better = new.objective < (1 - small) * state.point.objective
-        accepted = better & ~state.stopped
-        point = tree_where(accepted, new, state.point)
-        num_iters = state.num_iters + ~state.stopped
-        return _SubspaceState(
-            point=point,
-            num_iters=num_iters,
-            stopped=state.stopped | ~better | (num_iters >= self.max_iters),
-            converged=jnp.where(state.stopped, state.converged, ~better),
-            history=state.history.record(num_iters - 1, point.objective),
-        )
 
 
 def _exchange(
