@@ -41,13 +41,12 @@ class Batch(eqx.Module):
 
 
 class Pool(eqx.Module):
-    """The rows that an iteration reads, in increasing order, each once; unused ones not `present`.
+    """The rows that an iteration reads, in increasing order, each once.
 
-    Its atoms form a problem of their own, and are zero in rows that are not present.
+    Its atoms form a problem of their own, and are zero in unused rows.
     """
 
     rows: Int[Array, " p"]
-    present: Bool[Array, " p"]
     in_batch: Bool[Array, " p"]
     problem: CoresetProblem
 
@@ -93,7 +92,7 @@ def read_rows(problem: CoresetProblem, batch: Batch, current: Sparse, previous: 
         in_batch = jnp.zeros(n + 1, bool).at[drawn].set(True)[:n]
     rows = jnp.minimum(rows, n - 1).astype(jnp.int32)
     atoms = jnp.where(present[:, None], problem.gather(rows), 0)
-    return Pool(rows, present, in_batch, CoresetProblem(atoms, problem.target))
+    return Pool(rows, in_batch, CoresetProblem(atoms, problem.target))
 
 
 def estimate_correlations(

@@ -233,10 +233,9 @@ class SVRGIHT(_OfBase):
             state, snapshot_image=image, snapshot_scores=problem.correlate(problem.target - image)
         )
 
-    def estimate(self, problem: CoresetProblem, state: Any, batch: Batch) -> Float[Array, " n"]:
-        """The estimate of Φᵀr at z, from the snapshot's scores and a batch."""
+    def _advance(self, task: Task, state: _Reduced, batch: Batch, key: PRNGKeyArray) -> _Reduced:
+        problem, iterates = task.problem, state.iterates
         n = problem.num_data
-        iterates = state.iterates
         z, z_image = iterates.extrapolate(n)
         pool = read_rows(problem, batch, iterates.current.weights, iterates.previous.weights)
         change = estimate_correlations(
@@ -247,12 +246,8 @@ class SVRGIHT(_OfBase):
             n,
             self.estimator,
         )
-        return state.snapshot_scores.at[pool.rows].add(change)
-
-    def _advance(self, task: Task, state: _Reduced, batch: Batch, key: PRNGKeyArray) -> _Reduced:
-        gradient = self.estimate(task.problem, state, batch)
-        iterates = _move(self.base, task, state.iterates, gradient)
-        return dataclasses.replace(state, iterates=iterates)
+        gradient = state.snapshot_scores.at[pool.rows].add(change)
+        return dataclasses.replace(state, iterates=_move(self.base, task, iterates, gradient))
 
 
 class _Projected(eqx.Module):
