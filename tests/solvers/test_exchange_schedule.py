@@ -20,9 +20,9 @@ def sizes_of():
     """The number of atoms in use at each move of a run for k, of atoms of one shape."""
     moves, programs = [], {}
 
-    def decide_move(progress, *limits, size, **found):
-        jax.debug.callback(lambda *move: moves.append(move), progress.num_moves, size)
-        return original(progress, *limits, size=size, **found)
+    def decide_move(progress, limits, fit, *found):
+        jax.debug.callback(lambda *move: moves.append(move), progress.num_moves, fit.size)
+        return original(progress, limits, fit, *found)
 
     original, pursuit.decide_move = pursuit.decide_move, decide_move
 

@@ -38,6 +38,7 @@ from jaxcoreset.solvers.exchange.blocks import pursue_in_blocks
 from jaxcoreset.solvers.exchange.path import Path, RunResult
 from jaxcoreset.solvers.exchange.schedule import (
     MAX_START_SIZE,
+    Fit,
     Progress,
     RunLimits,
     consider_move,
@@ -365,14 +366,8 @@ class ExchangePursuit(PathSolver):
         gains = jnp.where(useful, candidates.correlations**2 / divisors, 0)
         largest = jnp.max(gains, axis=-1)
         added = first_true(gains >= (1 - resolution(gains.dtype)) * largest)
-        progress, allowed = consider_move(
-            before,
-            limits,
-            size=size,
-            objective=objective,
-            feasible=feasible,
-            any_useful=largest > 0,
-        )
+        fit = Fit(size, objective, feasible, stopped)
+        progress, allowed = consider_move(before, limits, fit, largest > 0)
 
         # Find the atom to remove, or the best exchange.
         leaving, exchange = choose_leaving(
@@ -388,16 +383,7 @@ class ExchangePursuit(PathSolver):
         )
 
         # Decide on the move, and apply it.
-        progress, decided = decide_move(
-            progress,
-            allowed,
-            limits,
-            size=size,
-            objective=objective,
-            feasible=feasible,
-            stopped=stopped,
-            gains=exchange.gains,
-        )
+        progress, decided = decide_move(progress, limits, fit, allowed, exchange.gains)
         # If a weight blocks the way, move up to it and remove its atom.
         evicts = decided.removes & ~feasible
         towards = support.weights + jnp.clip(nearest, 0, 1) * (solved - support.weights)

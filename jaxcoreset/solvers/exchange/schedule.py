@@ -95,6 +95,22 @@ class Progress(eqx.Module):
         )
 
 
+class Fit(eqx.Module):
+    """The least-squares solution that a move starts from.
+
+    Attributes:
+        size: the number of atoms in use.
+        objective: the objective of their least-squares weights.
+        feasible: whether none of these is negative, and the run has not stopped.
+        stopped: whether to do nothing.
+    """
+
+    size: Int[Array, ""]
+    objective: Float[Array, ""]
+    feasible: Bool[Array, ""]
+    stopped: Bool[Array, ""]
+
+
 class Allowed(eqx.Module):
     """Which moves are allowed.
 
@@ -135,24 +151,17 @@ def is_stale(progress: Progress, size: Int[Array, ""], refresh: float) -> Bool[A
 
 
 def consider_move(
-    before: Progress,
-    limits: RunLimits,
-    *,
-    size: Int[Array, ""],
-    objective: Float[Array, ""],
-    feasible: Bool[Array, ""],
-    any_useful: Bool[Array, ""],
+    before: Progress, limits: RunLimits, fit: Fit, any_useful: Bool[Array, ""]
 ) -> tuple[Progress, Allowed]:
     """Determine which moves are allowed: add an atom, or exchange one for another.
 
     Args:
         before: the progress before the move.
         limits: the limits of the run.
-        size: the number of atoms in use.
-        objective: the objective of their least-squares weights.
-        feasible: whether none of these is negative, and the run has not stopped.
+        fit: the solution that the move starts from.
         any_useful: whether there is an atom that would lower the objective.
     """
+    size, objective, feasible = fit.size, fit.objective, fit.feasible
     better = feasible & improves(objective, before.objective)
     exchanged = before.num_exchanges > 0
     useless = feasible & ~better & ~exchanged & ~before.shrinking & (size > 0)
@@ -179,34 +188,24 @@ def consider_move(
 
 
 def decide_move(
-    before: Progress,
-    allowed: Allowed,
-    limits: RunLimits,
-    *,
-    size: Int[Array, ""],
-    objective: Float[Array, ""],
-    feasible: Bool[Array, ""],
-    stopped: Bool[Array, ""],
-    gains: Bool[Array, ""],
+    before: Progress, limits: RunLimits, fit: Fit, allowed: Allowed, gains: Bool[Array, ""]
 ) -> tuple[Progress, Move]:
     """Decide on the move, and update the progress for it.
 
     Args:
         before: the progress that `consider_move` returns.
-        allowed: the moves that it allows.
         limits: the limits of the run.
-        size: the number of atoms in use.
-        objective: the objective of their least-squares weights.
-        feasible: whether none of these is negative, and the run has not stopped.
-        stopped: whether to do nothing.
+        fit: the solution that the move starts from.
+        allowed: the moves that `consider_move` allows.
         gains: whether there is an exchange that lowers the objective by enough.
     """
+    objective, feasible, stopped = fit.objective, fit.feasible, fit.stopped
     adds, exchanges = allowed.adds, allowed.exchange & gains
     # If none of these candidates is useful, other atoms may be.
     refreshes = allowed.growth & ~adds & (before.num_changes > 0) & limits.selects_candidates
     refreshes = refreshes & (objective < (1 - limits.min_gain) * before.refresh_objective)
     turns = feasible & ~exchanges & ~adds & ~refreshes
-    drops = turns & (size > limits.bottom)
+    drops = turns & (fit.size > limits.bottom)
     ends = turns & ~drops
     restarts = ends & (before.start < limits.num_starts)
     out_of_moves = ~stopped & (before.num_moves >= limits.max_moves)
