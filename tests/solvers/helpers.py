@@ -143,6 +143,17 @@ def in_float32(atoms: np.ndarray, target: np.ndarray | None = None) -> jc.Corese
     return jc.CoresetProblem(np.asarray(atoms, np.float32), target)
 
 
+def solve_in_float64(
+    atoms: np.ndarray, k: int | np.ndarray, solver: Solver, key: object = None
+) -> tuple[Solution, np.ndarray]:
+    """The solution for k, or the solutions for several, and their weights on all rows."""
+    with jax.enable_x64(True):
+        run = jc.solve if np.ndim(k) == 0 else jc.sweep
+        solution = run(jc.CoresetProblem(atoms), k, solver, key)
+        weights = np.asarray(solution.dense(len(atoms)))
+    return jax.tree.map(np.asarray, solution), weights
+
+
 def path_in_float32(
     atoms: np.ndarray, solver: Solver, target: np.ndarray | None = None
 ) -> Solution:

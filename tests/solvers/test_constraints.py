@@ -15,6 +15,7 @@ import jaxcoreset as jc
 from jaxcoreset.solvers.constraints import GroupTopK, SimplexTopK, Sparse, StratifiedTopK, TopK
 from tests.reference import hard_thresholding as reference_solver
 from tests.reference import projections as reference
+from tests.solvers.helpers import solve_in_float64
 
 SMALL = 7  # rows: few enough for every support, and one length for every compiled program
 GROUPS = np.array([0, 2, 1, 0, 2, 2, 1])
@@ -237,13 +238,12 @@ def test_totals_may_be_vmapped_over_and_give_no_weight_to_atoms_of_norm_zero():
 
 @pytest.mark.parametrize("name", ["group", "simplex"])
 def test_iht_with_backtracking_never_raises_the_objective(name):
-    n = 30
-    with jax.enable_x64(True):
-        options = {"line_search": "backtracking", "record_history": True, "max_iters": 60}
-        solver = jc.IHT(constraint=make_set(name, np.arange(n) % 3, 20.0), **options)
-        found = jc.solve(jc.CoresetProblem(make_atoms(8, n)), 6, solver)
-        weights, history = np.asarray(found.dense(n)), np.asarray(found.history)
-    assert is_in_set(name, weights, 6, np.arange(n) % 3, 20.0)
+    groups = np.arange(30) % 3
+    options = {"line_search": "backtracking", "record_history": True, "max_iters": 60}
+    solver = jc.IHT(constraint=make_set(name, groups, 20.0), **options)
+    found, weights = solve_in_float64(make_atoms(8, 30), 6, solver)
+    history = found.history
+    assert is_in_set(name, weights, 6, groups, 20.0)
     assert (np.diff(history) <= 1e-10 * history[:-1]).all()
     assert history[-1] < history[0]
 
@@ -267,14 +267,12 @@ def test_iterates_with_groups_equal_a_loop_with_exhaustive_projections(name):
     )
     free = reference_solver.hard_thresholding(*given, **options)
     assert not np.allclose(path[-1], free[-1], atol=1e-3)  # the constraint matters here
-    with jax.enable_x64(True):
-        solver = jc.AIHT2(
-            constraint=make_set(name, groups), max_iters=num_iters, tol=0.0, record_history=True
-        )
-        found = jc.solve(jc.CoresetProblem(atoms), k, solver)
-        weights, history = np.asarray(found.dense(n)), np.asarray(found.history)
+    solver = jc.AIHT2(
+        constraint=make_set(name, groups), max_iters=num_iters, tol=0.0, record_history=True
+    )
+    found, weights = solve_in_float64(atoms, k, solver)
     objectives = [reference_solver.objective(atoms.T, atoms.sum(axis=0), w) for w in path]
-    np.testing.assert_allclose(history, objectives, rtol=1e-8)
+    np.testing.assert_allclose(found.history, objectives, rtol=1e-8)
     np.testing.assert_allclose(weights, path[-1], atol=1e-9)
 
 

@@ -117,18 +117,13 @@ def estimate_correlations(
         num_data: n.
         estimator: "double", "batch", "support" or "pool".
         in_image_batch: shape (p,), the rows of a second batch, of the same size, that Γ₂ keeps;
-            only for "double".
-
-    Raises:
-        ValueError: if "double" has no `in_image_batch`.
+            for "double".
     """
     dtype = residual.dtype
     support = weights != 0
     one, zero = jnp.ones((), dtype), jnp.zeros((), dtype)
     scale = num_data / jnp.maximum(jnp.sum(in_batch), 1).astype(dtype)
-    if estimator == "double":
-        if in_image_batch is None:
-            raise ValueError('in_image_batch is missing; expected the second batch for "double".')
+    if in_image_batch is not None:
         kept = jnp.where(in_image_batch, scale, zero) * weights
         residual = problem.target - product(kept, problem.atoms)
     if estimator == "pool":

@@ -18,7 +18,7 @@ def estimates(estimator, size=3):
     atoms, weights, residual, _ = point()
     n = len(atoms)
     batches = np.array([np.isin(range(n), rows) for rows in combinations(range(n), size)])
-    in_batch = in_image_batch = batches
+    in_batch, in_image_batch = batches, None
     if estimator == "double":
         in_batch = np.repeat(batches, len(batches), axis=0)
         in_image_batch = np.tile(batches, (len(batches), 1))

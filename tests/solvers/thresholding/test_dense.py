@@ -12,6 +12,7 @@ import jaxcoreset as jc
 from jaxcoreset.solvers.thresholding.dense import largest_positive
 from tests.problems import correlated_atoms, independent_atoms
 from tests.reference import hard_thresholding as reference
+from tests.solvers.helpers import solve_in_float64
 
 KS = np.arange(3, 15)
 _largest_positive = jax.jit(largest_positive)
@@ -40,9 +41,7 @@ def test_sweep_equals_the_reference_for_every_k(algorithm, fractions):
     atoms = independent_atoms()
     atoms[[5, 50]] = 0
     solver = getattr(jc, algorithm)(tol=1e-4, **fractions)
-    with jax.enable_x64(True):
-        path = jc.sweep(jc.CoresetProblem(atoms), KS, solver)
-        weights = np.asarray(path.dense(len(atoms)))
+    path, weights = solve_in_float64(atoms, KS, solver)
     for i, k in enumerate(KS):
         iterates = reference.hard_thresholding(
             atoms.T, atoms.sum(0), k, algorithm=algorithm, tol=1e-4, **fractions
@@ -75,20 +74,16 @@ class _Timid(jc.AIHT2):
 
 def test_a_solver_of_ones_own_is_swept_as_it_is_written():
     atoms = independent_atoms(seed=2)
-    with jax.enable_x64(True):
-        problem = jc.CoresetProblem(atoms)
-        path = jc.sweep(problem, KS, _Timid(max_iters=20))
-        plain = jc.sweep(problem, KS, jc.AIHT(max_iters=20))
-    np.testing.assert_allclose(path.weights, plain.weights, rtol=1e-8, atol=1e-8)
+    _, weights = solve_in_float64(atoms, KS, _Timid(max_iters=20))
+    _, plain = solve_in_float64(atoms, KS, jc.AIHT(max_iters=20))
+    np.testing.assert_allclose(weights, plain, rtol=1e-8, atol=1e-8)
 
 
 def test_warm_starts_go_from_the_next_smaller_k():
     """The second k's iteration begins where the first one's ended, in whatever order k come."""
     atoms = independent_atoms(seed=4)
     solver = jc.AIHT2(warm_starts=True, max_iters=6, tol=0.0)
-    with jax.enable_x64(True):
-        path = jc.sweep(jc.CoresetProblem(atoms), np.array([9, 5, 12]), solver)
-        weights = np.asarray(path.dense(len(atoms)))
+    _, weights = solve_in_float64(atoms, np.array([9, 5, 12]), solver)
     for start, end, k in ((np.zeros(len(atoms)), 1, 5), (weights[1], 0, 9), (weights[0], 2, 12)):
         options = {"algorithm": "AIHT2", "tol": 0.0, "max_iters": 6}
         iterates = reference.hard_thresholding(atoms.T, atoms.sum(0), k, start=start, **options)

@@ -9,13 +9,7 @@ import jaxcoreset as jc
 from tests.datasets import NAMES, atoms_of
 from tests.problems import independent_atoms
 from tests.reference import hard_thresholding as reference
-
-
-def solve(solver, atoms, k):
-    """The solution and its dense weights, in float64."""
-    with jax.enable_x64(True):
-        solution = jc.solve(jc.CoresetProblem(atoms), k, solver)
-        return solution, np.asarray(solution.dense(len(atoms)))
+from tests.solvers.helpers import solve_in_float64
 
 
 @pytest.mark.parametrize("algorithm", ["IHT", "AIHT", "AIHT2"])
@@ -28,7 +22,7 @@ def test_iterates_equal_the_reference(algorithm, data):
         atoms.T, atoms.sum(0), 15, algorithm=algorithm, tol=0.0, max_iters=num_iters
     )
     solver = getattr(jc, algorithm)(tol=0.0, max_iters=num_iters, record_history=True)
-    solution, weights = solve(solver, atoms, 15)
+    solution, weights = solve_in_float64(atoms, 15, solver)
     expected = iterates[-1]
     assert np.flatnonzero(weights).tolist() == np.flatnonzero(expected).tolist()
     np.testing.assert_allclose(weights, expected, rtol=1e-8, atol=1e-8 * expected.max())
@@ -42,7 +36,7 @@ def test_step_conventions_equal_the_reference():
     settings = {"step_fraction": 0.6, "momentum_fraction": 0.5, "tol": 0.0, "max_iters": 8}
     given = atoms.T, atoms.sum(0), k
     iterates = reference.hard_thresholding(*given, algorithm="AIHT2", **settings)
-    _, weights = solve(jc.AIHT2(**settings), atoms, k)
+    _, weights = solve_in_float64(atoms, k, jc.AIHT2(**settings))
     np.testing.assert_allclose(weights, iterates[-1], rtol=1e-8, atol=1e-10)
 
 
@@ -52,14 +46,14 @@ def test_fixed_step_is_projected_gradient_descent():
     for _ in range(5):
         gradient = -2 * atoms @ (atoms.sum(0) - w @ atoms)
         w = reference.project(w - step * gradient, k)
-    _, weights = solve(jc.IHT(step=step, tol=0.0, max_iters=5), atoms, k)
+    _, weights = solve_in_float64(atoms, k, jc.IHT(step=step, tol=0.0, max_iters=5))
     np.testing.assert_allclose(weights, w, rtol=1e-10)
 
 
 def test_stopping_rule_is_the_papers_and_history_repeats_the_last_objective():
     atoms, k = independent_atoms(seed=2), 15
     iterates = reference.hard_thresholding(atoms.T, atoms.sum(0), k, algorithm="AIHT2", tol=1e-3)
-    solution, _ = solve(jc.AIHT2(tol=1e-3, record_history=True), atoms, k)
+    solution, _ = solve_in_float64(atoms, k, jc.AIHT2(tol=1e-3, record_history=True))
     assert int(solution.num_iters) == len(iterates) < 300
     assert bool(solution.converged)
     assert solution.history.shape == (300,)

@@ -17,6 +17,7 @@ from jaxcoreset.solvers.thresholding.stochastic import SVRGIHT, ProjectedOptax, 
 from tests.loops import operations
 from tests.problems import correlated_atoms, independent_atoms
 from tests.reference import stochastic as reference
+from tests.solvers.helpers import solve_in_float64
 from tests.solvers.thresholding.helpers import (
     KEY,
     assert_same,
@@ -79,10 +80,8 @@ def test_run_follows_its_batches_and_keeps_the_best_iterate():
     iterates = reference.stochastic(*GIVEN, rows, algorithm="AIHT2", estimator="pool")
     objectives = np.array([objective(ATOMS, w) for w in iterates])
     best = iterates[int(objectives.argmin())]
-    with jax.enable_x64(True):
-        solution = jc.solve(jc.CoresetProblem(ATOMS), K, solver, key=KEY)
-        history, weights = np.asarray(solution.history), np.asarray(solution.dense(N))
-    np.testing.assert_allclose(history, np.minimum.accumulate(objectives), rtol=1e-7)
+    solution, weights = solve_in_float64(ATOMS, K, solver, KEY)
+    np.testing.assert_allclose(solution.history, np.minimum.accumulate(objectives), rtol=1e-7)
     np.testing.assert_allclose(weights, best, rtol=1e-6, atol=1e-6 * best.max())
 
 
@@ -111,10 +110,8 @@ def test_batched_iteration_on_all_rows_has_the_full_methods_iterates(method, con
     base = method(CONSTRAINTS[constraint], max_iters=6, tol=0.0, record_history=True)
     solver = StochasticAIHT(base, batch_size=1.0)
     iterates = device_iterates(solver, ATOMS, K, *batches_of(solver, N, 6))
-    with jax.enable_x64(True):
-        full = jc.solve(jc.CoresetProblem(ATOMS), K, base)
-        history, weights = np.asarray(full.history), np.asarray(full.dense(N))
-    np.testing.assert_allclose([objective(ATOMS, w) for w in iterates], history, rtol=1e-8)
+    full, weights = solve_in_float64(ATOMS, K, base)
+    np.testing.assert_allclose([objective(ATOMS, w) for w in iterates], full.history, rtol=1e-8)
     np.testing.assert_allclose(iterates[-1], weights, rtol=1e-7, atol=1e-7)
 
 
