@@ -251,28 +251,23 @@ def project(
         ValueError: if `num_coordinates` is below 1, or `kind` is unknown.
     """
     check_single(problem)
-    atoms = problem.atoms
     num_coordinates = as_integer("num_coordinates", num_coordinates, 1)
     check_choice("kind", kind, ("gaussian", "sign"))
-    return CoresetProblem(*_project(atoms, problem.target, as_key(key), num_coordinates, kind))
+    return CoresetProblem(*_project(problem, as_key(key), num_coordinates, kind))
 
 
 @functools.partial(jax.jit, static_argnames=("num_coordinates", "kind"))
 def _project(
-    atoms: Float[Array, "n s"],
-    target: Float[Array, " s"],
-    key: PRNGKeyArray,
-    num_coordinates: int,
-    kind: str,
+    problem: CoresetProblem, key: PRNGKeyArray, num_coordinates: int, kind: str
 ) -> tuple[Array, Array]:
-    shape = (atoms.shape[1], num_coordinates)
+    shape, dtype = (problem.num_draws, num_coordinates), problem.atoms.dtype
     if kind == "gaussian":
-        matrix = jax.random.normal(key, shape, atoms.dtype)
+        matrix = jax.random.normal(key, shape, dtype)
     else:
         face = jax.random.randint(key, shape, 0, 6)
-        matrix = math.sqrt(3) * ((face == 0).astype(atoms.dtype) - (face == 1))
+        matrix = math.sqrt(3) * ((face == 0).astype(dtype) - (face == 1))
     matrix = matrix / np.sqrt(num_coordinates)
-    return product(atoms, matrix), product(target, matrix)
+    return product(problem.atoms, matrix), product(problem.target, matrix)
 
 
 def projection_size(error: float, failure: float = 0.01, num_vectors: int = 1) -> int:

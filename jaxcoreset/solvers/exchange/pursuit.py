@@ -152,13 +152,12 @@ class ExchangePursuit(PathSolver):
         self, problem: CoresetProblem, k: Int[Array, ""], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Grow beyond k rows and shrink back to k; see `Solver.run`."""
+        if max_k > self.max_single:
+            return super().run(problem, k, max_k, key)
 
         def run(on_cpu: bool, problem: CoresetProblem, k: Int[Array, ""]) -> Solution:
-            if max_k > self.max_single:
-                found = self._run_path(problem, k[None], max_k, on_cpu)
-                return jax.tree.map(lambda x: x[0], found)
             found = self._pursue(problem, k, k, max_k, 1, on_cpu)
-            return found.solution(problem, jnp.zeros((), jnp.int32), max_k, type(self).__name__)
+            return found.solution(problem, jnp.zeros((), jnp.int32), max_k)
 
         return self._by_platform(run, problem, k, max_k)
 
@@ -168,7 +167,14 @@ class ExchangePursuit(PathSolver):
         """Grow beyond the largest of `ks` and shrink to the smallest; see `Solver.run_path`."""
 
         def run_path(on_cpu: bool, problem: CoresetProblem, ks: Int[Array, " m"]) -> Solution:
-            return self._run_path(problem, ks, max_k, on_cpu)
+            found = self._sizes(problem, jnp.max(ks), jnp.min(ks), max_k, on_cpu)
+
+            def solution(k: Int[Array, ""]) -> Solution:
+                return found.solution(problem, found.path.best(k), max_k)
+
+            # In a batch each would gather its own atoms, unless a pass over all of them is cheaper.
+            together = problem.pass_is_cheaper(found.path.indices.shape[1])
+            return jax.vmap(solution)(ks) if together else jax.lax.map(solution, ks)
 
         return self._by_platform(run_path, problem, ks, max_k)
 
@@ -178,18 +184,6 @@ class ExchangePursuit(PathSolver):
         """Call the program for a CPU, or that for other platforms."""
         on_cpu, elsewhere = functools.partial(run, True), functools.partial(run, False)
         return chunked_vmap(on_cpu, self._num_bytes(problem, max_k), elsewhere)(problem, ks)
-
-    def _run_path(
-        self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, on_cpu: bool
-    ) -> Solution:
-        found = self._sizes(problem, jnp.max(ks), jnp.min(ks), max_k, on_cpu)
-
-        def solution(k: Int[Array, ""]) -> Solution:
-            return found.solution(problem, found.path.best(k), max_k, type(self).__name__)
-
-        # In a batch each solution would gather its own atoms, unless a pass over all is cheaper.
-        together = problem.pass_is_cheaper(found.path.indices.shape[1])
-        return jax.vmap(solution)(ks) if together else jax.lax.map(solution, ks)
 
     def _sizes(
         self,
