@@ -1,13 +1,10 @@
 """Constraint sets: exact projections, solvers that end in the set, errors that say what to do."""
 
-import itertools
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +18,6 @@ SMALL = 7  # rows: few enough for every support, and one length for every compil
 GROUPS = np.array([0, 2, 1, 0, 2, 2, 1])
 
 SETS = ["top", "group", "stratified", "reserved", "simplex"]
-STRUCTURED = ["group", "stratified", "reserved"]
 
 
 def make_set(name, groups, total=3.0):
@@ -73,10 +69,10 @@ def squared_distance(vector, point):
     return np.sum((np.asarray(vector, float) - np.asarray(point, float)) ** 2)
 
 
-def make_atoms(seed, *shape, num_draws=40):
-    """Atoms with common directions, as log-likelihoods have them, of shape (…, n, S)."""
+def make_atoms(seed, n):
+    """Atoms with common directions, as log-likelihoods have them."""
     rng = np.random.default_rng(seed)
-    common = rng.normal(size=(*shape, 4)) @ rng.normal(size=(*shape[:-1], 4, num_draws)) / 4
+    common = rng.normal(size=(n, 4)) @ rng.normal(size=(4, 40)) / 4
     return common + 0.3 * rng.normal(size=common.shape)
 
 
@@ -188,31 +184,6 @@ def test_simplex_projection_on_a_support_stays_on_it():
     np.testing.assert_allclose(found.values, [3.0, 0.0, 0.0])
 
 
-@pytest.mark.parametrize("name", SETS[1:])
-def test_sweep_over_problems_and_k_ends_in_the_set_below_random_rows_that_do(name):
-    n, total, ks = 24, 30.0, [1, 3, 6]
-    groups, rng = np.arange(n) % 3, np.random.default_rng(13)
-    solver = jc.AIHT2(constraint=make_set(name, groups, total), max_iters=40)
-    atoms = make_atoms(2, 2, n)
-    problems = jax.vmap(jc.CoresetProblem)(jnp.asarray(atoms, jnp.float32))
-    found = jax.vmap(lambda p: jc.sweep(p, np.array(ks), solver))(problems)
-    weights = np.asarray(found.dense(n))
-    assert weights.dtype == np.float32
-    for i, target in enumerate(atoms.sum(axis=1)):
-        for j, k in enumerate(ks):
-            assert is_in_set(name, weights[i, j], k, groups, total)
-            assert weights[i, j].any()
-            residual = target - weights[i, j] @ atoms[i]
-            assert found.objective[i, j] == pytest.approx(residual @ residual, rel=1e-3)
-        if name in STRUCTURED:
-            # As good as the best weights on the best of ten supports drawn at random.
-            supports = (rng.choice(n, 6, replace=False) for _ in itertools.count())
-            allowed = (rows for rows in supports if allows(name, tuple(rows), 6, groups))
-            for rows in itertools.islice(allowed, 10):
-                least = scipy.optimize.nnls(atoms[i, rows].T, target)[1] ** 2
-                assert found.objective[i, -1] <= least
-
-
 def test_new_labels_budgets_and_totals_do_not_compile_again():
     traced = []
     run = eqx.filter_jit(lambda solver: traced.append(solver))
@@ -256,7 +227,7 @@ def test_backtracking_keeps_a_step_that_is_short_enough():
     np.testing.assert_allclose(found.weights, 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", STRUCTURED)
+@pytest.mark.parametrize("name", ["group", "stratified", "reserved"])
 def test_iterates_with_groups_equal_a_loop_with_exhaustive_projections(name):
     n, k, num_iters = 9, 4, 10
     groups, atoms = np.arange(n) % 3, make_atoms(10, n)
