@@ -9,11 +9,6 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from jaxcoreset.solvers.arguments import as_float, check_finite
 
 
-def _strides(lattice: tuple[int, ...]) -> Int[Array, " n"]:
-    """The distance in the flattened table of two points that differ by 1 in a coordinate."""
-    return jnp.asarray([lattice[0] ** i for i in reversed(range(len(lattice)))], jnp.int32)
-
-
 def slots_of(support: Bool[Array, " n"], max_k: int) -> Int[Array, " k"]:
     """The coordinates of a support, then n in unused slots."""
     n = support.shape[0]
@@ -26,7 +21,8 @@ def points_of(
     """X_S as positions in the flattened table, and which of the positions exist."""
     n, m = len(lattice), lattice[0]
     digits = jnp.asarray(np.indices((m,) * slots.shape[0]).reshape(slots.shape[0], -1).T, jnp.int32)
-    strides = jnp.append(_strides(lattice), 0)
+    # The distance in the flattened table of two points that differ by 1 in a coordinate.
+    strides = jnp.asarray([*(m**i for i in reversed(range(n))), 0], jnp.int32)
     allowed = ((digits == 0) | (slots < n)).all(axis=1)
     return jnp.sum(digits * strides[slots], axis=1), allowed
 

@@ -91,18 +91,7 @@ class IncrementalSolver(PathSolver):
         self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Run as many iterations as the largest of `ks`, and read the solution for each k."""
-        state = self._iterate(problem, jnp.max(ks), max_k)
-
-        def contributions(k: Array) -> tuple[Array, Array]:
-            num_iters = jnp.minimum(k, state.num_iters)
-            return state.log.weights_after(num_iters), num_iters
-
-        return self.read_off(problem, ks, state.log.index, contributions)
-
-    def _iterate(
-        self, problem: CoresetProblem, limit: Int[Array, ""], max_k: int
-    ) -> _IncrementalState:
-        norms = jnp.sqrt(problem.squared_norms())
+        norms, limit = jnp.sqrt(problem.squared_norms()), jnp.max(ks)
 
         def goes_on(state: _IncrementalState) -> Array:
             return ~state.stopped & (state.num_iters < limit)
@@ -129,7 +118,13 @@ class IncrementalSolver(PathSolver):
             num_iters=jnp.zeros((), jnp.int32),
             stopped=jnp.zeros((), bool),
         )
-        return jax.lax.while_loop(goes_on, block, start)
+        end = jax.lax.while_loop(goes_on, block, start)
+
+        def contributions(k: Array) -> tuple[Array, Array]:
+            num_iters = jnp.minimum(k, end.num_iters)
+            return end.log.weights_after(num_iters), num_iters
+
+        return self.read_off(problem, ks, end.log.index, contributions)
 
     def _try_step(
         self, problem: CoresetProblem, norms: Array, state: _IncrementalState
