@@ -81,15 +81,10 @@ SOLVERS = {
 }
 
 
-def _with_zeros() -> np.ndarray:
-    atoms = correlated_atoms(NUM_DATA, NUM_DRAWS, 1)
-    atoms[::2] = 0
-    return atoms
-
-
-def _only(count: int) -> np.ndarray:
-    atoms = correlated_atoms(NUM_DATA, NUM_DRAWS, 2)
-    atoms[count:] = 0
+def _atoms_at(rows: slice, seed: int) -> np.ndarray:
+    """Atoms that are zero in all other rows."""
+    atoms = np.zeros((NUM_DATA, NUM_DRAWS))
+    atoms[rows] = correlated_atoms(NUM_DATA, NUM_DRAWS, seed)[rows]
     return atoms
 
 
@@ -101,9 +96,9 @@ def _problems() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     atoms = {
         "correlated": correlated,
         "independent": independent,
-        "zeros": _with_zeros(),
-        "three useful": _only(3),
-        "one useful": _only(1),
+        "zeros": _atoms_at(np.s_[1::2], 1),
+        "three useful": _atoms_at(np.s_[:3], 2),
+        "one useful": _atoms_at(np.s_[:1], 2),
         "duplicates": correlated[:10].repeat(3, axis=0),
     }
     problems = {name: (array, array.sum(axis=0)) for name, array in atoms.items()}

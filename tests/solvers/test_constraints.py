@@ -39,7 +39,7 @@ def allows(name, support, k, groups):
         return reference.allows_strata(support, k, groups, np.array([2, 1, 3]), np.zeros(3))
     if name == "reserved":
         return reference.allows_strata(support, k, groups, np.array([3, 2, 3]), np.array([0, 1, 2]))
-    return reference.allows_top_k(support, k)
+    return len(support) <= k
 
 
 def is_in_set(name, weights, k, groups, total=3.0):
