@@ -93,7 +93,9 @@ class Stochastic(Solver):
 
     def num_rows(self, n: int) -> int:
         """The maximum number of rows in a batch of a problem with n atoms."""
-        return max(1, round(self.batch_size * n)) if self._is_fraction else int(self.batch_size)
+        if self._is_fraction:
+            return max(1, round(float(self.batch_size) * n))
+        return int(self.batch_size)
 
     def num_batches(self, n: int) -> int:
         """The number of batches in an epoch."""
