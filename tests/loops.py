@@ -21,23 +21,21 @@ def rounding_conditions(fn: Callable, *args: Any) -> list[str]:
     leave alone the elements that have ended. XLA compiles the two apart. If they differ by
     rounding, the loop goes on for an element that stays as it is, forever.
     """
-    jaxpr = jax.make_jaxpr(fn)(*args)
-    return [str(op) for loop in _loops(jaxpr.jaxpr) for op in _rounding(loop)]
+    found = operations(jax.make_jaxpr(fn)(*args).jaxpr, nested=True)
+    loops = [eqn.params["cond_jaxpr"].jaxpr for eqn in found if eqn.primitive.name == "while"]
+    return [str(op) for loop in loops for op in operations(loop) if _rounds(op)]
 
 
-def _loops(jaxpr: Any) -> Iterator[Any]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "while":
-            yield eqn.params["cond_jaxpr"].jaxpr
-        for inner in jaxprs_in_params(eqn.params):
-            yield from _loops(inner)
-
-
-def _rounding(jaxpr: Any) -> Iterator[Any]:
+def operations(jaxpr: Any, nested: bool = False) -> Iterator[Any]:
+    """The operations of a program and of the programs in it; `nested` ones, such as loops, too."""
     for eqn in jaxpr.eqns:
         inner = list(jaxprs_in_params(eqn.params))
-        for one in inner:
-            yield from _rounding(one)
-        floats = [jnp.issubdtype(out.aval.dtype, jnp.floating) for out in eqn.outvars]
-        if any(floats) and not inner and eqn.primitive.name not in _EXACT.split():
+        if nested or not inner:
             yield eqn
+        for one in inner:
+            yield from operations(one, nested)
+
+
+def _rounds(eqn: Any) -> bool:
+    floats = any(jnp.issubdtype(out.aval.dtype, jnp.floating) for out in eqn.outvars)
+    return floats and eqn.primitive.name not in _EXACT.split()

@@ -6,13 +6,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxcoreset.solvers.numerics import as_float
-from jaxcoreset.solvers.problem import is_concrete
-
-
-def _strides(lattice: tuple[int, ...]) -> Int[Array, " n"]:
-    """The distance in the flattened table of two points that differ by 1 in a coordinate."""
-    return jnp.asarray([lattice[0] ** i for i in reversed(range(len(lattice)))], jnp.int32)
+from jaxcoreset.solvers.arguments import as_float, check_finite
 
 
 def slots_of(support: Bool[Array, " n"], max_k: int) -> Int[Array, " k"]:
@@ -27,7 +21,8 @@ def points_of(
     """X_S as positions in the flattened table, and which of the positions exist."""
     n, m = len(lattice), lattice[0]
     digits = jnp.asarray(np.indices((m,) * slots.shape[0]).reshape(slots.shape[0], -1).T, jnp.int32)
-    strides = jnp.append(_strides(lattice), 0)
+    # The distance in the flattened table of two points that differ by 1 in a coordinate.
+    strides = jnp.asarray([*(m**i for i in reversed(range(n))), 0], jnp.int32)
     allowed = ((digits == 0) | (slots < n)).all(axis=1)
     return jnp.sum(digits * strides[slots], axis=1), allowed
 
@@ -83,8 +78,7 @@ def checked_table(name: str, value: ArrayLike) -> Array:
     """A table as an array of floats; raise a ValueError if it is not a table."""
     table = as_float(value)
     checked_lattice(name, table.shape)
-    if is_concrete(table) and not jnp.isfinite(table).all():
-        raise ValueError(f"{name} has entries that are not finite.")
+    check_finite(name, table)
     return table
 
 

@@ -27,7 +27,8 @@ from jaxcoreset.distributions.solvers import (
     DistributionSolver,
 )
 from jaxcoreset.distributions.thresholding import DistributionIHT
-from jaxcoreset.solvers.problem import is_concrete, static_bound
+from jaxcoreset.solvers.arguments import is_concrete
+from jaxcoreset.solvers.problem import static_bound
 
 
 def learn_distribution(

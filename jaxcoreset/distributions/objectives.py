@@ -8,10 +8,11 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxcoreset.distributions.lattice import checked_table
+from jaxcoreset.solvers.arguments import check_finite, check_that, is_concrete
 from jaxcoreset.solvers.kernel import simplex_problem
 from jaxcoreset.solvers.nnls import nnls
 from jaxcoreset.solvers.numerics import divide, product, project_simplex
-from jaxcoreset.solvers.problem import CoresetProblem, is_concrete
+from jaxcoreset.solvers.problem import CoresetProblem
 
 
 class DistributionObjective(eqx.Module):
@@ -116,8 +117,7 @@ class KLDivergence(DistributionObjective):
     def __init__(self, target: ArrayLike, floor: float = 1e-4):
         self.target = checked_table("target", target)
         self.floor = floor
-        if not floor > 0:
-            raise ValueError(f"floor is {floor}; expected a positive number.")
+        check_that(floor > 0, "floor", floor, "a positive number")
         if is_concrete(self.target) and not (self.target > 0).all():
             raise ValueError(
                 "target has entries that are not positive, where KL(q‖p) is infinite. Mix it with "
@@ -176,8 +176,7 @@ class ExpectationDistance(DistributionObjective):
             )
         if features.shape[0] == 0:
             raise ValueError("features is empty; expected at least one function.")
-        if is_concrete(features) and not jnp.isfinite(features).all():
-            raise ValueError("features has entries that are not finite.")
+        check_finite("features", features)
         flat = features.reshape(features.shape[0], -1)
         self.features = features
         self.expectations = product(flat, table.ravel())

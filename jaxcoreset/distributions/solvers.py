@@ -16,7 +16,7 @@ from jaxcoreset.distributions.lattice import (
     varying_coordinates,
 )
 from jaxcoreset.distributions.objectives import DistributionObjective
-from jaxcoreset.solvers.numerics import as_integer
+from jaxcoreset.solvers.arguments import as_integer
 
 # Two scores that differ by less than this many units of rounding are a tie; the lower index wins.
 _TIE = 32

@@ -7,11 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxcoreset.distributions.lattice import (
-    random_table,
-    slots_of,
-    varying_coordinates,
-)
+from jaxcoreset.distributions.lattice import random_table, slots_of, varying_coordinates
 from jaxcoreset.distributions.objectives import DistributionObjective, SquaredDistance
 from jaxcoreset.distributions.solvers import (
     DistributionSolution,
@@ -20,7 +16,8 @@ from jaxcoreset.distributions.solvers import (
     best_table,
     grow,
 )
-from jaxcoreset.solvers.numerics import as_integer
+from jaxcoreset.solvers.arguments import as_integer, check_choice, check_that
+from jaxcoreset.solvers.numerics import tree_where
 from jaxcoreset.solvers.solution import History
 
 # The maximum number of doublings of a step: with the first step near 0.01/β, to about 1000/β. In
@@ -77,18 +74,16 @@ class DistributionIHT(DistributionSolver):
     record_history: bool = False
 
     def __check_init__(self) -> None:
-        if self.start not in ("random", "greedy"):
-            raise ValueError(f'start is {self.start!r}; expected "random" or "greedy".')
+        check_choice("start", self.start, ("random", "greedy"))
         as_integer("num_starts", self.num_starts, 1)
         as_integer("max_iters", self.max_iters, 1)
         if self.start == "greedy" and self.num_starts != 1:
             raise ValueError(
                 f'num_starts is {self.num_starts}; expected 1, since start="greedy" is one start.'
             )
-        if not self.step_fraction > 0:
-            raise ValueError(f"step_fraction is {self.step_fraction}; expected a positive number.")
-        if not self.stuck_tol >= 0:
-            raise ValueError(f"stuck_tol is {self.stuck_tol}; expected a number ≥ 0.")
+        fraction = self.step_fraction
+        check_that(fraction > 0, "step_fraction", fraction, "a positive number")
+        check_that(self.stuck_tol >= 0, "stuck_tol", self.stuck_tol, "a number ≥ 0")
 
     @property
     def needs_key(self) -> bool:
@@ -104,16 +99,31 @@ class DistributionIHT(DistributionSolver):
         start: Float[Array, "*lattice"] | None = None,
     ) -> DistributionSolution:
         """See `DistributionSolver.run`; a `start` replaces the solver's own."""
+
+        def descend(table: Array, support: Array) -> DistributionSolution:
+            state = jax.lax.while_loop(
+                lambda s: (s.num_iters < self.max_iters) & (s.doublings <= _MAX_DOUBLINGS),
+                lambda s: self.iterate(objective, s, k, max_k),
+                self.begin(objective, table, support, max_k),
+            )
+            return DistributionSolution(
+                table=state.best.table,
+                support=state.best.support,
+                objective=state.best.objective,
+                num_iters=state.num_iters,
+                converged=state.doublings > _MAX_DOUBLINGS,
+                history=state.history.filled(state.num_iters, objective(state.table)),
+            )
+
         if start is not None:
-            return self._descend(objective, start, varying_coordinates(start), k, max_k)
+            return descend(start, varying_coordinates(start))
         if self.start == "greedy":
-            return self._descend(objective, *grow(objective, k, max_k), k, max_k)
+            return descend(*grow(objective, k, max_k))
         assert key is not None
 
         def from_random(key: PRNGKeyArray) -> DistributionSolution:
             table, support = random_table(key, objective.lattice, k, max_k)
-            dtype = objective.scale(1).dtype
-            return self._descend(objective, table.astype(dtype), support, k, max_k)
+            return descend(table.astype(objective.scale(1).dtype), support)
 
         return best_of(jax.vmap(from_random)(jax.random.split(key, self.num_starts)))
 
@@ -145,7 +155,7 @@ class DistributionIHT(DistributionSolver):
         return IHTState(
             table=new,
             doublings=jnp.where(stuck, state.doublings + 1, 0),
-            best=jax.tree.map(lambda a, b: jnp.where(better, a, b), judged, state.best),
+            best=tree_where(better, judged, state.best),
             num_iters=state.num_iters + 1,
             history=state.history.record(state.num_iters, objective(new)),
         )
@@ -156,25 +166,3 @@ class DistributionIHT(DistributionSolver):
         if self.refit:
             table = best_table(objective, slots_of(support, max_k))
         return _Point(table, support, objective(table))
-
-    def _descend(
-        self,
-        objective: DistributionObjective,
-        table: Array,
-        support: Array,
-        k: Int[Array, ""],
-        max_k: int,
-    ) -> DistributionSolution:
-        state = jax.lax.while_loop(
-            lambda s: (s.num_iters < self.max_iters) & (s.doublings <= _MAX_DOUBLINGS),
-            lambda s: self.iterate(objective, s, k, max_k),
-            self.begin(objective, table, support, max_k),
-        )
-        return DistributionSolution(
-            table=state.best.table,
-            support=state.best.support,
-            objective=state.best.objective,
-            num_iters=state.num_iters,
-            converged=state.doublings > _MAX_DOUBLINGS,
-            history=state.history.filled(state.num_iters, objective(state.table)),
-        )

@@ -2,13 +2,14 @@
 
 import abc
 from collections.abc import Callable
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from jaxcoreset.solvers.batching import by_platform
+from jaxcoreset.solvers.batching import by_platform, map_batches
 from jaxcoreset.solvers.constraints.base import constraints_of
 from jaxcoreset.solvers.numerics import product
 from jaxcoreset.solvers.problem import CoresetProblem
@@ -24,12 +25,18 @@ class Solver(eqx.Module):
     A subclass has its hyperparameters as fields and implements `run`. If one run gives the
     solutions for many k, it also overrides `run_path`. Users call `jaxcoreset.solve` and
     `jaxcoreset.sweep`, which check the arguments, compile, and call these methods.
+
+    Attributes:
+        needs_key: whether the solver draws random numbers.
+        has_path: whether one run gives the solutions for every k, so that a sweep costs no more.
+        takes_turns: whether a sweep on a CPU solves for one k after another rather than in one
+            batch. This pays if a run has nested loops, since in a batch every loop runs until the
+            slowest element is done.
     """
 
-    @property
-    def needs_key(self) -> bool:
-        """True if the solver draws random numbers."""
-        return False
+    needs_key: ClassVar[bool] = False
+    has_path: ClassVar[bool] = False
+    takes_turns: ClassVar[bool] = False
 
     @property
     def may_return_none(self) -> bool:
@@ -39,20 +46,6 @@ class Solver(eqx.Module):
         `jaxcoreset.sweep` replace such rows after the run.
         """
         return all(constraint.holds_zero for constraint in constraints_of(self))
-
-    @property
-    def has_path(self) -> bool:
-        """True if one run gives the solutions for every k, so that a sweep costs no more."""
-        return False
-
-    @property
-    def takes_turns(self) -> bool:
-        """True if a sweep on a CPU solves for one k after another rather than in one batch.
-
-        This pays if a run has nested loops, since in a batch every loop runs until the slowest
-        element is done.
-        """
-        return False
 
     def check(self, problem: CoresetProblem) -> None:
         """Raise a ValueError if a hyperparameter does not fit the problem; by default do nothing.
@@ -89,15 +82,9 @@ class Solver(eqx.Module):
             return jax.lax.map(run, ks)
 
         def batched(ks: Int[Array, " m"]) -> Solution:
-            num_ks = ks.shape[0]
             entries_per_run = 4 * max_k * problem.num_draws + 8 * problem.num_data
-            size = max(1, min(num_ks, _BATCH_ENTRIES // entries_per_run))
-            num_batches = -(-num_ks // size)
-            # Full batches only: a smaller last batch would be compiled separately.
-            missing = jnp.broadcast_to(ks[-1:], (num_batches * size - num_ks,))
-            padded = jnp.concatenate([ks, missing])
-            solutions = jax.lax.map(jax.vmap(run), padded.reshape(num_batches, size))
-            return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num_ks], solutions)
+            size = max(1, min(len(ks), _BATCH_ENTRIES // entries_per_run))
+            return map_batches(jax.vmap(run), ks, size)
 
         if not self.takes_turns:
             return batched(ks)
@@ -107,28 +94,17 @@ class Solver(eqx.Module):
 class PathSolver(Solver):
     """A solver whose run gives the solutions for every k; a subclass implements `run_path`."""
 
-    @property
-    def has_path(self) -> bool:
-        """True: see the class."""
-        return True
+    has_path: ClassVar[bool] = True
 
     def run(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, k: Int[Array, ""], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """The path's solution for one k; see `Solver.run`."""
         return jax.tree.map(lambda x: x[0], self.run_path(problem, k[None], max_k, key))
 
     @abc.abstractmethod
     def run_path(
-        self,
-        problem: CoresetProblem,
-        ks: Int[Array, " m"],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Solve for each of `ks`; see `Solver.run_path`."""
 
@@ -157,12 +133,7 @@ class PathSolver(Solver):
             residual = problem.target - problem.combine(rows, weights)
             objective = product(residual, residual)
             return make_solution(
-                problem,
-                rows,
-                weights,
-                objective,
-                num_iters,
-                jnp.isfinite(objective),
+                problem, rows, weights, objective, num_iters, jnp.isfinite(objective)
             )
 
         return jax.vmap(solution)(ks)

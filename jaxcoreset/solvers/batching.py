@@ -22,9 +22,7 @@ _MIN_CHUNK = 4
 
 
 def chunked_vmap(
-    function: Callable[..., PyTree],
-    num_bytes: int,
-    default: Callable[..., PyTree] | None = None,
+    function: Callable[..., PyTree], num_bytes: int, default: Callable[..., PyTree] | None = None
 ) -> Callable[..., PyTree]:
     """A function that does the same, and under `vmap` on a CPU processes the batch in chunks.
 
@@ -90,8 +88,7 @@ def _in_chunks(
 
         def in_chunks(batched: PyTree, shared: PyTree) -> PyTree:
             chunk = _in_chunks(all_at_once(on_cpu), size * num_bytes, None)
-            found = jax.lax.map(lambda own: chunk(own, shared), _split(batched, size))
-            return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:axis_size], found)
+            return map_batches(lambda own: chunk(own, shared), batched, size)
 
         size = _chunk_size(axis_size, max(1, _CACHE // num_bytes))
         default = all_at_once(elsewhere or on_cpu)
@@ -120,11 +117,17 @@ def _chunk_size(num: int, largest: int) -> int:
     return min(range(largest, smallest - 1, -1), key=lambda size: -(-num // size) * size)
 
 
-def _split(arrays: list[Array], size: int) -> list[Array]:
-    """Chunks of a given size; the last element is repeated to fill the last chunk."""
+def map_batches(function: Callable[[PyTree], PyTree], arrays: PyTree, size: int) -> PyTree:
+    """Apply a function of a batch to arrays along their first axis, `size` elements at a time.
+
+    The last element is repeated to fill the last batch, since a smaller one would be compiled
+    separately.
+    """
 
     def split(array: Array) -> Array:
         missing = jnp.broadcast_to(array[-1:], (-array.shape[0] % size, *array.shape[1:]))
         return jnp.concatenate([array, missing]).reshape(-1, size, *array.shape[1:])
 
-    return [split(array) for array in arrays]
+    num = len(jax.tree.leaves(arrays)[0])
+    found = jax.lax.map(function, jax.tree.map(split, arrays))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num], found)

@@ -26,8 +26,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxcoreset.solvers.numerics import as_integer, as_key, divide, product
-from jaxcoreset.solvers.problem import CoresetProblem, check_single, is_concrete
+from jaxcoreset.solvers.arguments import as_integer, check_choice, check_that, is_concrete
+from jaxcoreset.solvers.numerics import as_key, divide, product
+from jaxcoreset.solvers.problem import CoresetProblem, check_single
 
 _MAP_ROWS = 4096
 # The number of directions that are sampled at a time.
@@ -121,8 +122,7 @@ def compress(
                 "tol determines the length of the compressed atoms, which cannot be traced; pass "
                 "rank=r under jax.jit and jax.vmap, or compress before."
             )
-        if not 0 <= tol < 1:
-            raise ValueError(f"tol is {tol}; expected 0 ≤ tol < 1.")
+        check_that(0 <= tol < 1, "tol", tol, "0 ≤ tol < 1")
         floor = max(tol, _FLOOR * float(jnp.finfo(atoms.dtype).eps))
         singular_values, basis = _directions_above(atoms, floor)
         rank = int(jnp.sum(singular_values > floor * singular_values[0]))
@@ -251,29 +251,23 @@ def project(
         ValueError: if `num_coordinates` is below 1, or `kind` is unknown.
     """
     check_single(problem)
-    atoms = problem.atoms
     num_coordinates = as_integer("num_coordinates", num_coordinates, 1)
-    if kind not in ("gaussian", "sign"):
-        raise ValueError(f"kind is {kind!r}; expected 'gaussian' or 'sign'.")
-    return CoresetProblem(*_project(atoms, problem.target, as_key(key), num_coordinates, kind))
+    check_choice("kind", kind, ("gaussian", "sign"))
+    return CoresetProblem(*_project(problem, as_key(key), num_coordinates, kind))
 
 
 @functools.partial(jax.jit, static_argnames=("num_coordinates", "kind"))
 def _project(
-    atoms: Float[Array, "n s"],
-    target: Float[Array, " s"],
-    key: PRNGKeyArray,
-    num_coordinates: int,
-    kind: str,
+    problem: CoresetProblem, key: PRNGKeyArray, num_coordinates: int, kind: str
 ) -> tuple[Array, Array]:
-    shape = (atoms.shape[1], num_coordinates)
+    shape, dtype = (problem.num_draws, num_coordinates), problem.atoms.dtype
     if kind == "gaussian":
-        matrix = jax.random.normal(key, shape, atoms.dtype)
+        matrix = jax.random.normal(key, shape, dtype)
     else:
         face = jax.random.randint(key, shape, 0, 6)
-        matrix = math.sqrt(3) * ((face == 0).astype(atoms.dtype) - (face == 1))
+        matrix = math.sqrt(3) * ((face == 0).astype(dtype) - (face == 1))
     matrix = matrix / np.sqrt(num_coordinates)
-    return product(atoms, matrix), product(target, matrix)
+    return product(problem.atoms, matrix), product(problem.target, matrix)
 
 
 def projection_size(error: float, failure: float = 0.01, num_vectors: int = 1) -> int:
@@ -292,10 +286,8 @@ def projection_size(error: float, failure: float = 0.01, num_vectors: int = 1) -
         ValueError: if an argument is out of range.
         TypeError: if `num_vectors` is not an integer.
     """
-    if not 0 < error < 1:
-        raise ValueError(f"error is {error}; expected 0 < error < 1.")
-    if not 0 < failure < 1:
-        raise ValueError(f"failure is {failure}; expected a probability between 0 and 1.")
+    check_that(0 < error < 1, "error", error, "0 < error < 1")
+    check_that(0 < failure < 1, "failure", failure, "a probability between 0 and 1")
     num_vectors = as_integer("num_vectors", num_vectors, 1)
     rate = error**2 / 4 - error**3 / 6
     return math.ceil(math.log(2 * num_vectors / failure) / rate)

@@ -12,9 +12,10 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcoreset.solvers.base import PathSolver
+from jaxcoreset.solvers.batching import map_batches
 from jaxcoreset.solvers.nnls import nnls
 from jaxcoreset.solvers.numerics import divide, product
 from jaxcoreset.solvers.problem import CoresetProblem
@@ -53,11 +54,7 @@ class ExhaustiveSearch(PathSolver):
     """
 
     def run_path(
-        self,
-        problem: CoresetProblem,
-        ks: Int[Array, " m"],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """The best solution for each of `ks` from one search; see `Solver.run_path`."""
         supports = _all_supports(problem.num_data, max_k)
@@ -66,41 +63,24 @@ class ExhaustiveSearch(PathSolver):
         usable = jnp.linalg.norm(rows, axis=1) > 0
         usable = usable.at[problem.num_data].set(True)
         supports = jnp.asarray(supports)
-        # Full batches only: a smaller last batch would be compiled separately.
         size = min(len(sizes), max(1, min(_MAX_BATCH, _BATCH_ENTRIES // (max_k * rows.shape[1]))))
-        padding = ((0, -len(sizes) % size), (0, 0))
-        batches = jnp.pad(supports, padding, constant_values=problem.num_data)
-        objectives = jax.lax.map(
-            jax.vmap(lambda support: _objective(rows[support], target)),
-            batches.reshape(-1, size, max_k),
-        ).ravel()[: len(sizes)]
+        objective_of = jax.vmap(lambda support: _objective(rows[support], target))
+        objectives = map_batches(objective_of, supports, size)
         objectives = jnp.where(jnp.all(usable[supports], axis=1), objectives, jnp.inf)
-        return jax.lax.map(lambda k: self._best(problem, supports, objectives, sizes <= k), ks)
+        eps, count = float(jnp.finfo(objectives.dtype).eps), jnp.asarray(len(sizes))
 
-    def _best(
-        self,
-        problem: CoresetProblem,
-        supports: Int[Array, "m k"],
-        objectives: Float[Array, " m"],
-        allowed: Bool[Array, " m"],
-    ) -> Solution:
-        # Of supports that rounding does not tell apart the first one, which is among the smallest.
-        objectives = jnp.where(allowed, objectives, jnp.inf)
-        eps = jnp.finfo(objectives.dtype).eps
-        best = jnp.min(objectives)
-        support = supports[jnp.argmax(objectives <= best + eps * (best + eps))]
-        used = support < problem.num_data
-        rows = jnp.where(used, support, 0)
-        # The usual `tol` is coarser than what the supports were compared by.
-        fit = nnls(problem.gather(rows), problem.target, mask=used, tol=4 * float(eps))
-        return make_solution(
-            problem,
-            rows,
-            fit.weights,
-            fit.objective,
-            jnp.asarray(supports.shape[0]),
-            fit.converged,
-        )
+        def solution(k: Array) -> Solution:
+            # Of supports that rounding does not tell apart the first, which is among the smallest.
+            allowed = jnp.where(sizes <= k, objectives, jnp.inf)
+            best = jnp.min(allowed)
+            support = supports[jnp.argmax(allowed <= best + eps * (best + eps))]
+            used = support < problem.num_data
+            rows = jnp.where(used, support, 0)
+            # The usual `tol` is coarser than what the supports were compared by.
+            fit = nnls(problem.gather(rows), problem.target, mask=used, tol=4 * eps)
+            return make_solution(problem, rows, fit.weights, fit.objective, count, fit.converged)
+
+        return jax.lax.map(solution, ks)
 
 
 def _all_supports(n: int, max_k: int) -> Int[np.ndarray, "m k"]:

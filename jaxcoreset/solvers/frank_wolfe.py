@@ -29,19 +29,11 @@ _SMALLEST_SQUARED_SINE = 64
 
 
 class Step(eqx.Module):
-    """A proposal w ← keep · w + add · e_index, and the image Φw that it leads to."""
+    """A step w ← keep · w + add · e_index, or a log of steps, with a leading axis."""
 
-    index: Int[Array, ""]
-    keep: Float[Array, ""]
-    add: Float[Array, ""]
-    image: Float[Array, " s"]
-    possible: Bool[Array, ""]
-
-
-class _Log(eqx.Module):
-    index: Int[Array, " t"]
-    keep: Float[Array, " t"]
-    add: Float[Array, " t"]
+    index: Int[Array, "*t"]
+    keep: Float[Array, "*t"]
+    add: Float[Array, "*t"]
 
     def weights_after(self, num_iters: Int[Array, ""]) -> Float[Array, " t"]:
         """What each of the first `num_iters` steps contributes to the weight of its atom."""
@@ -51,8 +43,16 @@ class _Log(eqx.Module):
         return jnp.where(done, self.add * later, 0)
 
 
+class Proposal(eqx.Module):
+    """A step, the image Φw that it leads to, and whether it is possible."""
+
+    step: Step
+    image: Float[Array, " s"]
+    possible: Bool[Array, ""]
+
+
 class _IncrementalState(eqx.Module):
-    log: _Log
+    log: Step
     image: Float[Array, " s"]
     objective: Float[Array, ""]
     num_iters: Int[Array, ""]
@@ -77,7 +77,7 @@ class IncrementalSolver(PathSolver):
         norms: Float[Array, " n"],
         image: Float[Array, " s"],
         is_first: Bool[Array, ""],
-    ) -> Step:
+    ) -> Proposal:
         """The next step from an iterate with image `image`.
 
         Args:
@@ -88,25 +88,10 @@ class IncrementalSolver(PathSolver):
         """
 
     def run_path(
-        self,
-        problem: CoresetProblem,
-        ks: Int[Array, " m"],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Run as many iterations as the largest of `ks`, and read the solution for each k."""
-        state = self._iterate(problem, jnp.max(ks), max_k)
-
-        def contributions(k: Array) -> tuple[Array, Array]:
-            num_iters = jnp.minimum(k, state.num_iters)
-            return state.log.weights_after(num_iters), num_iters
-
-        return self.read_off(problem, ks, state.log.index, contributions)
-
-    def _iterate(
-        self, problem: CoresetProblem, limit: Int[Array, ""], max_k: int
-    ) -> _IncrementalState:
-        norms = jnp.sqrt(problem.squared_norms())
+        norms, limit = jnp.sqrt(problem.squared_norms()), jnp.max(ks)
 
         def goes_on(state: _IncrementalState) -> Array:
             return ~state.stopped & (state.num_iters < limit)
@@ -125,7 +110,7 @@ class IncrementalSolver(PathSolver):
             return eqx.tree_at(lambda s: (s.image, s.objective), state, (image, objective))
 
         dtype = problem.target.dtype
-        log = _Log(jnp.zeros(max_k, jnp.int32), jnp.zeros(max_k, dtype), jnp.zeros(max_k, dtype))
+        log = Step(jnp.zeros(max_k, jnp.int32), jnp.zeros(max_k, dtype), jnp.zeros(max_k, dtype))
         start = _IncrementalState(
             log=log,
             image=jnp.zeros_like(problem.target),
@@ -133,28 +118,29 @@ class IncrementalSolver(PathSolver):
             num_iters=jnp.zeros((), jnp.int32),
             stopped=jnp.zeros((), bool),
         )
-        return jax.lax.while_loop(goes_on, block, start)
+        end = jax.lax.while_loop(goes_on, block, start)
+
+        def contributions(k: Array) -> tuple[Array, Array]:
+            num_iters = jnp.minimum(k, end.num_iters)
+            return end.log.weights_after(num_iters), num_iters
+
+        return self.read_off(problem, ks, end.log.index, contributions)
 
     def _try_step(
         self, problem: CoresetProblem, norms: Array, state: _IncrementalState
     ) -> _IncrementalState:
-        step = self.step(problem, norms, state.image, state.num_iters == 0)
-        residual = problem.target - step.image
+        found = self.step(problem, norms, state.image, state.num_iters == 0)
+        residual = problem.target - found.image
         objective = product(residual, residual)
         floor = _REACHED * jnp.finfo(objective.dtype).eps * jnp.linalg.norm(problem.target)
         reached = state.objective <= floor**2
         # False also where the step is not finite, so that no NaN enters the state.
-        taken = step.possible & ~reached & (objective < state.objective)
-        log, t = state.log, state.num_iters
-        # A rejected step stays in the log, beyond the steps that are counted.
-        log = _Log(
-            log.index.at[t].set(step.index),
-            log.keep.at[t].set(step.keep),
-            log.add.at[t].set(step.add),
-        )
+        taken = found.possible & ~reached & (objective < state.objective)
+        t = state.num_iters
         return _IncrementalState(
-            log=log,
-            image=jnp.where(taken, step.image, state.image),
+            # A rejected step stays in the log, beyond the steps that are counted.
+            log=jax.tree.map(lambda log, x: log.at[t].set(x), state.log, found.step),
+            image=jnp.where(taken, found.image, state.image),
             objective=jnp.where(taken, objective, state.objective),
             num_iters=t + taken,
             stopped=~taken,
@@ -196,7 +182,7 @@ class FrankWolfe(IncrementalSolver):
         norms: Float[Array, " n"],
         image: Float[Array, " s"],
         is_first: Bool[Array, ""],
-    ) -> Step:
+    ) -> Proposal:
         """See `IncrementalSolver.step`."""
         residual = problem.target - image
         scores = problem.correlate(residual) * divide(1, norms)
@@ -206,10 +192,8 @@ class FrankWolfe(IncrementalSolver):
         direction = weight_at_vertex * problem.gather(chosen[None])[0] - image
         exact = product(direction, residual) * divide(1, product(direction, direction))
         gamma = jnp.where(is_first, 1, jnp.clip(exact, 0, 1))
-        return Step(
-            index=chosen,
-            keep=1 - gamma,
-            add=gamma * weight_at_vertex,
+        return Proposal(
+            Step(index=chosen, keep=1 - gamma, add=gamma * weight_at_vertex),
             image=image + gamma * direction,
             possible=norms[chosen] > 0,
         )
@@ -247,7 +231,7 @@ class GIGA(IncrementalSolver):
         norms: Float[Array, " n"],
         image: Float[Array, " s"],
         is_first: Bool[Array, ""],
-    ) -> Step:
+    ) -> Proposal:
         """See `IncrementalSolver.step`."""
         eps = jnp.finfo(image.dtype).eps
         inverse_norms = divide(1, norms)
@@ -275,10 +259,8 @@ class GIGA(IncrementalSolver):
         beyond = alpha < 0
         alpha = jnp.where(beyond, 0, alpha)
         beta = jnp.where(beyond, product(atom, problem.target), beta)
-        return Step(
-            index=chosen,
-            keep=alpha * to_unit,
-            add=beta * inverse_norms[chosen],
+        return Proposal(
+            Step(index=chosen, keep=alpha * to_unit, add=beta * inverse_norms[chosen]),
             image=alpha * unit + beta * atom,
             possible=(scores[chosen] > 0) & (beta > 0),
         )

@@ -22,6 +22,7 @@ n × n matrix, and a known error.
 that solvers that only support w ≥ 0 solve the constrained problem too.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -32,10 +33,11 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxcoreset.solvers.arguments import as_float, as_integer, check_finite, is_concrete
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.nnls import nnls
-from jaxcoreset.solvers.numerics import as_float, as_integer, product
-from jaxcoreset.solvers.problem import CoresetProblem, is_concrete
+from jaxcoreset.solvers.numerics import product
+from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution, make_solution
 from jaxcoreset.solvers.solve import solve
 
@@ -298,12 +300,10 @@ def _more_columns(
 ) -> KernelFactor:
     """Continue a factorisation up to `rank` columns."""
     more = rank - start.factor.shape[1]
-    begin = KernelFactor(
+    begin = dataclasses.replace(
+        start,
         factor=jnp.pad(start.factor, ((0, 0), (0, more))),
-        left=start.left,
-        largest=start.largest,
         pivots=jnp.pad(start.pivots, (0, more), constant_values=-1),
-        size=start.size,
     )
     # Entries below this are rounding errors, and their columns would be noise.
     floor = jnp.maximum(tol, 8 * jnp.finfo(start.left.dtype).eps).astype(start.left.dtype)
@@ -314,10 +314,10 @@ def _more_columns(
         row = jax.vmap(kernel, in_axes=(None, 0))(points[pivot], points)
         explained = product(state.factor, state.factor[pivot])
         column = (row - explained) / jnp.sqrt(state.left[pivot])
-        return KernelFactor(
+        return dataclasses.replace(
+            state,
             factor=state.factor.at[:, state.size].set(column),
             left=jnp.maximum(state.left - column**2, 0).at[pivot].set(0),
-            largest=state.largest,
             pivots=state.pivots.at[state.size].set(pivot.astype(jnp.int32)),
             size=state.size + 1,
         )
@@ -354,17 +354,15 @@ def _factor(kernel: Kernel, points: Array, diagonal: Array, limit: int, tol: flo
         )
     # Round the rank up, so that kernels and data of similar rank share their compiled solvers.
     step = max(8, 1 << max(0, size.bit_length() - 3))
-    return eqx.tree_at(
-        lambda f: f.factor, factor, factor.factor[:, : min(limit, -(-max(1, size) // step) * step)]
-    )
+    rank = min(limit, -(-max(1, size) // step) * step)
+    return dataclasses.replace(factor, factor=factor.factor[:, :rank])
 
 
 def _checked_points(points: ArrayLike) -> Array:
     points = as_float(points)
     if points.ndim == 0 or 0 in points.shape:
         raise ValueError(f"points has shape {points.shape}; expected (n, …), one point per row.")
-    if is_concrete(points) and not jnp.isfinite(points).all():
-        raise ValueError("points has entries that are not finite.")
+    check_finite("points", points)
     return points
 
 
@@ -376,8 +374,7 @@ def _checked_weights(weights: ArrayLike | None, n: int, dtype: Any) -> Array:
         raise ValueError(
             f"target_weights has shape {weights.shape}; expected ({n},), one weight per point."
         )
-    if is_concrete(weights) and not jnp.isfinite(weights).all():
-        raise ValueError("target_weights has entries that are not finite.")
+    check_finite("target_weights", weights)
     return weights
 
 

@@ -65,18 +65,29 @@ class MatchingPursuit(PathSolver):
     """
 
     def run_path(
-        self,
-        problem: CoresetProblem,
-        ks: Int[Array, " m"],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Pursue once, up to the largest of `ks`; see `Solver.run_path`."""
 
         def run_path(problem: CoresetProblem, ks: Int[Array, " m"]) -> Solution:
             num_points = 1 if ks.shape[0] == 1 else max_k
             state, scale = _pursue(problem, jnp.max(ks), max_k, num_points)
-            return jax.vmap(lambda k: _solution(problem, state, scale, k, max_k))(ks)
+
+            def solution(k: Int[Array, ""]) -> Solution:
+                """The solution recorded for k, or the last one if the pursuit ended earlier."""
+                place = jnp.clip(jnp.minimum(k, state.size) - 1, 0, num_points - 1)
+                point = jax.tree.map(lambda x: x[place], state.path)
+                return make_solution(
+                    problem,
+                    point.indices,
+                    point.weights * scale[point.indices],
+                    point.objective,
+                    point.num_steps,
+                    state.converged | (k < state.size),
+                    length=max_k,
+                )
+
+            return jax.vmap(solution)(ks)
 
         return chunked_vmap(run_path, _num_bytes(problem, max_k))(problem, ks)
 
@@ -184,25 +195,4 @@ def _step(
         size=size,
         stopped=stopped,
         converged=jnp.where(state.stopped, state.converged, exhausted | ~out_of_steps),
-    )
-
-
-def _solution(
-    problem: CoresetProblem,
-    state: _MatchingState,
-    scale: Float[Array, " n"],
-    k: Int[Array, ""],
-    max_k: int,
-) -> Solution:
-    """The solution recorded for k, or the last one if the pursuit ended earlier."""
-    place = jnp.clip(jnp.minimum(k, state.size) - 1, 0, state.path.objective.shape[0] - 1)
-    point = jax.tree.map(lambda x: x[place], state.path)
-    return make_solution(
-        problem,
-        point.indices,
-        point.weights * scale[point.indices],
-        point.objective,
-        point.num_steps,
-        state.converged | (k < state.size),
-        length=max_k,
     )

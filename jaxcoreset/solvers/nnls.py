@@ -25,14 +25,15 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxcoreset.solvers.arguments import as_float
 from jaxcoreset.solvers.numerics import (
     any_in_batch,
-    as_float,
     divide,
     pick_largest,
     product,
     resolution,
     rounding,
+    tree_where,
 )
 
 # An atom may enter if its distance from the span of the passive atoms is more than this many units
@@ -331,9 +332,7 @@ def nnls(
         )
         new = (refined, residual, after.weights, objective)
         old = (state.active, state.residual, state.weights, state.objective)
-        active, residual, weights, objective = jax.tree.map(
-            lambda new, old: jnp.where(accepted, new, old), new, old
-        )
+        active, residual, weights, objective = tree_where(accepted, new, old)
         return _PivotState(
             active=active,
             residual=residual,

@@ -1,6 +1,5 @@
-"""Arithmetic that the solvers share: exact products, safe division, tolerances and checks."""
+"""Arithmetic that the solvers share: exact products, safe division, tolerances, random keys."""
 
-import operator
 from typing import Any
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 # Float32 products default to TF32 on a GPU and to bfloat16 on a TPU. Residuals, targets and Gram
 # matrices need all digits, since the error of a good coreset is far smaller than such rounding.
@@ -18,12 +17,6 @@ HIGHEST = jax.lax.Precision.HIGHEST
 def product(left: Array, right: Array) -> Array:
     """Matrix or inner product at full precision on every device."""
     return jnp.matmul(left, right, precision=HIGHEST)
-
-
-def as_float(value: ArrayLike) -> Array:
-    """An array of floats; other numbers get the default type."""
-    array = jnp.asarray(value)
-    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
 
 
 def divide(numerator: ArrayLike, denominator: Array) -> Array:
@@ -39,6 +32,11 @@ def unit_of(values: Float[Array, "n ..."]) -> Float[Array, "..."]:
     """
     exponent = jnp.frexp(jnp.max(jnp.abs(values), axis=0))[1]
     return jnp.ldexp(jnp.ones((), values.dtype), -jnp.clip(exponent, -100, 100))
+
+
+def tree_where(chosen: Bool[Array, "..."], new: PyTree, old: PyTree) -> PyTree:
+    """`jnp.where` for each pair of arrays of two trees."""
+    return jax.tree.map(lambda a, b: jnp.where(chosen, a, b), new, old)
 
 
 def pick_largest(
@@ -128,31 +126,6 @@ def any_in_batch(flag: Bool[Array, ""]) -> Bool[Array, ""]:
 def _any_in_batch(axis_size: int, in_batched: list[bool], flag: Array) -> tuple[Array, bool]:
     del axis_size
     return any_in_batch(jnp.any(flag) if in_batched[0] else flag), False
-
-
-def as_integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """An argument as an int.
-
-    Args:
-        name: the argument's name, for errors.
-        value: what was passed.
-        least: the smallest value allowed.
-        most: the largest value allowed; only with `least`.
-
-    Raises:
-        TypeError: if it is not an integer.
-        ValueError: if it is out of range.
-    """
-    try:
-        integer = operator.index(value)
-    except TypeError:
-        integer = None
-    if integer is None or isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r}; expected an integer.")
-    if least is not None and (integer < least or (most is not None and integer > most)):
-        expected = f"at least {least}" if most is None else f"{least} ≤ {name} ≤ {most}"
-        raise ValueError(f"{name} is {integer}; expected {expected}.")
-    return integer
 
 
 def as_key(key: Any) -> PRNGKeyArray:

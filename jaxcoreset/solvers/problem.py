@@ -14,16 +14,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from jaxcoreset.solvers.numerics import HIGHEST, as_float, as_integer, divide, product
-
-
-def is_concrete(*values: object) -> bool:
-    """Return whether none of the arrays is being traced, so that values can be inspected."""
-    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
+from jaxcoreset.solvers.arguments import as_float, as_integer, check_that, is_concrete
+from jaxcoreset.solvers.numerics import HIGHEST, divide, product
 
 
 def static_bound(ks: Any, max_k: int | None, n: int) -> int:
@@ -40,8 +35,7 @@ def static_bound(ks: Any, max_k: int | None, n: int) -> int:
         sizes = np.asarray(ks)
         least = largest = int(sizes.max())
         for k in (int(sizes.min()), largest):
-            if not 1 <= k <= n:
-                raise ValueError(f"k is {k}; expected 1 ≤ k ≤ n = {n}.")
+            check_that(1 <= k <= n, "k", k, f"1 ≤ k ≤ n = {n}")
     return largest if max_k is None else as_integer("max_k", max_k, least, n)
 
 

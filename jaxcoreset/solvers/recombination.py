@@ -23,7 +23,7 @@ from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.compression import principal_directions
 from jaxcoreset.solvers.matching_pursuit import MatchingPursuit
 from jaxcoreset.solvers.nnls import nnls
-from jaxcoreset.solvers.numerics import any_in_batch, divide, product
+from jaxcoreset.solvers.numerics import any_in_batch, divide, product, tree_where
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution, make_solution
 
@@ -75,11 +75,7 @@ class Recombination(Solver):
     """
 
     def run(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, k: Int[Array, ""], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Recombine to k rows and solve on them; see `Solver.run`."""
         usable = problem.squared_norms() > 0
@@ -90,15 +86,25 @@ class Recombination(Solver):
         indices = jnp.argsort(weights <= 0)[:max_k].astype(jnp.int32)
         kept = weights[indices]
         if max_k > 1:
-            indices, kept = _nearest(problem, leading, indices, kept, k)
+            # A pursuit in the leading coordinates, if that is nearer to those of the target. It is
+            # not needed where these are matched, and a pursuit of nothing ends at once.
+            coordinates = product(problem.target, leading.directions)
+
+            def miss(indices: Array, weights: Array) -> Array:
+                return jnp.linalg.norm(coordinates - product(weights, leading.coordinates[indices]))
+
+            ours = miss(indices, kept)
+            small = jnp.sqrt(jnp.finfo(kept.dtype).eps)
+            found = ours <= small * jnp.linalg.norm(coordinates)
+            wanted = jnp.where(found, 0, coordinates)
+            atoms = jnp.where(usable[:, None], leading.coordinates, 0)
+            pursuit = MatchingPursuit().run(CoresetProblem(atoms, wanted), k, max_k, None)
+            nearer = ~found & (miss(pursuit.indices, pursuit.weights) < ours)
+            chosen = pursuit.indices, pursuit.weights
+            indices, kept = tree_where(nearer, chosen, (indices, kept))
         result = nnls(problem.gather(indices), problem.target, warm_start=kept, mask=kept > 0)
         return make_solution(
-            problem,
-            indices,
-            result.weights,
-            result.objective,
-            num_rounds,
-            result.converged,
+            problem, indices, result.weights, result.objective, num_rounds, result.converged
         )
 
 
@@ -139,42 +145,6 @@ def _range(atoms: Float[Array, "n s"], count: int) -> Float[Array, "s m"]:
         images = jnp.linalg.qr(product(atoms, basis))[0]
         basis = jnp.linalg.qr(product(atoms.T, images))[0]
     return basis
-
-
-def _nearest(
-    problem: CoresetProblem,
-    leading: Leading,
-    indices: Int[Array, " k"],
-    weights: Float[Array, " k"],
-    k: Int[Array, ""],
-) -> tuple[Int[Array, " k"], Float[Array, " k"]]:
-    """The weights given, or those with the nearest leading coordinates if they are nearer.
-
-    Args:
-        problem: the problem.
-        leading: its leading directions.
-        indices: the rows that were recombined.
-        weights: their weights.
-        k: the maximum number of rows.
-    """
-    small = jnp.sqrt(jnp.finfo(weights.dtype).eps)
-    coordinates = product(problem.target, leading.directions)
-
-    def miss(indices: Array, weights: Array) -> Array:
-        rest = coordinates - product(weights, leading.coordinates[indices])
-        return jnp.linalg.norm(rest)
-
-    ours = miss(indices, weights)
-    found = ours <= small * jnp.linalg.norm(coordinates)
-    # A pursuit of nothing ends at once.
-    wanted = jnp.where(found, 0, coordinates)
-    usable = jnp.where((problem.squared_norms() > 0)[:, None], leading.coordinates, 0)
-    pursuit = MatchingPursuit().run(CoresetProblem(usable, wanted), k, indices.shape[0])
-    nearer = ~found & (miss(pursuit.indices, pursuit.weights) < ours)
-    return (
-        jnp.where(nearer, pursuit.indices, indices),
-        jnp.where(nearer, pursuit.weights, weights),
-    )
 
 
 class _Dual(eqx.Module):

@@ -9,6 +9,7 @@ does not depend on the number of draws, so that neither k's bound nor a sweep ch
 
 import abc
 import math
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -24,10 +25,7 @@ from jaxcoreset.solvers.solution import Solution
 class _Sampling(PathSolver):
     """Sampling with replacement; see the module's docstring."""
 
-    @property
-    def needs_key(self) -> bool:
-        """True: the rows are drawn at random."""
-        return True
+    needs_key: ClassVar[bool] = True
 
     @property
     def may_return_none(self) -> bool:
@@ -49,11 +47,7 @@ class _Sampling(PathSolver):
         return k
 
     def run_path(
-        self,
-        problem: CoresetProblem,
-        ks: Int[Array, " m"],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Draw once; the solution for each k is made of the first k draws."""
         assert key is not None

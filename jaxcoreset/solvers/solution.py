@@ -104,9 +104,7 @@ def make_solution(
         indices=jnp.where(used, indices, 0)[order].astype(jnp.int32),
         weights=jnp.where(used, weights, 0)[order],
         objective=objective,
-        relative_error=jnp.where(
-            target_norm > 0, error / jnp.where(target_norm > 0, target_norm, 1), error
-        ),
+        relative_error=error / jnp.where(target_norm > 0, target_norm, 1),
         num_iters=jnp.asarray(num_iters, jnp.int32),
         converged=jnp.asarray(converged),
         history=history,

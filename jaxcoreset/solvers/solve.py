@@ -155,9 +155,7 @@ def _checked_run(
         solution = _run(problem, ks, longest, solver, _round_up(length, n), key)
     # The slots that were added by rounding the bound come last and are unused.
     return dataclasses.replace(
-        solution,
-        indices=solution.indices[..., :length],
-        weights=solution.weights[..., :length],
+        solution, indices=solution.indices[..., :length], weights=solution.weights[..., :length]
     )
 
 

@@ -12,14 +12,17 @@ the support and removes the half with the smallest weights, so that an early cho
 until the end. The price is that a run gives the solution for one k only.
 """
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from jaxcoreset.solvers.arguments import as_integer
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.nnls import nnls
-from jaxcoreset.solvers.numerics import any_in_batch, as_integer, product, resolution, rounding
+from jaxcoreset.solvers.numerics import any_in_batch, product, resolution, rounding, tree_where
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import History, Solution, make_solution
 
@@ -65,23 +68,17 @@ class SubspacePursuit(Solver):
         ValueError: if `max_iters` is below 1.
     """
 
+    # The least-squares problems of an iteration take very different times.
+    takes_turns: ClassVar[bool] = True
+
     max_iters: int = 100
     record_history: bool = False
 
     def __check_init__(self) -> None:
         as_integer("max_iters", self.max_iters, 1)
 
-    @property
-    def takes_turns(self) -> bool:
-        """True: the least-squares problems of an iteration take very different times."""
-        return True
-
     def run(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, k: Int[Array, ""], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Exchange atoms until the objective no longer decreases; see `Solver.run`."""
         scale = problem.scales()
@@ -99,11 +96,22 @@ class SubspacePursuit(Solver):
             converged=jnp.zeros((), bool),
             history=History.empty(self, dtype),
         )
-        state = jax.lax.while_loop(
-            lambda s: any_in_batch(~s.stopped),
-            lambda s: self._iterate(problem, scale, k, s),
-            state,
-        )
+
+        def iterate(state: _SubspaceState) -> _SubspaceState:
+            """One exchange; a state that has stopped, or stops now, keeps its point."""
+            new = _exchange(problem, scale, k, state.point)
+            better = new.objective < (1 - resolution(dtype)) * state.point.objective
+            point = tree_where(better & ~state.stopped, new, state.point)
+            num_iters = state.num_iters + ~state.stopped
+            return _SubspaceState(
+                point=point,
+                num_iters=num_iters,
+                stopped=state.stopped | ~better | (num_iters >= self.max_iters),
+                converged=jnp.where(state.stopped, state.converged, ~better),
+                history=state.history.record(num_iters - 1, point.objective),
+            )
+
+        state = jax.lax.while_loop(lambda s: any_in_batch(~s.stopped), iterate, state)
         point = state.point
         return make_solution(
             problem,
@@ -116,11 +124,7 @@ class SubspacePursuit(Solver):
         )
 
     def run_path(
-        self,
-        problem: CoresetProblem,
-        ks: Int[Array, " m"],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Solve for each of `ks`, and keep for each the best solution so far; see the class."""
         path = super().run_path(problem, ks, max_k, key)
@@ -130,28 +134,6 @@ class SubspacePursuit(Solver):
         is_best = objectives <= jnp.min(objectives, axis=1, keepdims=True)
         best = jnp.argmin(jnp.where(is_best, ks[None, :], jnp.iinfo(ks.dtype).max), axis=1)
         return jax.tree.map(lambda x: x[best], path)
-
-    def _iterate(
-        self,
-        problem: CoresetProblem,
-        scale: Float[Array, " n"],
-        k: Int[Array, ""],
-        state: _SubspaceState,
-    ) -> _SubspaceState:
-        """One exchange; a state that has stopped, or stops now, keeps its point."""
-        new = _exchange(problem, scale, k, state.point)
-        small = resolution(new.objective.dtype)
-        better = new.objective < (1 - small) * state.point.objective
-        accepted = better & ~state.stopped
-        point = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), new, state.point)
-        num_iters = state.num_iters + ~state.stopped
-        return _SubspaceState(
-            point=point,
-            num_iters=num_iters,
-            stopped=state.stopped | ~better | (num_iters >= self.max_iters),
-            converged=jnp.where(state.stopped, state.converged, ~better),
-            history=state.history.record(num_iters - 1, point.objective),
-        )
 
 
 def _exchange(

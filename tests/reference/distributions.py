@@ -131,9 +131,5 @@ def exhaustive(target, k, divergence):
     wanted = target.ravel()[strides[supports] @ digits.T]
     if divergence == "kl":
         return -np.log(wanted.sum(axis=1).max())
-    falling = -np.sort(-wanted, axis=1)
-    sums = np.cumsum(falling, axis=1)
-    sizes = (falling * np.arange(1, falling.shape[1] + 1) > sums - 1).sum(axis=1)
-    thresholds = (sums[np.arange(len(sums)), sizes - 1] - 1) / sizes
-    values = np.maximum(wanted - thresholds[:, None], 0)
+    values = np.apply_along_axis(project_simplex, 1, wanted)
     return ((values - wanted) ** 2 - wanted**2).sum(axis=1).min() + (target**2).sum()

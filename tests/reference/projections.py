@@ -9,11 +9,6 @@ import itertools
 import numpy as np
 
 
-def allows_top_k(support, k):
-    """At most k rows."""
-    return len(support) <= k
-
-
 def allows_groups(support, k, groups, max_groups):
     """At most k rows of at most `max_groups` groups."""
     return len(support) <= k and len(set(groups[list(support)])) <= max_groups

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 import optax
+import scipy.optimize
 
 import jaxcoreset as jc
 from jaxcoreset.solvers.base import Solver
@@ -80,15 +81,10 @@ SOLVERS = {
 }
 
 
-def _with_zeros() -> np.ndarray:
-    atoms = correlated_atoms(NUM_DATA, NUM_DRAWS, 1)
-    atoms[::2] = 0
-    return atoms
-
-
-def _only(count: int) -> np.ndarray:
-    atoms = correlated_atoms(NUM_DATA, NUM_DRAWS, 2)
-    atoms[count:] = 0
+def _atoms_at(rows: slice, seed: int) -> np.ndarray:
+    """Atoms that are zero in all other rows."""
+    atoms = np.zeros((NUM_DATA, NUM_DRAWS))
+    atoms[rows] = correlated_atoms(NUM_DATA, NUM_DRAWS, seed)[rows]
     return atoms
 
 
@@ -100,9 +96,9 @@ def _problems() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     atoms = {
         "correlated": correlated,
         "independent": independent,
-        "zeros": _with_zeros(),
-        "three useful": _only(3),
-        "one useful": _only(1),
+        "zeros": _atoms_at(np.s_[1::2], 1),
+        "three useful": _atoms_at(np.s_[:3], 2),
+        "one useful": _atoms_at(np.s_[:1], 2),
         "duplicates": correlated[:10].repeat(3, axis=0),
     }
     problems = {name: (array, array.sum(axis=0)) for name, array in atoms.items()}
@@ -142,11 +138,43 @@ def in_float32(atoms: np.ndarray, target: np.ndarray | None = None) -> jc.Corese
     return jc.CoresetProblem(np.asarray(atoms, np.float32), target)
 
 
+def solve_in_float64(
+    atoms: np.ndarray, k: int | np.ndarray, solver: Solver, key: object = None
+) -> tuple[Solution, np.ndarray]:
+    """The solution for k, or the solutions for several, and their weights on all rows."""
+    with jax.enable_x64(True):
+        run = jc.solve if np.ndim(k) == 0 else jc.sweep
+        solution = run(jc.CoresetProblem(atoms), k, solver, key)
+        weights = np.asarray(solution.dense(len(atoms)))
+    return jax.tree.map(np.asarray, solution), weights
+
+
 def path_in_float32(
     atoms: np.ndarray, solver: Solver, target: np.ndarray | None = None
 ) -> Solution:
     """The solutions for k = 1..80 in float32; one shape, so that a solver compiles once."""
     return jc.sweep(in_float32(atoms, target), np.arange(1, 81), solver, KEY)
+
+
+def scipy_nnls(atoms: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, float]:
+    """SciPy's weights and objective, with atoms scaled to norm one for its tolerances."""
+    norms = np.linalg.norm(atoms, axis=1)
+    norms = np.where(norms > 0, norms, 1)
+    scaled = atoms / norms[:, None]
+    weights, error = scipy.optimize.nnls(scaled.T, target, maxiter=10_000)
+    return weights / norms, float(error**2)
+
+
+def assert_best_on_its_support(
+    atoms: np.ndarray, solution: Solution, k: int, floor: float = 0.0
+) -> None:
+    """At most k rows, with an objective that is SciPy's on them or below `floor`, as reported."""
+    support, weights = used(solution)
+    target = atoms.sum(axis=0)
+    objective = np.sum((target - weights @ atoms[support]) ** 2)
+    assert len(support) <= k
+    assert objective <= max(1.001 * scipy_nnls(atoms[support], target)[1], floor)
+    np.testing.assert_allclose(solution.objective, objective, rtol=1e-3, atol=floor)
 
 
 def true_errors(atoms: np.ndarray, solution: Solution) -> np.ndarray:

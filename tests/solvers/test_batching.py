@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
 
 from jaxcoreset.solvers import batching
 from jaxcoreset.solvers.batching import chunked_vmap
@@ -13,6 +12,7 @@ from jaxcoreset.solvers.exchange.pursuit import ExchangePursuit
 from jaxcoreset.solvers.matching_pursuit import MatchingPursuit
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solve import sweep
+from tests.loops import operations
 
 
 def doubled(tree, y):
@@ -25,15 +25,8 @@ def batch(size):
 
 def lengths(function, *args):
     """How often the body of each loop runs."""
-
-    def walk(jaxpr):
-        for equation in jaxpr.eqns:
-            if equation.primitive.name == "scan":
-                yield equation.params["length"]
-            for inner in jaxprs_in_params(equation.params):
-                yield from walk(inner)
-
-    return list(walk(jax.make_jaxpr(function)(*args).jaxpr))
+    found = operations(jax.make_jaxpr(function)(*args).jaxpr, nested=True)
+    return [one.params["length"] for one in found if one.primitive.name == "scan"]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +79,7 @@ def test_the_default_solver_is_lowered_for_each_platform(monkeypatch):
     solver = ExchangePursuit(exchanges_down=0, num_starts=0)
 
     def run(problem):
-        return solver.run(problem, jnp.asarray(10), 10)
+        return solver.run(problem, jnp.asarray(10), 10, None)
 
     # Only the CPU's program has its matrices in parts, here of 4 and 16 slots.
     on_cpu, on_gpu = (lowered(platform, run, problem) for platform in ("cpu", "cuda"))

@@ -78,17 +78,6 @@ def test_atoms_that_cannot_be_shortened_stay_as_they_are(s):
     assert shorter.rank == s
 
 
-def test_the_part_of_the_target_outside_the_atoms_is_kept():
-    atoms = low_rank(300, 200)
-    outside = np.random.default_rng(1).normal(size=200)
-    outside -= np.linalg.pinv(atoms) @ (atoms @ outside)
-    shorter = compress(jc.CoresetProblem(np.float32(atoms), np.float32(atoms.sum(0) + outside)))
-    assert float(shorter.target[-1]) == pytest.approx(np.linalg.norm(outside), rel=1e-4)
-    # The best weights of all leave exactly that.
-    everything = np.ones((1, 300))
-    assert objectives(shorter, everything)[0] == pytest.approx(outside @ outside, rel=1e-4)
-
-
 def test_what_a_large_tolerance_leaves_out_is_bounded_as_stated():
     atoms = np.asarray(atoms_of("phishing_500", 300))
     problem = jc.CoresetProblem(np.float32(atoms))
@@ -131,17 +120,6 @@ def test_a_given_rank_works_under_jit_and_vmap():
         assert (np.abs(change) <= 2 * np.finfo(np.float32).eps * terms).all()
 
 
-def test_projection_keeps_objectives_within_its_stated_error():
-    problem = jc.CoresetProblem(np.random.default_rng(0).normal(size=(60, 6000)).astype(np.float32))
-    weights = sparse_weights(60, num=100)
-    m = projection_size(0.15, failure=0.01, num_vectors=100)
-    assert m < 3000
-    shorter = project(problem, m, jax.random.key(0))
-    assert shorter.atoms.shape == (60, m)
-    ratio = objectives(shorter, weights) / objectives(problem, weights)
-    assert np.abs(ratio - 1).max() < 0.15
-
-
 @pytest.mark.parametrize("kind", ["gaussian", "sign"])
 def test_projected_objective_is_unbiased_with_variance_two_over_m(kind):
     rng = np.random.default_rng(0)
@@ -152,6 +130,7 @@ def test_projected_objective_is_unbiased_with_variance_two_over_m(kind):
     @jax.vmap
     def objective(key):
         shorter = project(problem, 50, key, kind)
+        assert shorter.atoms.shape == (5, 50)
         return jnp.sum((shorter.target - weights @ shorter.atoms) ** 2)
 
     values = np.asarray(objective(jax.random.split(jax.random.key(1), 2000)), float)

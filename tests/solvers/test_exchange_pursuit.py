@@ -18,7 +18,7 @@ from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.solvers.solve import solve, sweep
 from tests.datasets import NAMES, atoms_of
 from tests.problems import low_rank_atoms
-from tests.solvers.helpers import in_float32, pick, used
+from tests.solvers.helpers import assert_best_on_its_support, in_float32, pick, scipy_nnls, used
 
 # Relative errors below this are rounding in float32.
 FLOAT32_FLOOR = 3e-5
@@ -29,12 +29,6 @@ KS = np.arange(1, MAX_K + 1)
 
 def _sweep(problem: CoresetProblem) -> Solution:
     return sweep(problem, KS, ExchangePursuit())
-
-
-def _on_support(atoms: np.ndarray, target: np.ndarray, support: np.ndarray) -> float:
-    """SciPy's objective, with atoms scaled to norm one for its tolerances."""
-    scaled = atoms[support] / np.linalg.norm(atoms[support], axis=1)[:, None]
-    return scipy.optimize.nnls(scaled.T, target, maxiter=10_000)[1] ** 2
 
 
 def _small_problems(num_problems: int, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -106,13 +100,8 @@ def path():
 
 def test_objective_falls_and_is_scipys_on_supports_of_at_most_k_rows(path) -> None:
     atoms, found = path
-    target = atoms.sum(axis=0)
     for i, k in enumerate(KS):
-        support, weights = used(pick(found, i))
-        true = np.sum((target - weights @ atoms[support]) ** 2)
-        assert len(support) <= k
-        assert true <= 1.001 * _on_support(atoms, target, support)
-        np.testing.assert_allclose(found.objective[i], true, rtol=1e-3)
+        assert_best_on_its_support(atoms, pick(found, i), k)
     assert np.all(np.diff(found.objective) <= 1e-6 * found.objective[:-1])
     assert found.converged.all()
 
@@ -129,14 +118,9 @@ def test_a_solve_is_about_as_good_as_the_sweep(path) -> None:
 
 def test_blocks_of_atoms_are_as_good_as_single_atoms_with_scipys_weights(path) -> None:
     atoms, one_by_one = path
-    target = atoms.sum(axis=0)
     in_blocks = sweep(in_float32(atoms), KS[3:], ExchangePursuit(max_single=4), max_k=MAX_K)
     for i, k in enumerate(KS[3:]):
-        support, weights = used(pick(in_blocks, i))
-        assert len(support) <= k
-        true = np.sum((target - weights @ atoms[support]) ** 2)
-        assert true <= 1.001 * _on_support(atoms, target, support)
-        np.testing.assert_allclose(in_blocks.objective[i], true, rtol=1e-3)
+        assert_best_on_its_support(atoms, pick(in_blocks, i), k)
     assert np.median(np.asarray(in_blocks.objective) / one_by_one.objective[3:]) <= 1.5
 
 
@@ -218,7 +202,7 @@ def test_slots_in_parts_change_nothing_and_float64_has_scipys_weights(monkeypatc
     solver = ExchangePursuit(working_set=60, num_starts=1)
 
     def found(problems: CoresetProblem) -> Solution:
-        return jax.jit(jax.vmap(lambda p: solver.run_path(p, jnp.asarray(ks), 20)))(problems)
+        return jax.jit(jax.vmap(lambda p: solver.run_path(p, jnp.asarray(ks), 20, None)))(problems)
 
     with jax.enable_x64(True):
         problems = jax.vmap(CoresetProblem)(jnp.asarray(vectors))
@@ -233,7 +217,7 @@ def test_slots_in_parts_change_nothing_and_float64_has_scipys_weights(monkeypatc
     np.testing.assert_array_equal(in_parts.num_iters, at_once.num_iters)
     for i, j in itertools.product(range(2), range(3)):
         support, _ = used(pick(at_once, i, j))
-        least = _on_support(vectors[i], vectors[i].sum(axis=0), support)
+        _, least = scipy_nnls(vectors[i][support], vectors[i].sum(axis=0))
         np.testing.assert_allclose(at_once.objective[i, j], least, rtol=1e-9)
 
 

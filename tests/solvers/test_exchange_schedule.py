@@ -20,16 +20,16 @@ def sizes_of():
     """The number of atoms in use at each move of a run for k, of atoms of one shape."""
     moves, programs = [], {}
 
-    def decide_move(progress, limits, *, size, **found):
-        jax.debug.callback(lambda *move: moves.append(move), progress.num_moves, size)
-        return original(progress, limits, size=size, **found)
+    def decide_move(progress, limits, fit, *found):
+        jax.debug.callback(lambda *move: moves.append(move), progress.num_moves, fit.size)
+        return original(progress, limits, fit, *found)
 
     original, pursuit.decide_move = pursuit.decide_move, decide_move
 
     def run(atoms, k, exchanges_down=5):
         if exchanges_down not in programs:
             solver = jc.ExchangePursuit(exchanges_down=exchanges_down, num_starts=NUM_STARTS)
-            programs[exchanges_down] = jax.jit(lambda p, k: solver.run(p, k, MAX_K))
+            programs[exchanges_down] = jax.jit(lambda p, k: solver.run(p, k, MAX_K, None))
         moves.clear()
         problem = jc.CoresetProblem(np.asarray(atoms, np.float32))
         solution = programs[exchanges_down](problem, jnp.asarray(k))

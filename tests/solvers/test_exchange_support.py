@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxcoreset.solvers.exchange import slot_matrix
+from jaxcoreset.solvers.exchange.schedule import Move
 from jaxcoreset.solvers.exchange.support import (
     Candidates,
     Support,
@@ -45,9 +46,8 @@ def _changed(support, candidates, position, slot, removes, inserts):
     known = {"eligible": candidates.usable, "objective": jnp.ones(()), "min_gain": 0.01}
     allowed = {"is_set": YES, "can_remove": YES, "can_exchange": NO}
     out, _ = choose_leaving(support, candidates, first=slot, **allowed, **known)
-    move = {"removes": removes, "position": position, "inserts": inserts}
-    move |= {"weights": support.weights, "restarts": NO, "stays": NO}
-    return apply_move(support, candidates, out, **move)[:2]
+    given = {"weights": support.weights, "position": position, "stays": NO}
+    return apply_move(support, candidates, out, move=Move(removes, inserts, NO), **given)[:2]
 
 
 def _check(support, candidates, atoms, target, tol):

@@ -1,18 +1,15 @@
 """Frank–Wolfe and GIGA: vertices added one after the other."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxcoreset.solvers.frank_wolfe import GIGA, FrankWolfe
-from jaxcoreset.solvers.problem import CoresetProblem
-from jaxcoreset.solvers.solve import sweep
 from tests.datasets import atoms_of
 from tests.problems import unequal_atoms
 from tests.reference.frank_wolfe import frank_wolfe
 from tests.reference.giga import giga
-from tests.solvers.helpers import KEY, path_in_float32, true_errors
+from tests.solvers.helpers import path_in_float32, solve_in_float64, true_errors
 
 GREEDY = [pytest.param(GIGA(), giga, id="GIGA"), pytest.param(FrankWolfe(), frank_wolfe, id="FW")]
 
@@ -30,9 +27,7 @@ def _reference_path(atoms, reference):
 def test_greedy_solver_equals_its_reference_iterate_by_iterate(solver, reference, name):
     atoms = unequal_atoms() if name == "synthetic" else atoms_of(name)
     expected, _ = _reference_path(atoms, reference)
-    with jax.enable_x64(True):
-        path = sweep(CoresetProblem(atoms), np.arange(1, 81), solver, KEY)
-        weights = np.asarray(path.dense(len(atoms)))[:50]
+    weights = solve_in_float64(atoms, np.arange(1, 81), solver)[1][:50]
     scale = np.maximum(np.abs(expected).max(axis=1, keepdims=True), 1e-300)
     np.testing.assert_allclose(weights / scale, expected / scale, rtol=1e-8, atol=1e-10)
 

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.optimize
 
 from jaxcoreset.solvers.matching_pursuit import MatchingPursuit
 from jaxcoreset.solvers.problem import CoresetProblem
@@ -12,20 +11,11 @@ from jaxcoreset.solvers.solve import solve, sweep
 from tests.datasets import NAMES, atoms_of
 from tests.problems import low_rank_atoms
 from tests.reference.matching_pursuit import matching_pursuit
-from tests.solvers.helpers import in_float32, pick, used
+from tests.solvers.helpers import assert_best_on_its_support, in_float32, pick, scipy_nnls, used
 
 # Relative errors below this are rounding in float32.
 FLOAT32_FLOOR = 3e-5
 KS = np.array([20, 50, 100])
-
-
-def _scipy_on_support(atoms: np.ndarray, support: np.ndarray) -> tuple[np.ndarray, float]:
-    """SciPy's weights and objective, with atoms scaled to norm one for its tolerances."""
-    target = atoms.sum(axis=0)
-    norms = np.linalg.norm(atoms[support], axis=1)
-    scaled = atoms[support] / norms[:, None]
-    weights, _ = scipy.optimize.nnls(scaled.T, target, maxiter=10_000)
-    return weights / norms, float(np.sum((target - weights @ scaled) ** 2))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -36,7 +26,7 @@ def test_float64_weights_are_scipys_on_the_support(name: str) -> None:
         for i in range(len(KS)):
             solution = pick(solutions, i)
             support, weights = used(solution)
-            expected, objective = _scipy_on_support(atoms, support)
+            expected, objective = scipy_nnls(atoms[support], atoms.sum(axis=0))
             np.testing.assert_allclose(solution.objective, objective, rtol=1e-5, atol=1e-20)
             # Where the error is 1e-9, so is the weight of what tells one atom from the others.
             if solution.relative_error > 1e-9:
@@ -50,12 +40,8 @@ def test_float32_objective_is_scipys_on_the_support_and_as_good_as_the_reference
     solutions = sweep(single, KS, MatchingPursuit())
     rounded = np.asarray(single.atoms, np.float64)
     floor = (FLOAT32_FLOOR * np.linalg.norm(rounded.sum(axis=0))) ** 2
-    for i in range(len(KS)):
-        support, weights = used(pick(solutions, i))
-        _, least = _scipy_on_support(rounded, support)
-        objective = np.sum((rounded.sum(axis=0) - weights @ rounded[support]) ** 2)
-        assert objective <= max(1.001 * least, floor)
-        np.testing.assert_allclose(solutions.objective[i], objective, rtol=1e-3, atol=floor)
+    for i, k in enumerate(KS):
+        assert_best_on_its_support(rounded, pick(solutions, i), k, floor)
     if name in ("phishing_500", "biketrips_500"):
         path = matching_pursuit(atoms_of(name), int(KS[-1]))
         for k, error in zip(KS, solutions.relative_error, strict=True):

@@ -11,6 +11,7 @@ import pytest
 import scipy.optimize
 
 from jaxcoreset.solvers.nnls import NNLSResult, nnls
+from tests.solvers.helpers import scipy_nnls
 
 # Relative errors below this are rounding in float32.
 FLOAT32_FLOOR = 3e-5
@@ -64,10 +65,7 @@ quick = hypothesis.settings(
 
 def _smallest(atoms: np.ndarray, target: np.ndarray) -> float:
     """SciPy's relative error, with atoms and target scaled to norm one for its tolerances."""
-    norms = np.linalg.norm(atoms, axis=1)
-    scaled = atoms / np.where(norms > 0, norms, 1)[:, None]
-    _, error = scipy.optimize.nnls(scaled.T, target / np.linalg.norm(target), maxiter=10_000)
-    return float(error)
+    return scipy_nnls(atoms, target / np.linalg.norm(target))[1] ** 0.5
 
 
 def _error(atoms: np.ndarray, target: np.ndarray, result: NNLSResult) -> float:

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxcoreset.solvers.arguments import as_integer
 
-from jaxcoreset.solvers.numerics import as_integer, divide, first_true, project_simplex
+from jaxcoreset.solvers.numerics import divide, first_true, project_simplex
 
 
 def test_a_quotient_is_zero_where_the_denominator_is_not_positive():

@@ -26,13 +26,16 @@ def test_weights_are_those_of_campbell_and_broderick_for_one_more_draw_per_size(
     is_uniform = isinstance(solver, UniformSampling)
     probabilities = np.full(80, 1 / 80) if is_uniform else norms / norms.sum()
     problem = CoresetProblem(atoms.astype(np.float32))
-    draws = np.asarray(solver.draw(solver.proportions(problem), 50, KEY))
+    draws = np.asarray(solver.draw(solver.proportions(problem), 80, KEY))
     path = path_in_float32(atoms, solver)
-    for k in (1, 2, 10, 50):
+    for k in (1, 2, 10, 50, 80):
         expected = np.bincount(draws[:k], minlength=80) / k / probabilities
         np.testing.assert_allclose(path.dense(80)[k - 1], expected, rtol=1e-5)
     np.testing.assert_array_equal(path.num_iters, np.arange(1, 81))
     assert path.converged.all()
+    if solver == UniformSampling():  # without replacement
+        np.testing.assert_array_equal(path.size, np.arange(1, 81))
+        assert path.relative_error[-1] < 1e-6
 
 
 @pytest.mark.parametrize("solver", SAMPLERS)
@@ -65,12 +68,3 @@ def test_importance_sampling_draws_rows_in_proportion_to_their_norms():
     chi_squared = np.sum((counts[seen] - expected[seen]) ** 2 / expected[seen])
     degrees = seen.sum() - 1
     assert abs(chi_squared - degrees) < 4 * np.sqrt(2 * degrees)
-
-
-def test_uniform_sampling_without_replacement_keeps_distinct_rows_of_equal_weight():
-    atoms = unequal_atoms().astype(np.float32)
-    path = path_in_float32(atoms, UniformSampling())
-    np.testing.assert_array_equal(path.size, np.arange(1, 81))
-    for k in (1, 30, 80):
-        np.testing.assert_allclose(path.weights[k - 1, :k], 80 / k, rtol=1e-6)
-    assert path.relative_error[-1] < 1e-6

@@ -15,15 +15,15 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxcoreset.solvers.arguments import as_integer, is_concrete
 from jaxcoreset.solvers.constraints.base import Constraint, Sparse, TopK
-from jaxcoreset.solvers.numerics import as_integer, divide
-from jaxcoreset.solvers.problem import is_concrete
+from jaxcoreset.solvers.numerics import divide
 
 # Steps of the bisection for a multiplier in `GroupTopK`. Any multiplier gives a valid bound; a
 # better one leaves fewer groups undecided.
 _BISECTIONS = 24
-# What a constraint holds that names an argument, until it is given its labels.
-_NO_LABELS, _NO_LIMIT = np.zeros(0, np.int32), int(np.iinfo(np.int32).max)
+# The number of groups of a constraint that names an argument, until it is given its labels.
+_NO_LIMIT = int(np.iinfo(np.int32).max)
 
 
 class _Grouped(Constraint):
@@ -103,15 +103,12 @@ class StratifiedTopK(_Grouped):
         k_per_group: ArrayLike | Sequence[int] | None = None,
         reserved: ArrayLike | Sequence[int] | None = None,
     ):
-        self.name = groups if isinstance(groups, str) else None
-        if isinstance(groups, str):
-            self.groups, self.num_groups = jnp.asarray(_NO_LABELS), 0
+        self.groups, self.num_groups, self.name = _read_labels(groups)
+        if self.name is not None:
             self.k_per_group = jnp.asarray(_NO_LIMIT if k_per_group is None else k_per_group)
             self.reserved = None if reserved is None else jnp.asarray(reserved)
             return
-        self.groups, self.num_groups = _read_labels(groups)
-        num_rows = self.groups.shape[0]
-        budgets = num_rows if k_per_group is None else k_per_group
+        budgets = self.groups.shape[0] if k_per_group is None else k_per_group
         self.k_per_group = _read_counts("k_per_group", budgets, self.num_groups)
         if is_concrete(self.k_per_group) and not self.k_per_group.any():
             raise ValueError(
@@ -181,11 +178,7 @@ class GroupTopK(_Grouped):
     name: str | None = eqx.field(static=True)
 
     def __init__(self, groups: ArrayLike | Sequence[int] | str, max_groups: int):
-        self.name = groups if isinstance(groups, str) else None
-        if isinstance(groups, str):
-            self.groups, self.num_groups = jnp.asarray(_NO_LABELS), _NO_LIMIT
-        else:
-            self.groups, self.num_groups = _read_labels(groups)
+        self.groups, self.num_groups, self.name = _read_labels(groups)
         self.max_groups = min(as_integer("max_groups", max_groups, 1), self.num_groups)
 
     def project(self, vector: Float[Array, " n"], k: Int[Array, ""], max_k: int) -> Sparse:
@@ -310,8 +303,12 @@ def _sort_by_group(
     return order, jnp.searchsorted(groups[order], jnp.arange(num_groups))
 
 
-def _read_labels(groups: ArrayLike | Sequence[int]) -> tuple[Int[Array, " n"], int]:
-    """The group labels as an array, and how many groups there are."""
+def _read_labels(
+    groups: ArrayLike | Sequence[int] | str,
+) -> tuple[Int[Array, " n"], int, str | None]:
+    """The group labels as an array, how many groups there are, and the name if it is given."""
+    if isinstance(groups, str):
+        return jnp.zeros(0, jnp.int32), _NO_LIMIT, groups
     if not is_concrete(groups):
         raise TypeError(
             "groups is being traced, so the number of groups is not known; create the constraint "
@@ -332,7 +329,7 @@ def _read_labels(groups: ArrayLike | Sequence[int]) -> tuple[Int[Array, " n"], i
             f"groups has labels up to {found[-1]} but no row with label {misplaced[0]}; expected "
             f"at least one row in every group. {relabel}"
         )
-    return jnp.asarray(labels, jnp.int32), int(found.size)
+    return jnp.asarray(labels, jnp.int32), int(found.size), None
 
 
 def _read_counts(name: str, counts: ArrayLike | Sequence[int], num_groups: int) -> Int[Array, " m"]:

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxcoreset.solvers.arguments import is_concrete
 from jaxcoreset.solvers.constraints.base import Constraint, Sparse, TopK
 from jaxcoreset.solvers.numerics import project_simplex
-from jaxcoreset.solvers.problem import is_concrete
 
 
 class SimplexTopK(Constraint):

@@ -112,9 +112,7 @@ class RunResult(eqx.Module):
             self.converged & small.converged,
         )
 
-    def solution(
-        self, problem: CoresetProblem, position: Int[Array, ""], max_k: int, solver: str
-    ) -> Solution:
+    def solution(self, problem: CoresetProblem, position: Int[Array, ""], max_k: int) -> Solution:
         """The solution at a position of the path; its objective is computed from its weights."""
         indices, weights = self.path.indices[position], self.path.weights[position]
         weights = weights * self.scale[indices] * jnp.linalg.norm(problem.target)
@@ -126,6 +124,5 @@ class RunResult(eqx.Module):
             jnp.vdot(residual, residual),
             self.num_moves,
             self.converged,
-            solver=solver,
             length=max_k,
         )

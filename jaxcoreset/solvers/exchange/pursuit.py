@@ -31,12 +31,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxcoreset.solvers.arguments import check_that
 from jaxcoreset.solvers.base import PathSolver
 from jaxcoreset.solvers.batching import chunked_vmap
 from jaxcoreset.solvers.exchange.blocks import pursue_in_blocks
 from jaxcoreset.solvers.exchange.path import Path, RunResult
 from jaxcoreset.solvers.exchange.schedule import (
     MAX_START_SIZE,
+    Fit,
     Progress,
     RunLimits,
     consider_move,
@@ -59,7 +61,14 @@ from jaxcoreset.solvers.exchange.working_set import (
     empty_candidates,
     working_set_size,
 )
-from jaxcoreset.solvers.numerics import any_in_batch, divide, first_true, product, resolution
+from jaxcoreset.solvers.numerics import (
+    any_in_batch,
+    divide,
+    first_true,
+    product,
+    resolution,
+    tree_where,
+)
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution
 
@@ -134,42 +143,38 @@ class ExchangePursuit(PathSolver):
     def __check_init__(self) -> None:
         for name in ("exchanges_down", "overshoot", "num_starts"):
             value = getattr(self, name)
-            if not value >= 0:
-                raise ValueError(f"{name} is {value}; expected 0 or more.")
+            check_that(value >= 0, name, value, "0 or more")
         for name in ("min_gain", "working_set", "refresh", "max_single"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} is {value}; expected a positive number.")
+            check_that(value is None or value > 0, name, value, "a positive number")
 
     def run(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, k: Int[Array, ""], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Grow beyond k rows and shrink back to k; see `Solver.run`."""
+        if max_k > self.max_single:
+            return super().run(problem, k, max_k, key)
 
         def run(on_cpu: bool, problem: CoresetProblem, k: Int[Array, ""]) -> Solution:
-            if max_k > self.max_single:
-                found = self._run_path(problem, k[None], max_k, on_cpu)
-                return jax.tree.map(lambda x: x[0], found)
             found = self._pursue(problem, k, k, max_k, 1, on_cpu)
-            return found.solution(problem, jnp.zeros((), jnp.int32), max_k, type(self).__name__)
+            return found.solution(problem, jnp.zeros((), jnp.int32), max_k)
 
         return self._by_platform(run, problem, k, max_k)
 
     def run_path(
-        self,
-        problem: CoresetProblem,
-        ks: Int[Array, " m"],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Grow beyond the largest of `ks` and shrink to the smallest; see `Solver.run_path`."""
 
         def run_path(on_cpu: bool, problem: CoresetProblem, ks: Int[Array, " m"]) -> Solution:
-            return self._run_path(problem, ks, max_k, on_cpu)
+            found = self._sizes(problem, jnp.max(ks), jnp.min(ks), max_k, on_cpu)
+
+            def solution(k: Int[Array, ""]) -> Solution:
+                return found.solution(problem, found.path.best(k), max_k)
+
+            # In a batch each would gather its own atoms, unless a pass over all of them is cheaper.
+            together = problem.pass_is_cheaper(found.path.indices.shape[1])
+            return jax.vmap(solution)(ks) if together else jax.lax.map(solution, ks)
 
         return self._by_platform(run_path, problem, ks, max_k)
 
@@ -179,18 +184,6 @@ class ExchangePursuit(PathSolver):
         """Call the program for a CPU, or that for other platforms."""
         on_cpu, elsewhere = functools.partial(run, True), functools.partial(run, False)
         return chunked_vmap(on_cpu, self._num_bytes(problem, max_k), elsewhere)(problem, ks)
-
-    def _run_path(
-        self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, on_cpu: bool
-    ) -> Solution:
-        found = self._sizes(problem, jnp.max(ks), jnp.min(ks), max_k, on_cpu)
-
-        def solution(k: Int[Array, ""]) -> Solution:
-            return found.solution(problem, found.path.best(k), max_k, type(self).__name__)
-
-        # In a batch each solution would gather its own atoms, unless a pass over all is cheaper.
-        together = problem.pass_is_cheaper(found.path.indices.shape[1])
-        return jax.vmap(solution)(ks) if together else jax.lax.map(solution, ks)
 
     def _sizes(
         self,
@@ -301,7 +294,7 @@ class ExchangePursuit(PathSolver):
         nothing_to_do = (target_norm == 0) | (bottom > k)
         state = _ExchangeState(
             support=empty_support(num_slots, target, on_cpu),
-            candidates=eqx.tree_at(lambda c: c.correlations, candidates, correlations),
+            candidates=dataclasses.replace(candidates, correlations=correlations),
             path=Path.empty(num_sizes, num_slots, dtype),
             progress=Progress.at_start(dtype, nothing_to_do),
             last_entered=jnp.full((), -1, jnp.int32),
@@ -367,14 +360,8 @@ class ExchangePursuit(PathSolver):
         gains = jnp.where(useful, candidates.correlations**2 / divisors, 0)
         largest = jnp.max(gains, axis=-1)
         added = first_true(gains >= (1 - resolution(gains.dtype)) * largest)
-        progress = consider_move(
-            before,
-            limits,
-            size=size,
-            objective=objective,
-            feasible=feasible,
-            any_useful=largest > 0,
-        )
+        fit = Fit(size, objective, feasible, stopped)
+        progress, allowed = consider_move(before, limits, fit, largest > 0)
 
         # Find the atom to remove, or the best exchange.
         leaving, exchange = choose_leaving(
@@ -382,50 +369,42 @@ class ExchangePursuit(PathSolver):
             candidates,
             first=first,
             is_set=blocked,
-            can_remove=~progress.adds & ~stopped,
-            can_exchange=progress.can_exchange,
+            can_remove=~allowed.adds & ~stopped,
+            can_exchange=allowed.exchange,
             eligible=eligible,
             objective=objective,
             min_gain=self.min_gain,
         )
 
         # Decide on the move, and apply it.
-        progress = decide_move(
-            progress,
-            limits,
-            size=size,
-            objective=objective,
-            feasible=feasible,
-            stopped=stopped,
-            gains=exchange.gains,
-        )
+        progress, decided = decide_move(progress, limits, fit, allowed, exchange.gains)
         # If a weight blocks the way, move up to it and remove its atom.
-        evicts = progress.removes & ~feasible
+        evicts = decided.removes & ~feasible
         towards = support.weights + jnp.clip(nearest, 0, 1) * (solved - support.weights)
         weights = jnp.where(evicts, jnp.maximum(towards, 0), solved)
         refuses = evicts & (support.indices[first] == state.last_entered)
         refused = refused | (refuses & (jnp.arange(refused.shape[0]) == support.positions[first]))
         support, candidates, entered = apply_move(
             support,
-            eqx.tree_at(lambda c: c.refused, candidates, refused),
+            dataclasses.replace(candidates, refused=refused),
             leaving,
             weights=weights,
-            removes=progress.removes,
-            position=jnp.where(progress.adds, added, exchange.position),
-            inserts=progress.inserts,
-            restarts=progress.restarts,
+            move=decided,
+            position=jnp.where(allowed.adds, added, exchange.position),
             stays=stopped,
         )
 
         # A start begins with the target as its residual, and remembers its first atom.
-        restarts = progress.restarts
-        correlations = jnp.where(restarts, constants.correlations, candidates.correlations)
-        residual = jnp.where(restarts, constants.target, support.residual)
+        correlations, residual = tree_where(
+            decided.restarts,
+            (constants.correlations, constants.target),
+            (candidates.correlations, support.residual),
+        )
         starts = jnp.arange(state.first_atoms.shape[0]) == before.start
-        begins = starts & progress.adds & (size == 0)
+        begins = starts & allowed.adds & (size == 0)
         return _ExchangeState(
-            support=eqx.tree_at(lambda s: s.residual, support, residual),
-            candidates=eqx.tree_at(lambda c: c.correlations, candidates, correlations),
+            support=dataclasses.replace(support, residual=residual),
+            candidates=dataclasses.replace(candidates, correlations=correlations),
             path=path,
             progress=progress,
             last_entered=jnp.where(feasible, entered, state.last_entered),
@@ -442,4 +421,4 @@ def _refresh(
     )
     progress = dataclasses.replace(state.progress, num_changes=jnp.zeros((), jnp.int32))
     new = dataclasses.replace(state, support=support, candidates=candidates, progress=progress)
-    return jax.tree.map(lambda a, b: jnp.where(state.progress.stopped, b, a), new, state)
+    return tree_where(state.progress.stopped, state, new)

@@ -48,7 +48,7 @@ class RunLimits(eqx.Module):
 
 
 class Progress(eqx.Module):
-    """The progress of a run, and the current move.
+    """The progress of a run.
 
     Attributes:
         shrinking: whether the size has passed the top.
@@ -62,13 +62,6 @@ class Progress(eqx.Module):
         num_moves: the number of moves.
         num_changes: changes of the size since the candidates were chosen.
         stopped: whether the run has ended.
-        improved: whether this move starts from a solution that is better by `min_gain`.
-        can_add: whether an atom may be added if it lowers the objective.
-        adds: whether an atom is added.
-        can_exchange: whether an atom may be exchanged if that lowers the objective.
-        removes: whether an atom leaves: in an exchange, to shrink, or to keep its weight positive.
-        inserts: whether an atom enters: in an exchange, or to grow.
-        restarts: whether all atoms leave, for the next start.
     """
 
     shrinking: Bool[Array, ""]
@@ -82,21 +75,13 @@ class Progress(eqx.Module):
     num_moves: Int[Array, ""]
     num_changes: Int[Array, ""]
     stopped: Bool[Array, ""]
-    improved: Bool[Array, ""]
-    can_add: Bool[Array, ""]
-    adds: Bool[Array, ""]
-    can_exchange: Bool[Array, ""]
-    removes: Bool[Array, ""]
-    inserts: Bool[Array, ""]
-    restarts: Bool[Array, ""]
 
     @classmethod
     def at_start(cls, dtype: DTypeLike, stopped: Bool[Array, ""]) -> "Progress":
         """The progress before the first move; `stopped` if there is nothing to do."""
-        zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-        infinity = jnp.asarray(jnp.inf, dtype)
+        zero, infinity = jnp.zeros((), jnp.int32), jnp.asarray(jnp.inf, dtype)
         return cls(
-            shrinking=no,
+            shrinking=jnp.zeros((), bool),
             num_exchanges=zero,
             num_useless=zero,
             reference=infinity,
@@ -107,14 +92,51 @@ class Progress(eqx.Module):
             num_moves=zero,
             num_changes=zero,
             stopped=stopped,
-            improved=no,
-            can_add=no,
-            adds=no,
-            can_exchange=no,
-            removes=no,
-            inserts=no,
-            restarts=no,
         )
+
+
+class Fit(eqx.Module):
+    """The least-squares solution that a move starts from.
+
+    Attributes:
+        size: the number of atoms in use.
+        objective: the objective of their least-squares weights.
+        feasible: whether none of these is negative, and the run has not stopped.
+        stopped: whether to do nothing.
+    """
+
+    size: Int[Array, ""]
+    objective: Float[Array, ""]
+    feasible: Bool[Array, ""]
+    stopped: Bool[Array, ""]
+
+
+class Allowed(eqx.Module):
+    """Which moves are allowed.
+
+    Attributes:
+        growth: whether an atom may be added if it lowers the objective.
+        adds: whether an atom is added.
+        exchange: whether an atom may be exchanged if that lowers the objective.
+    """
+
+    growth: Bool[Array, ""]
+    adds: Bool[Array, ""]
+    exchange: Bool[Array, ""]
+
+
+class Move(eqx.Module):
+    """A move.
+
+    Attributes:
+        removes: whether an atom leaves: in an exchange, to shrink, or to keep its weight positive.
+        inserts: whether an atom enters: in an exchange, or to grow.
+        restarts: whether all atoms leave, for the next start.
+    """
+
+    removes: Bool[Array, ""]
+    inserts: Bool[Array, ""]
+    restarts: Bool[Array, ""]
 
 
 def improves(objective: Float[Array, ""], last: Float[Array, ""]) -> Bool[Array, ""]:
@@ -129,24 +151,17 @@ def is_stale(progress: Progress, size: Int[Array, ""], refresh: float) -> Bool[A
 
 
 def consider_move(
-    before: Progress,
-    limits: RunLimits,
-    *,
-    size: Int[Array, ""],
-    objective: Float[Array, ""],
-    feasible: Bool[Array, ""],
-    any_useful: Bool[Array, ""],
-) -> Progress:
+    before: Progress, limits: RunLimits, fit: Fit, any_useful: Bool[Array, ""]
+) -> tuple[Progress, Allowed]:
     """Determine which moves are allowed: add an atom, or exchange one for another.
 
     Args:
         before: the progress before the move.
         limits: the limits of the run.
-        size: the number of atoms in use.
-        objective: the objective of their least-squares weights.
-        feasible: whether none of these is negative, and the run has not stopped.
+        fit: the solution that the move starts from.
         any_useful: whether there is an atom that would lower the objective.
     """
+    size, objective, feasible = fit.size, fit.objective, fit.feasible
     better = feasible & improves(objective, before.objective)
     exchanged = before.num_exchanges > 0
     useless = feasible & ~better & ~exchanged & ~before.shrinking & (size > 0)
@@ -159,62 +174,51 @@ def consider_move(
     top_of_start = jnp.minimum(limits.max_size + 2 * (before.start % 4), MAX_START_SIZE)
     top = jnp.where(before.start > 0, top_of_start, limits.top)
     stalled = num_stalled > _MAX_STALLED + size
-    can_add = feasible & ~before.shrinking & (size < top) & ~exact & ~stalled
+    growth = feasible & ~before.shrinking & (size < top) & ~exact & ~stalled
+    adds = growth & any_useful & (num_useless <= _MAX_USELESS)
     missed = exchanged & (objective > (1 - limits.min_gain / 2) * before.objective)
-    can_exchange = feasible & before.shrinking & (before.num_exchanges < limits.exchanges_down)
-    return dataclasses.replace(
+    exchange = feasible & before.shrinking & (before.num_exchanges < limits.exchanges_down)
+    progress = dataclasses.replace(
         before,
         num_useless=num_useless,
         num_stalled=num_stalled,
-        improved=improved,
-        can_add=can_add,
-        adds=can_add & any_useful & (num_useless <= _MAX_USELESS),
-        can_exchange=can_exchange & ~missed & ~exact,
+        reference=jnp.where(improved, objective, before.reference),
     )
+    return progress, Allowed(growth, adds, exchange & ~missed & ~exact)
 
 
 def decide_move(
-    before: Progress,
-    limits: RunLimits,
-    *,
-    size: Int[Array, ""],
-    objective: Float[Array, ""],
-    feasible: Bool[Array, ""],
-    stopped: Bool[Array, ""],
-    gains: Bool[Array, ""],
-) -> Progress:
+    before: Progress, limits: RunLimits, fit: Fit, allowed: Allowed, gains: Bool[Array, ""]
+) -> tuple[Progress, Move]:
     """Decide on the move, and update the progress for it.
 
     Args:
-        before: the result of `consider_move`.
+        before: the progress that `consider_move` returns.
         limits: the limits of the run.
-        size: the number of atoms in use.
-        objective: the objective of their least-squares weights.
-        feasible: whether none of these is negative, and the run has not stopped.
-        stopped: whether to do nothing.
+        fit: the solution that the move starts from.
+        allowed: the moves that `consider_move` allows.
         gains: whether there is an exchange that lowers the objective by enough.
     """
-    adds = before.adds
-    exchanges = before.can_exchange & gains
+    objective, feasible, stopped = fit.objective, fit.feasible, fit.stopped
+    adds, exchanges = allowed.adds, allowed.exchange & gains
     # If none of these candidates is useful, other atoms may be.
-    refreshes = before.can_add & ~adds & (before.num_changes > 0) & limits.selects_candidates
+    refreshes = allowed.growth & ~adds & (before.num_changes > 0) & limits.selects_candidates
     refreshes = refreshes & (objective < (1 - limits.min_gain) * before.refresh_objective)
     turns = feasible & ~exchanges & ~adds & ~refreshes
-    drops = turns & (size > limits.bottom)
+    drops = turns & (fit.size > limits.bottom)
     ends = turns & ~drops
     restarts = ends & (before.start < limits.num_starts)
     out_of_moves = ~stopped & (before.num_moves >= limits.max_moves)
     num_exchanges = jnp.where(exchanges, before.num_exchanges + 1, 0)
-    reference = jnp.where(before.improved, objective, before.reference)
     refresh_objective = jnp.where(refreshes, objective, before.refresh_objective)
     last = jnp.where(feasible, objective, before.objective)
     num_changes = before.num_changes + (adds | drops)
-    return dataclasses.replace(
+    progress = dataclasses.replace(
         before,
         shrinking=(before.shrinking | drops) & ~restarts,
         num_exchanges=jnp.where(feasible, num_exchanges, before.num_exchanges),
         num_useless=jnp.where(restarts | refreshes, 0, before.num_useless),
-        reference=jnp.where(restarts, jnp.inf, reference),
+        reference=jnp.where(restarts, jnp.inf, before.reference),
         num_stalled=jnp.where(restarts | stopped, 0, before.num_stalled),
         refresh_objective=jnp.where(restarts, jnp.inf, refresh_objective),
         objective=jnp.where(restarts, jnp.inf, last),
@@ -222,7 +226,6 @@ def decide_move(
         num_moves=before.num_moves + ~stopped,
         num_changes=jnp.where(restarts | refreshes, jnp.iinfo(jnp.int32).max, num_changes),
         stopped=before.stopped | (ends & ~restarts) | out_of_moves,
-        removes=(~feasible & ~stopped) | exchanges | drops,
-        inserts=exchanges | adds,
-        restarts=restarts,
     )
+    removes = (~feasible & ~stopped) | exchanges | drops
+    return progress, Move(removes, exchanges | adds, restarts)

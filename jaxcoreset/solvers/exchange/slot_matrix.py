@@ -81,18 +81,17 @@ class SlotMatrix(eqx.Module):
         self, columns: Float[Array, "c ..."], active: Bool[Array, " p"]
     ) -> Float[Array, "p ..."]:
         """The product with a vector or matrix; `active` marks the slots in use."""
+
+        def multiply(part: Array) -> Array:
+            return product(part, columns)
+
+        def zeros(part: Array) -> Array:
+            return jnp.zeros((len(part), *columns.shape[1:]), part.dtype)
+
+        first, *others = self.parts
+        later = zip(self._in_use(active), others, strict=True)
         return jnp.concatenate(
-            [
-                product(part, columns)
-                if used is None
-                else jax.lax.cond(
-                    used,
-                    lambda part: product(part, columns),
-                    lambda part: jnp.zeros((len(part), *columns.shape[1:]), part.dtype),
-                    part,
-                )
-                for part, used in zip(self.parts, self._in_use(active), strict=True)
-            ]
+            [multiply(first), *(jax.lax.cond(used, multiply, zeros, part) for used, part in later)]
         )
 
     def combine(
@@ -139,29 +138,23 @@ class SlotMatrix(eqx.Module):
             # Sliced in the branch, so that it costs nothing if that is not taken.
             return function(part, *(self._slots_of(i, v) for v in values))
 
-        return SlotMatrix(
-            tuple(
-                # In a branch, since otherwise XLA computes broadcast values again for every entry.
-                jax.lax.cond(
-                    changes if used is None else changes & used,
-                    functools.partial(new_part, i),
-                    lambda part, _: part,
-                    part,
-                    by_slot,
-                )
-                for i, (part, used) in enumerate(zip(self.parts, self._in_use(active), strict=True))
-            )
-        )
+        # In a branch, since otherwise XLA computes broadcast values again for every entry.
+        flags = [changes, *(changes & used for used in self._in_use(active))]
+        parts = []
+        for i, part in enumerate(self.parts):
+            change = functools.partial(new_part, i)
+            parts.append(jax.lax.cond(flags[i], change, lambda part, _: part, part, by_slot))
+        return SlotMatrix(tuple(parts))
 
     def _slots_of(self, i: int, values: Shaped[Array, "*b p"]) -> Shaped[Array, "*b _"]:
         """The entries of a part's slots, of an array whose last axis is over the slots."""
         start = sum(map(len, self.parts[:i]))
         return jax.lax.slice_in_dim(values, start, start + len(self.parts[i]), axis=-1)
 
-    def _in_use(self, active: Bool[Array, " p"]) -> list[Array | None]:
+    def _in_use(self, active: Bool[Array, " p"]) -> list[Array]:
         """For each part but the first: whether a slot is in use, in any element of a batch."""
         later = range(1, len(self.parts))
-        return [None, *(any_in_batch(jnp.any(self._slots_of(i, active))) for i in later)]
+        return [any_in_batch(jnp.any(self._slots_of(i, active))) for i in later]
 
     def _sum(
         self, function: Callable[[Array, Array], Array], by_slot: Array, active: Bool[Array, " p"]
@@ -172,14 +165,7 @@ class SlotMatrix(eqx.Module):
         def add(i: int, total: Array, part: Array, by_slot: Array) -> Array:
             return total + function(part, self._slots_of(i, by_slot))
 
-        for i, used in enumerate(self._in_use(active)):
-            if used is not None:
-                total = jax.lax.cond(
-                    used,
-                    functools.partial(add, i),
-                    lambda total, part, by_slot: total,
-                    total,
-                    self.parts[i],
-                    by_slot,
-                )
+        for i, used in enumerate(self._in_use(active), start=1):
+            given = total, self.parts[i], by_slot
+            total = jax.lax.cond(used, functools.partial(add, i), lambda total, *_: total, *given)
         return total

@@ -15,6 +15,7 @@ the weights are refined in any case, and the correlations are computed by a pass
 candidates.
 """
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -22,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxcoreset.solvers.exchange.schedule import Move
 from jaxcoreset.solvers.exchange.slot_matrix import SlotMatrix
 from jaxcoreset.solvers.numerics import any_in_batch, first_true, product, resolution
 
@@ -84,7 +86,7 @@ class Candidates(eqx.Module):
 
 
 class LeavingAtom(eqx.Module):
-    """An atom in use that may leave.
+    """An atom in use that may leave, or several of them, with a leading axis.
 
     Attributes:
         slot: its slot j.
@@ -93,10 +95,10 @@ class LeavingAtom(eqx.Module):
         shares: its least-squares coefficient in each candidate, the row j of Z = TᵀV.
     """
 
-    slot: Int[Array, ""]
-    inverse_gram: Float[Array, ""]
-    column: Float[Array, " p"]
-    shares: Float[Array, " m"]
+    slot: Int[Array, "*q"]
+    inverse_gram: Float[Array, "*q"]
+    column: Float[Array, "*q p"]
+    shares: Float[Array, "*q m"]
 
 
 class _Refinement(eqx.Module):
@@ -134,13 +136,10 @@ def refinement_step(support: Support, residual: Float[Array, " s"]) -> Support:
         residual: the residual of the least-squares weights, from `compute_residual`.
     """
     ahead = support.basis.dot(residual, support.active)
-    return eqx.tree_at(
-        lambda s: (s.lstsq_weights, s.residual),
+    return dataclasses.replace(
         support,
-        (
-            support.lstsq_weights + support.coefficients.combine(ahead, support.active),
-            residual - support.basis.combine(ahead, support.active),
-        ),
+        lstsq_weights=support.lstsq_weights + support.coefficients.combine(ahead, support.active),
+        residual=residual - support.basis.combine(ahead, support.active),
     )
 
 
@@ -168,9 +167,7 @@ def refine(
     # time: with nearly dependent atoms T A_P is not exactly Q, and the refinement may have gained
     # less than predicted.
     def check(state: _Refinement) -> _Refinement:
-        current = eqx.tree_at(
-            lambda s: (s.lstsq_weights, s.residual), support, (state.weights, state.residual)
-        )
+        current = dataclasses.replace(support, lstsq_weights=state.weights, residual=state.residual)
         residual = compute_residual(target, current)
         objective = jnp.sum(residual**2)
         underestimated = objective > (1 + resolution(predicted.dtype)) * predicted
@@ -204,9 +201,7 @@ def refine(
         continues=any_in_batch(promising | due),
     )
     last = jax.lax.while_loop(lambda state: state.continues, check, first)
-    new = eqx.tree_at(
-        lambda s: (s.lstsq_weights, s.residual), support, (last.weights, last.residual)
-    )
+    new = dataclasses.replace(support, lstsq_weights=last.weights, residual=last.residual)
     return new, last.objective
 
 
@@ -217,7 +212,7 @@ def recorrelate(candidates: Candidates, residual: Float[Array, " s"], due: Array
         lambda: jnp.where(due, product(candidates.atoms, residual), candidates.correlations),
         lambda: candidates.correlations,
     )
-    return eqx.tree_at(lambda c: c.correlations, candidates, correlations)
+    return dataclasses.replace(candidates, correlations=correlations)
 
 
 def apply_move(
@@ -225,14 +220,12 @@ def apply_move(
     candidates: Candidates,
     leaving: LeavingAtom,
     *,
+    move: Move,
     weights: Float[Array, " p"],
-    removes: Bool[Array, ""],
     position: Int[Array, ""],
-    inserts: Bool[Array, ""],
-    restarts: Bool[Array, ""],
     stays: Bool[Array, ""],
 ) -> tuple[Support, Candidates, Array]:
-    """Remove one atom, insert one, do both, or remove all atoms, as the flags say.
+    """Remove one atom, insert one, do both, or remove all atoms, as `move` says.
 
     A reflection turns the basis so that only the row of the freed slot depends on the atom that
     leaves. That row is then available for the atom that enters.
@@ -241,16 +234,15 @@ def apply_move(
         support: the atoms in use.
         candidates: the atoms that may enter.
         leaving: the atom that may leave.
+        move: what to do.
         weights: shape (p,), a feasible point.
-        removes: whether `leaving` leaves.
         position: position among the candidates of the atom that enters.
-        inserts: whether an atom enters.
-        restarts: whether all atoms leave.
         stays: whether nothing changes.
 
     Returns:
         The new support and candidates, and the index of the atom that entered, −1 if none did.
     """
+    removes, inserts, restarts = move.removes, move.inserts, move.restarts
     # The slots that are freed and filled.
     slots = jnp.arange(support.active.shape[0])
     slot_out = leaving.slot
@@ -337,11 +329,8 @@ def apply_move(
             basis=basis,
             coefficients=coefficients,
         ),
-        Candidates(
-            indices=candidates.indices,
-            atoms=candidates.atoms,
-            gram=candidates.gram,
-            usable=candidates.usable,
+        dataclasses.replace(
+            candidates,
             used=((candidates.used & ~left) | (is_position & enters)) & ~restarts,
             refused=(candidates.refused | (is_position & inserts & ~enters)) & ~restarts,
             coordinates=coordinates,
@@ -414,14 +403,13 @@ def compact(support: Support) -> Support:
     """Move the atoms into the first slots."""
     order = jnp.argsort(~support.active, stable=True)
     coefficients = support.coefficients
-    return Support(
+    return dataclasses.replace(
+        support,
         positions=support.positions[order],
         indices=support.indices[order],
         active=support.active[order],
-        size=support.size,
         weights=support.weights[order],
         lstsq_weights=support.lstsq_weights[order],
-        residual=support.residual,
         atoms=support.atoms.replace(support.atoms.whole()[order]),
         basis=support.basis.replace(support.basis.whole()[order]),
         coefficients=coefficients.replace(coefficients.whole()[order][:, order]),

@@ -34,20 +34,6 @@ class BestExchange(eqx.Module):
     gains: Bool[Array, ""]
 
 
-class _LeavingAtoms(eqx.Module):
-    """The few atoms whose removal raises the objective least: the arrays of `LeavingAtom`.
-
-    Attributes:
-        decreases: the decrease of the objective without the atom, −w_j²/B_jj; not positive.
-    """
-
-    slots: Int[Array, " q"]
-    decreases: Float[Array, " q"]
-    inverse_gram: Float[Array, " q"]
-    columns: Float[Array, "q p"]
-    shares: Float[Array, "q m"]
-
-
 def least_important(support: Support) -> tuple[Array, Array, Array]:
     """Find the few atoms whose removal raises the objective least.
 
@@ -90,6 +76,38 @@ def choose_leaving(
     """
     nothing = BestExchange(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), jnp.zeros((), bool))
 
+    def best_exchange(few: LeavingAtom, decreases: Array) -> BestExchange:
+        """The exchange with the largest gain among those that keep every weight positive.
+
+        For each of a few atoms that may leave, the best candidate that may replace it is found; of
+        these pairs the best one is taken, if it lowers the objective by more than `min_gain`.
+        """
+        # The best candidate for each leaving atom: correlations and distances without that atom.
+        scale, solved = 1 / few.inverse_gram, support.lstsq_weights
+        weights = solved[few.slot]
+        correlations = candidates.correlations + (weights * scale)[:, None] * few.shares
+        distances = clipped_distances(candidates) + scale[:, None] * few.shares**2
+        counts = eligible & exceeds_rounding(correlations, objective, support.residual.shape[0])
+        gains = jnp.where(counts, correlations**2 / distances, 0) + decreases[:, None]
+        gain = jnp.max(gains, axis=-1)
+        positions = first_true(gains >= gain[:, None])
+
+        def at_positions(values: Array) -> Array:
+            in_rows = positions[:, None]
+            return jnp.take_along_axis(values, in_rows, axis=1, mode="promise_in_bounds")[:, 0]
+
+        # The weights after each of these exchanges, all of which must stay positive.
+        weight = at_positions(correlations) / at_positions(distances)
+        lost = (weights - weight * at_positions(few.shares))[:, None]
+        shift = lost * (scale[:, None] * few.column)
+        shift = shift + weight[:, None] * candidates.coordinates.columns(positions).T
+        after = solved - support.coefficients.combine(shift, support.active)
+        stays = support.active & (jnp.arange(solved.shape[0]) != few.slot[:, None])
+        gains = jnp.where(jnp.any(stays & ~(after > 0), axis=-1), -jnp.inf, gain)
+        best = jnp.argmax(gains)
+        enough = gains[best] > min_gain * objective
+        return BestExchange(positions[best].astype(jnp.int32), best.astype(jnp.int32), enough)
+
     def choose() -> tuple[LeavingAtom, BestExchange]:
         inverse_gram, slots, decreases = least_important(support)
         # Not by an index: if the result of `top_k` is sliced, XLA sorts the whole array instead.
@@ -97,15 +115,12 @@ def choose_leaving(
         slots = jnp.where(set_here, first.astype(slots.dtype), slots)
         columns = support.coefficients.columns(slots).T
         shares = candidates.coordinates.combine(columns, support.active)
-        few = _LeavingAtoms(slots, decreases, inverse_gram[slots], columns, shares)
+        few = LeavingAtom(slots, inverse_gram[slots], columns, shares)
         exchange = jax.lax.cond(
-            any_in_batch(can_exchange),
-            lambda: _best_exchange(support, candidates, few, eligible, objective, min_gain),
-            lambda: nothing,
+            any_in_batch(can_exchange), lambda: best_exchange(few, decreases), lambda: nothing
         )
         which = jnp.where(can_exchange & exchange.gains, exchange.which, 0)
-        atom = LeavingAtom(slots[which], few.inverse_gram[which], columns[which], shares[which])
-        return atom, exchange
+        return jax.tree.map(lambda x: x[which], few), exchange
 
     def choose_none() -> tuple[LeavingAtom, BestExchange]:
         zeros = jnp.zeros_like(support.lstsq_weights)
@@ -127,42 +142,3 @@ def exceeds_rounding(
 def clipped_distances(candidates: Candidates) -> Float[Array, " m"]:
     """The squared distances from the span, bounded from below so that one can divide by them."""
     return jnp.maximum(candidates.distances, resolution(candidates.distances.dtype))
-
-
-def _best_exchange(
-    support: Support,
-    candidates: Candidates,
-    few: _LeavingAtoms,
-    eligible: Bool[Array, " m"],
-    objective: Float[Array, ""],
-    min_gain: float,
-) -> BestExchange:
-    """The exchange with the largest gain among those that keep every weight positive.
-
-    For each of a few atoms that may leave, the best candidate that may replace it is found; of
-    these pairs the best one is taken, if it lowers the objective by more than `min_gain`.
-    """
-    # The best candidate for each leaving atom: correlations and distances without that atom.
-    scale, solved = 1 / few.inverse_gram, support.lstsq_weights
-    weights = solved[few.slots]
-    correlations = candidates.correlations + (weights * scale)[:, None] * few.shares
-    distances = clipped_distances(candidates) + scale[:, None] * few.shares**2
-    counts = eligible & exceeds_rounding(correlations, objective, support.residual.shape[0])
-    gains = jnp.where(counts, correlations**2 / distances, 0) + few.decreases[:, None]
-    gain = jnp.max(gains, axis=-1)
-    positions = first_true(gains >= gain[:, None])
-
-    def at_positions(values: Array) -> Array:
-        in_rows = positions[:, None]
-        return jnp.take_along_axis(values, in_rows, axis=1, mode="promise_in_bounds")[:, 0]
-
-    # The weights after each of these exchanges, all of which must stay positive.
-    weight = at_positions(correlations) / at_positions(distances)
-    shift = (weights - weight * at_positions(few.shares))[:, None] * (scale[:, None] * few.columns)
-    shift = shift + weight[:, None] * candidates.coordinates.columns(positions).T
-    after = solved - support.coefficients.combine(shift, support.active)
-    stays = support.active & (jnp.arange(solved.shape[0]) != few.slots[:, None])
-    gains = jnp.where(jnp.any(stays & ~(after > 0), axis=-1), -jnp.inf, gain)
-    best = jnp.argmax(gains)
-    enough = gains[best] > min_gain * objective
-    return BestExchange(positions[best].astype(jnp.int32), best.astype(jnp.int32), enough)

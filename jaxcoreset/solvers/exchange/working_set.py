@@ -9,9 +9,9 @@ atom up to size 20), and when none of its atoms lowers the objective. A long swe
 run for the small sizes at which all atoms can be candidates.
 """
 
+import dataclasses
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,16 +62,12 @@ def all_candidates(
     n, num_draws = problem.num_data, problem.num_draws
     atoms = problem.atoms * scale[:, None]
     has_gram = n * n <= _MAX_PRODUCTS and num_slots < num_draws
-    return eqx.tree_at(
-        lambda c: (c.indices, c.atoms, c.usable, c.gram),
+    return dataclasses.replace(
         empty_candidates(num_slots, n, num_draws, scale.dtype, in_parts),
-        (
-            jnp.arange(n, dtype=jnp.int32),
-            atoms,
-            scale > 0,
-            product(atoms, atoms.T) if has_gram else None,
-        ),
-        is_leaf=lambda x: x is None,
+        indices=jnp.arange(n, dtype=jnp.int32),
+        atoms=atoms,
+        usable=scale > 0,
+        gram=product(atoms, atoms.T) if has_gram else None,
     )
 
 
@@ -98,10 +94,14 @@ def _spread(n: int, num: int) -> Bool[Array, " n"]:
     return turned < np.uint32(2**32 * num // n)
 
 
-def choose_candidates(
-    problem: CoresetProblem, scale: Float[Array, " n"], support: Support, before: Candidates
-) -> Candidates:
-    """Choose the atoms with the largest scores, in the order of their rows.
+def choose_again(
+    problem: CoresetProblem,
+    scale: Float[Array, " n"],
+    target: Float[Array, " s"],
+    support: Support,
+    before: Candidates,
+) -> tuple[Support, Candidates]:
+    """Choose the atoms with the largest scores for a support, whose free slots move to the end.
 
     An atom's score is the square of its correlation with the residual or, less the cost of its
     removal, with the residual without one of the least important atoms in use. A quarter of the
@@ -110,10 +110,16 @@ def choose_candidates(
     Args:
         problem: the problem.
         scale: the reciprocal norm of every atom.
+        target: of norm one.
         support: the atoms in use.
         before: the candidates before, whose shapes the new ones have.
+
+    Returns:
+        The support, and the candidates in the order of their rows.
     """
     n, num_candidates = problem.num_data, before.indices.shape[0]
+    support = compact(support)
+    support = refinement_step(support, compute_residual(target, support))
     inverse_gram, slots, decreases = least_important(support)
     without = (support.lstsq_weights / inverse_gram)[slots, None] * support.basis.combine(
         support.coefficients.columns(slots).T, support.active
@@ -128,7 +134,7 @@ def choose_candidates(
     atoms = problem.gather(indices) * scales[:, None]
     coordinates = before.coordinates.replace(support.basis.dot(atoms.T, support.active))
     used = (indices[:, None] == jnp.where(support.active, support.indices, n)).any(axis=1)
-    return Candidates(
+    candidates = Candidates(
         indices=indices,
         atoms=atoms,
         gram=None,
@@ -139,22 +145,6 @@ def choose_candidates(
         distances=1 - coordinates.squares(support.active),
         correlations=product(atoms, support.residual),
     )
-
-
-def choose_again(
-    problem: CoresetProblem,
-    scale: Float[Array, " n"],
-    target: Float[Array, " s"],
-    support: Support,
-    before: Candidates,
-) -> tuple[Support, Candidates]:
-    """Choose the candidates again for a support, whose free slots move to the end.
-
-    Arguments as in `choose_candidates`; `target` has norm one.
-    """
-    support = compact(support)
-    support = refinement_step(support, compute_residual(target, support))
-    candidates = choose_candidates(problem, scale, support, before)
-    same = candidates.indices == support.indices[:, None]
-    positions = jnp.where(same.any(axis=1), jnp.argmax(same, axis=1), candidates.indices.shape[0])
-    return eqx.tree_at(lambda s: s.positions, support, positions.astype(jnp.int32)), candidates
+    same = indices == support.indices[:, None]
+    positions = jnp.where(same.any(axis=1), jnp.argmax(same, axis=1), num_candidates)
+    return dataclasses.replace(support, positions=positions.astype(jnp.int32)), candidates

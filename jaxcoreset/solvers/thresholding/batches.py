@@ -41,13 +41,12 @@ class Batch(eqx.Module):
 
 
 class Pool(eqx.Module):
-    """The rows that an iteration reads, in increasing order, each once; unused ones not `present`.
+    """The rows that an iteration reads, in increasing order, each once.
 
-    Its atoms form a problem of their own, and are zero in rows that are not present.
+    Its atoms form a problem of their own, and are zero in unused rows.
     """
 
     rows: Int[Array, " p"]
-    present: Bool[Array, " p"]
     in_batch: Bool[Array, " p"]
     problem: CoresetProblem
 
@@ -93,7 +92,7 @@ def read_rows(problem: CoresetProblem, batch: Batch, current: Sparse, previous: 
         in_batch = jnp.zeros(n + 1, bool).at[drawn].set(True)[:n]
     rows = jnp.minimum(rows, n - 1).astype(jnp.int32)
     atoms = jnp.where(present[:, None], problem.gather(rows), 0)
-    return Pool(rows, present, in_batch, CoresetProblem(atoms, problem.target))
+    return Pool(rows, in_batch, CoresetProblem(atoms, problem.target))
 
 
 def estimate_correlations(
@@ -118,18 +117,13 @@ def estimate_correlations(
         num_data: n.
         estimator: "double", "batch", "support" or "pool".
         in_image_batch: shape (p,), the rows of a second batch, of the same size, that Γ₂ keeps;
-            only for "double".
-
-    Raises:
-        ValueError: if "double" has no `in_image_batch`.
+            for "double".
     """
     dtype = residual.dtype
     support = weights != 0
     one, zero = jnp.ones((), dtype), jnp.zeros((), dtype)
     scale = num_data / jnp.maximum(jnp.sum(in_batch), 1).astype(dtype)
-    if estimator == "double":
-        if in_image_batch is None:
-            raise ValueError('in_image_batch is missing; expected the second batch for "double".')
+    if in_image_batch is not None:
         kept = jnp.where(in_image_batch, scale, zero) * weights
         residual = problem.target - product(kept, problem.atoms)
     if estimator == "pool":
@@ -139,10 +133,3 @@ def estimate_correlations(
     else:
         factors = jnp.where(in_batch, scale, zero)
     return factors * problem.correlate(residual)
-
-
-def check_estimator(estimator: str, allowed: tuple[str, ...]) -> None:
-    """Raise a ValueError if an estimator is not allowed."""
-    if estimator not in allowed:
-        names = ", ".join(f'"{name}"' for name in allowed)
-        raise ValueError(f'estimator is "{estimator}"; expected one of {names}.')

@@ -9,37 +9,16 @@ bits: a vectorised count in place of a partial sort.
 Rounding differs from that of single solves, so that in float32 a near tie may have another result.
 """
 
-import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxcoreset.solvers.numerics import any_in_batch, divide, product, unit_of
+from jaxcoreset.solvers.numerics import any_in_batch, divide, product, tree_where, unit_of
 from jaxcoreset.solvers.problem import CoresetProblem
-
-
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """The settings in which hard-thresholding solvers differ.
-
-    Attributes:
-        step: a fixed length of the step along g; by line search if None.
-        step_fraction: the step along g as a fraction of the exact minimiser.
-        momentum_fraction: the momentum as a fraction of the exact minimiser.
-        debiases: whether a second step is made on the support of each iterate.
-        tol: stop when ‖w_t − w_{t−1}‖ ≤ tol · ‖w_t‖.
-        max_iters: the maximum number of iterations.
-    """
-
-    step: float | None
-    step_fraction: float
-    momentum_fraction: float
-    debiases: bool
-    tol: float
-    max_iters: int
 
 
 class _DenseState(eqx.Module):
@@ -53,9 +32,15 @@ class _DenseState(eqx.Module):
 
 
 def dense_path(
-    problem: CoresetProblem, ks: Int[Array, " m"], rule: Rule
+    problem: CoresetProblem, ks: Int[Array, " m"], solver: Any, debiases: bool
 ) -> tuple[Float[Array, "m n"], Int[Array, " m"], Bool[Array, " m"]]:
     """Iterate from w = 0 for each of `ks`.
+
+    Args:
+        problem: the problem.
+        ks: the maximum numbers of rows.
+        solver: `IHT`, `AIHT` or `AIHT2`.
+        debiases: whether a second step is made on the support of each iterate.
 
     Returns:
         The weights, the numbers of iterations, and whether they ended by the stopping rule.
@@ -75,65 +60,54 @@ def dense_path(
         stopped=jnp.zeros(m, bool),
     )
 
+    fixed_step = getattr(solver, "step", None)
+    momentum_fraction = getattr(solver, "momentum_fraction", 0.0)
+
+    def step_size(gradient: Array) -> Array:
+        """The length of the step along each column: a fraction of the exact minimiser."""
+        gradient = unit_of(gradient) * gradient
+        image = product(gram, gradient)
+        curvature = jnp.sum(gradient * image, axis=0)
+        return solver.step_fraction * divide(jnp.sum(gradient**2, axis=0), curvature)
+
     def going(state: _DenseState) -> Array:
-        return any_in_batch(jnp.any(~state.stopped & (state.num_iters < rule.max_iters)))
+        return ~state.stopped & (state.num_iters < solver.max_iters)
 
-    state = jax.lax.while_loop(
-        going, lambda s: _iterate(gram, correlations, usable, ks, rule, s), state
-    )
-    return state.weights.T, state.num_iters, state.stopped
-
-
-def _iterate(
-    gram: Float[Array, "n n"],
-    correlations: Float[Array, "n 1"],
-    usable: Bool[Array, "n 1"],
-    ks: Int[Array, " m"],
-    rule: Rule,
-    state: _DenseState,
-) -> _DenseState:
-    """One pass of Algorithm 2's loop (lines 3 to 9), with the de-bias step of Algorithm 3."""
-    momentum = state.momentum
-    z = state.weights + momentum * (state.weights - state.previous)
-    gradient = correlations - state.image - momentum * (state.image - state.previous_image)
-    support = z != 0
-    if rule.step is None:
-        grown = largest_positive(jnp.where(support, 0, jnp.abs(gradient)), ks)
-        step = _step(gram, jnp.where(support | grown, gradient, 0), rule)
-    else:
-        step = jnp.asarray(2 * rule.step, z.dtype)
-    moved = jnp.where(usable, z + step * gradient, 0)
-    new = jnp.where(largest_positive(moved, ks), moved, 0)
-    image = product(gram, new)
-    if rule.debiases:
-        gradient = jnp.where(new > 0, correlations - image, 0)
-        new = jnp.maximum(new + _step(gram, gradient, rule) * gradient, 0)
+    def iterate(state: _DenseState) -> _DenseState:
+        """One pass of Algorithm 2's loop (lines 3 to 9), with the de-bias step of Algorithm 3."""
+        momentum = state.momentum
+        z = state.weights + momentum * (state.weights - state.previous)
+        gradient = correlations - state.image - momentum * (state.image - state.previous_image)
+        support = z != 0
+        if fixed_step is None:
+            grown = largest_positive(jnp.where(support, 0, jnp.abs(gradient)), ks)
+            step = step_size(jnp.where(support | grown, gradient, 0))
+        else:
+            step = jnp.asarray(2 * fixed_step, dtype)
+        moved = jnp.where(usable, z + step * gradient, 0)
+        new = jnp.where(largest_positive(moved, ks), moved, 0)
         image = product(gram, new)
+        if debiases:
+            gradient = jnp.where(new > 0, correlations - image, 0)
+            new = jnp.maximum(new + step_size(gradient) * gradient, 0)
+            image = product(gram, new)
 
-    change, image_change = new - state.weights, image - state.image
-    slope = jnp.sum(change * (correlations - image), axis=0)
-    going = ~state.stopped & (state.num_iters < rule.max_iters)
-    squared, size = jnp.sum(change**2, axis=0), jnp.sum(new**2, axis=0)
-    after = _DenseState(
-        weights=new,
-        previous=state.weights,
-        image=image,
-        previous_image=state.image,
-        momentum=rule.momentum_fraction * divide(slope, jnp.sum(change * image_change, axis=0)),
-        num_iters=state.num_iters + 1,
-        stopped=jnp.sqrt(squared) <= rule.tol * jnp.sqrt(size),
-    )
-    return jax.tree.map(lambda a, b: jnp.where(going, a, b), after, state)
+        change, image_change = new - state.weights, image - state.image
+        slope = jnp.sum(change * (correlations - image), axis=0)
+        squared, size = jnp.sum(change**2, axis=0), jnp.sum(new**2, axis=0)
+        after = _DenseState(
+            weights=new,
+            previous=state.weights,
+            image=image,
+            previous_image=state.image,
+            momentum=momentum_fraction * divide(slope, jnp.sum(change * image_change, axis=0)),
+            num_iters=state.num_iters + 1,
+            stopped=jnp.sqrt(squared) <= solver.tol * jnp.sqrt(size),
+        )
+        return tree_where(going(state), after, state)
 
-
-def _step(
-    gram: Float[Array, "n n"], gradient: Float[Array, "n m"], rule: Rule
-) -> Float[Array, " m"]:
-    """The length of the step along each column: a fraction of the exact minimiser."""
-    gradient = unit_of(gradient) * gradient
-    image = product(gram, gradient)
-    curvature = jnp.sum(gradient * image, axis=0)
-    return rule.step_fraction * divide(jnp.sum(gradient**2, axis=0), curvature)
+    state = jax.lax.while_loop(lambda s: any_in_batch(jnp.any(going(s))), iterate, state)
+    return state.weights.T, state.num_iters, state.stopped
 
 
 def largest_positive(values: Float[Array, "n m"], ks: Int[Array, " m"]) -> Bool[Array, "n m"]:

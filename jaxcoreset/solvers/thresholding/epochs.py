@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from jaxcoreset.solvers.arguments import as_integer, check_that
 from jaxcoreset.solvers.base import Solver
-from jaxcoreset.solvers.numerics import as_integer
+from jaxcoreset.solvers.numerics import tree_where
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import History, Solution, make_solution
 from jaxcoreset.solvers.thresholding.batches import Batch, draw_batch
-from jaxcoreset.solvers.thresholding.hard import Iterate, zero_iterate
+from jaxcoreset.solvers.thresholding.hard import Iterate, Task, zero_iterate
 
 
 class _Progress(eqx.Module):
@@ -53,6 +54,8 @@ class Stochastic(Solver):
             larger than n.
     """
 
+    needs_key: ClassVar[bool] = True
+
     batch_size: float | int = eqx.field(default=0.2, static=True, kw_only=True)
     reshuffle: bool = eqx.field(default=True, static=True, kw_only=True)
     patience: int = eqx.field(default=10, kw_only=True)
@@ -63,20 +66,16 @@ class Stochastic(Solver):
             raise TypeError(
                 f"batch_size is {size!r}; expected a fraction of the rows, or an integer."
             )
-        if isinstance(size, int | np.integer):
-            if size < 1:
-                raise ValueError(f"batch_size is {size}; expected at least one row.")
-        elif not 0 < size <= 1:
-            raise ValueError(
-                f"batch_size is {size}; expected a fraction in (0, 1], or an integer for a number "
-                "of rows."
-            )
+        if self._is_fraction:
+            fraction = "a fraction in (0, 1], or an integer for a number of rows"
+            check_that(0 < size <= 1, "batch_size", size, fraction)
+        else:
+            check_that(size >= 1, "batch_size", size, "at least one row")
         as_integer("patience", self.patience, 1)
 
     @property
-    def needs_key(self) -> bool:
-        """True: the batches are drawn at random."""
-        return True
+    def _is_fraction(self) -> bool:
+        return isinstance(self.batch_size, float | np.floating)
 
     @property
     @abc.abstractmethod
@@ -86,7 +85,7 @@ class Stochastic(Solver):
     def check(self, problem: CoresetProblem) -> None:
         """Raise a ValueError if a batch is larger than n; see `Solver.check`."""
         n = problem.num_data
-        if not isinstance(self.batch_size, float | np.floating) and self.batch_size > n:
+        if not self._is_fraction and self.batch_size > n:
             raise ValueError(
                 f"batch_size is {self.batch_size}, but the problem has n = {n} atoms; expected at "
                 f"most n, or a fraction such as 0.2."
@@ -94,7 +93,7 @@ class Stochastic(Solver):
 
     def num_rows(self, n: int) -> int:
         """The maximum number of rows in a batch of a problem with n atoms."""
-        if isinstance(self.batch_size, float | np.floating):
+        if self._is_fraction:
             return max(1, round(float(self.batch_size) * n))
         return int(self.batch_size)
 
@@ -126,7 +125,7 @@ class Stochastic(Solver):
         return Batch(rows, slots < least + (position < more))
 
     @abc.abstractmethod
-    def _start(self, problem: CoresetProblem, nothing: Iterate) -> Any:
+    def _start(self, task: Task, nothing: Iterate) -> Any:
         """The method's state at w = 0."""
 
     def _begin_epoch(self, problem: CoresetProblem, state: Any) -> Any:
@@ -134,31 +133,19 @@ class Stochastic(Solver):
         return state
 
     @abc.abstractmethod
-    def _advance(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        state: Any,
-        batch: Batch,
-        key: PRNGKeyArray,
-    ) -> Any:
+    def _advance(self, task: Task, state: Any, batch: Batch, key: PRNGKeyArray) -> Any:
         """The method's state after one batch; its ``current`` is the new iterate."""
 
     def run(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, k: Int[Array, ""], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Iterate over batches, from w = 0; see `Solver.run`."""
         assert key is not None
         dtype, limits = problem.target.dtype, self.limits
-        nothing = zero_iterate(problem, max_k)
+        task, nothing = Task.of(problem, k, max_k), zero_iterate(problem, max_k)
         infinity, zero = jnp.asarray(jnp.inf, dtype), jnp.zeros((), jnp.int32)
         progress = _Progress(
-            method=self._start(problem, nothing),
+            method=self._start(task, nothing),
             best=nothing,
             objective=infinity,
             reference=infinity,
@@ -170,7 +157,7 @@ class Stochastic(Solver):
         )
         progress = jax.lax.while_loop(
             lambda p: ~p.stopped & (p.num_iters < limits.max_iters),
-            lambda p: self._epoch(problem, k, max_k, p, key),
+            lambda p: self._epoch(task, p, key),
             progress,
         )
         objective = progress.best.objective(problem)
@@ -184,15 +171,9 @@ class Stochastic(Solver):
             history=progress.history.filled(progress.num_iters, objective),
         )
 
-    def _epoch(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        progress: _Progress,
-        key: PRNGKeyArray,
-    ) -> _Progress:
-        n, limits = problem.num_data, self.limits
+    def _epoch(self, task: Task, progress: _Progress, key: PRNGKeyArray) -> _Progress:
+        problem, limits = task.problem, self.limits
+        n = problem.num_data
         epoch_key = jax.random.fold_in(key, progress.epoch)
         num_batches = self.num_batches(n)
         order = self.shuffle(jax.random.fold_in(epoch_key, num_batches), n)
@@ -201,17 +182,15 @@ class Stochastic(Solver):
             position, progress = carry
             batch_key, method_key = jax.random.split(jax.random.fold_in(epoch_key, position))
             batch = self.draw(batch_key, order, position)
-            method = self._advance(problem, k, max_k, progress.method, batch, method_key)
+            method = self._advance(task, progress.method, batch, method_key)
             objective = method.current.objective(problem)
-            if not self.limits.constraint.holds_zero:
+            if not limits.constraint.holds_zero:
                 # A batch of atoms of norm zero leaves no weights, which are not in the set.
                 some = jnp.any(method.current.weights.values > 0)
                 objective = jnp.where(some, objective, jnp.inf)
             better = objective < progress.objective
-            best, objective = jax.tree.map(
-                lambda new, old: jnp.where(better, new, old),
-                (method.current, objective),
-                (progress.best, progress.objective),
+            best, objective = tree_where(
+                better, (method.current, objective), (progress.best, progress.objective)
             )
             return position + 1, dataclasses.replace(
                 progress,

@@ -22,12 +22,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from jaxcoreset.solvers.arguments import as_integer, check_choice, check_that
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints import Constraint, Sparse, TopK
-from jaxcoreset.solvers.numerics import as_integer, divide, product, unit_of
+from jaxcoreset.solvers.numerics import divide, product, unit_of
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import History, Solution, make_solution
-from jaxcoreset.solvers.thresholding.dense import Rule, dense_path
+from jaxcoreset.solvers.thresholding.dense import dense_path
 
 # Halvings of a step in the backtracking line search. A step of a millionth of the exact minimiser
 # is still too long only if nothing but rounding is left.
@@ -55,12 +56,39 @@ class Accelerated(eqx.Module):
     previous: Iterate
     momentum: Float[Array, ""]
 
+    @classmethod
+    def at(cls, start: Iterate) -> "Accelerated":
+        """Both iterates at the start, without momentum."""
+        return cls(start, start, jnp.zeros((), start.image.dtype))
+
     def extrapolate(self, n: int) -> tuple[Float[Array, " n"], Float[Array, " s"]]:
         """The point z = w_t + τ(w_t − w_{t−1}) and its image."""
         current, previous, momentum = self.current, self.previous, self.momentum
         w = current.weights.dense(n)
         z = w + momentum * (w - previous.weights.dense(n))
         return z, current.image + momentum * (current.image - previous.image)
+
+
+class Task(eqx.Module):
+    """A problem, and which weights are allowed.
+
+    Attributes:
+        problem: the problem.
+        usable: the rows that may have a weight.
+        k: the maximum number of rows.
+        max_k: its static bound.
+    """
+
+    problem: CoresetProblem
+    usable: Bool[Array, " n"]
+    k: Int[Array, ""]
+    max_k: int = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, problem: CoresetProblem, k: Int[Array, ""], max_k: int) -> "Task":
+        """The task of weights for at most k rows."""
+        # A constraint on the sum could give weight to an atom of norm zero.
+        return cls(problem, problem.squared_norms() > 0, k, max_k)
 
 
 class _ThresholdingState(eqx.Module):
@@ -106,15 +134,11 @@ class HardThresholding(Solver):
     warm_starts: bool = False
 
     def __check_init__(self) -> None:
-        if self.line_search not in ("exact", "backtracking"):
-            raise ValueError(
-                f'line_search is {self.line_search!r}; expected "exact" or "backtracking".'
-            )
+        check_choice("line_search", self.line_search, ("exact", "backtracking"))
         as_integer("max_iters", self.max_iters, 1)
-        if not self.tol >= 0:
-            raise ValueError(f"tol is {self.tol}; expected a number that is not negative.")
-        if not self.step_fraction > 0:
-            raise ValueError(f"step_fraction is {self.step_fraction}; expected a positive number.")
+        check_that(self.tol >= 0, "tol", self.tol, "a number that is not negative")
+        fraction = self.step_fraction
+        check_that(fraction > 0, "step_fraction", fraction, "a positive number")
 
     def check(self, problem: CoresetProblem) -> None:
         """Raise a ValueError if the constraint does not fit the problem; see `Solver.check`."""
@@ -155,21 +179,13 @@ class HardThresholding(Solver):
         return jnp.zeros((), problem.target.dtype)
 
     def run(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, k: Int[Array, ""], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Iterate from w = 0 to the stopping rule or the limit; see `Solver.run`."""
-        return self._run_from(zero_iterate(problem, max_k), problem, k, max_k)[0]
+        return self._run_from(zero_iterate(problem, max_k), Task.of(problem, k, max_k))[0]
 
     def run_path(
-        self,
-        problem: CoresetProblem,
-        ks: Int[Array, " m"],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, ks: Int[Array, " m"], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """Solve for each of `ks`; see `Solver.run_path`.
 
@@ -180,57 +196,43 @@ class HardThresholding(Solver):
             order = jnp.argsort(ks)
 
             def solve_next(start: Iterate, k: Array) -> tuple[Iterate, Solution]:
-                solution, found = self._run_from(start, problem, k, max_k)
+                solution, found = self._run_from(start, Task.of(problem, k, max_k))
                 return found, solution
 
             path = jax.lax.scan(solve_next, zero_iterate(problem, max_k), ks[order])[1]
             return jax.tree.map(lambda x: x[jnp.argsort(order)], path)
-        rule = self._dense_rule()
+        is_plain = (
+            type(self) in (IHT, AIHT, AIHT2)  # a subclass may change the step
+            and type(self.constraint) is TopK
+            and self.line_search == "exact"
+            and not self.record_history
+        )
         few = problem.num_data <= min(_FEW_ROWS, 2 * problem.num_draws)
-        plain = type(self.constraint) is TopK and self.line_search == "exact"
-        if rule is None or not (few and plain) or self.record_history or len(ks) < _SOME:
+        if not (is_plain and few) or len(ks) < _SOME:
             return super().run_path(problem, ks, max_k, key)
-        weights, num_iters, stopped = dense_path(problem, ks, rule)
+        weights, num_iters, stopped = dense_path(problem, ks, self, isinstance(self, AIHT2))
         residuals = problem.target - product(weights, problem.atoms)
         values, indices = jax.lax.top_k(weights, max_k)
         make = functools.partial(make_solution, problem)
         return jax.vmap(make)(indices, values, jnp.sum(residuals**2, axis=1), num_iters, stopped)
 
-    def _dense_rule(self) -> Rule | None:
-        """The settings of the same iteration on dense vectors; None if there is none."""
-        if type(self) not in (IHT, AIHT, AIHT2):  # a subclass may change the step
-            return None
-        return Rule(
-            step=getattr(self, "step", None),
-            step_fraction=self.step_fraction,
-            momentum_fraction=getattr(self, "momentum_fraction", 0.0),
-            debiases=isinstance(self, AIHT2),
-            tol=self.tol,
-            max_iters=self.max_iters,
-        )
-
-    def _run_from(
-        self, start: Iterate, problem: CoresetProblem, k: Int[Array, ""], max_k: int
-    ) -> tuple[Solution, Iterate]:
+    def _run_from(self, start: Iterate, task: Task) -> tuple[Solution, Iterate]:
         """Iterate from `start`; return the solution and its iterate."""
-        dtype = problem.target.dtype
         state = _ThresholdingState(
-            iterates=Accelerated(start, start, jnp.zeros((), dtype)),
+            iterates=Accelerated.at(start),
             num_iters=jnp.zeros((), jnp.int32),
             stopped=jnp.zeros((), bool),
-            history=History.empty(self, dtype),
+            history=History.empty(self, start.image.dtype),
         )
-        # A constraint on the sum could give weight to an atom of norm zero.
-        usable = problem.squared_norms() > 0
         state = jax.lax.while_loop(
             lambda s: ~s.stopped & (s.num_iters < self.max_iters),
-            lambda s: self._iterate(problem, usable, k, max_k, s),
+            functools.partial(self._iterate, task),
             state,
         )
         found = state.iterates.current
-        objective = found.objective(problem)
+        objective = found.objective(task.problem)
         solution = make_solution(
-            problem,
+            task.problem,
             found.weights.indices,
             found.weights.values,
             objective,
@@ -240,19 +242,13 @@ class HardThresholding(Solver):
         )
         return solution, found
 
-    def _iterate(
-        self,
-        problem: CoresetProblem,
-        usable: Bool[Array, " n"],
-        k: Int[Array, ""],
-        max_k: int,
-        state: _ThresholdingState,
-    ) -> _ThresholdingState:
+    def _iterate(self, task: Task, state: _ThresholdingState) -> _ThresholdingState:
         """One pass of Algorithm 2's loop (lines 3 to 9), with the de-bias step of Algorithm 3."""
-        n, current = problem.num_data, state.iterates.current
+        problem, current = task.problem, state.iterates.current
+        n = problem.num_data
         _, z_image = state.iterates.extrapolate(n)
         gradient = problem.correlate(problem.target - z_image)
-        new = self.advance(problem, usable, k, max_k, state.iterates, gradient)
+        new = self.advance(task, state.iterates, gradient)
         moved = jnp.linalg.norm(new.weights.dense(n) - current.weights.dense(n))
         return _ThresholdingState(
             iterates=Accelerated(new, current, self.momentum_size(problem, new, current)),
@@ -263,10 +259,7 @@ class HardThresholding(Solver):
 
     def advance(
         self,
-        problem: CoresetProblem,
-        usable: Bool[Array, " n"],
-        k: Int[Array, ""],
-        max_k: int,
+        task: Task,
         iterates: Accelerated,
         gradient: Float[Array, " n"],
         *,
@@ -275,19 +268,16 @@ class HardThresholding(Solver):
         """The next iterate: lines 4 to 7 of Algorithm 2, with the de-bias step of Algorithm 3.
 
         Args:
-            problem: the problem.
-            usable: the rows that may have a weight.
-            k: the maximum number of rows.
-            max_k: its static bound.
+            task: the problem, and which weights are allowed.
             iterates: the last two iterates.
             gradient: Φᵀr at z, zero on rows that do not take part in the step.
             is_estimate: whether `gradient` is an estimate of Φᵀr.
         """
-        n = problem.num_data
+        problem, n = task.problem, task.problem.num_data
         current, previous = iterates.current.weights, iterates.previous.weights
         z, z_image = iterates.extrapolate(n)
         support = z != 0
-        grown = self.constraint.expand(jnp.abs(gradient), support, k, max_k)
+        grown = self.constraint.expand(jnp.abs(gradient), support, task.k, task.max_k)
         # The expanded support as indices, each row once: a row of w_{t-1} may also be in w_t.
         indices = jnp.concatenate([current.indices, previous.indices, grown.indices])
         w = current.dense(n)
@@ -303,8 +293,8 @@ class HardThresholding(Solver):
         step = self.step_size(problem, indices, on_support, residual)
 
         def move(step: Array) -> Iterate:
-            there = jnp.where(usable, z + step * gradient, -jnp.inf)
-            weights = self.constraint.project(there, k, max_k)
+            there = jnp.where(task.usable, z + step * gradient, -jnp.inf)
+            weights = self.constraint.project(there, task.k, task.max_k)
             return Iterate(weights, problem.combine(weights.indices, weights.values))
 
         if self.line_search == "backtracking":

@@ -18,8 +18,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxcoreset.solvers.arguments import as_integer, check_choice, check_that
 from jaxcoreset.solvers.constraints import (
     Constraint,
     GroupTopK,
@@ -28,19 +29,17 @@ from jaxcoreset.solvers.constraints import (
     StratifiedTopK,
     TopK,
 )
-from jaxcoreset.solvers.numerics import as_integer
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.solvers.thresholding.batches import (
     Batch,
     Estimator,
-    check_estimator,
     estimate_correlations,
     read_rows,
     second_batch,
 )
 from jaxcoreset.solvers.thresholding.epochs import Stochastic
-from jaxcoreset.solvers.thresholding.hard import AIHT2, Accelerated, HardThresholding, Iterate
+from jaxcoreset.solvers.thresholding.hard import AIHT2, Accelerated, HardThresholding, Iterate, Task
 
 
 def _checked_base(base: Any) -> HardThresholding:
@@ -107,7 +106,7 @@ class StochasticAIHT(_OfBase):
     steps_per_batch: int = eqx.field(default=1, static=True)
 
     def __check_init__(self) -> None:
-        check_estimator(self.estimator, get_args(Estimator))
+        check_choice("estimator", self.estimator, get_args(Estimator))
         as_integer("steps_per_batch", self.steps_per_batch, 1)
         if self.steps_per_batch > 1 and self.estimator != "pool":
             raise ValueError(
@@ -127,11 +126,7 @@ class StochasticAIHT(_OfBase):
             )
 
     def run(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        key: PRNGKeyArray | None = None,
+        self, problem: CoresetProblem, k: Int[Array, ""], max_k: int, key: PRNGKeyArray | None
     ) -> Solution:
         """See `Stochastic.run`."""
         plain = not self.normalise and self.steps_per_batch == 1
@@ -139,20 +134,14 @@ class StochasticAIHT(_OfBase):
             return self.base.run(problem, k, max_k, key)
         return super().run(problem, k, max_k, key)
 
-    def _start(self, problem: CoresetProblem, nothing: Iterate) -> Accelerated:
-        return Accelerated(nothing, nothing, jnp.zeros((), problem.target.dtype))
+    def _start(self, task: Task, nothing: Iterate) -> Accelerated:
+        return Accelerated.at(nothing)
 
     def _advance(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        state: Accelerated,
-        batch: Batch,
-        key: PRNGKeyArray,
+        self, task: Task, state: Accelerated, batch: Batch, key: PRNGKeyArray
     ) -> Accelerated:
-        n = problem.num_data
-        pool = read_rows(problem, batch, state.current.weights, state.previous.weights)
+        n = task.problem.num_data
+        pool = read_rows(task.problem, batch, state.current.weights, state.previous.weights)
         norms = jnp.sqrt(pool.problem.squared_norms())
         usable = norms > 0
         # The pool as a problem in its own units: atoms are divided by `unit`, weights multiplied.
@@ -173,20 +162,14 @@ class StochasticAIHT(_OfBase):
         def step(_: int | Array, state: Accelerated) -> Accelerated:
             z, z_image = state.extrapolate(pool.rows.shape[0])
             gradient = estimate_correlations(
-                local,
-                z,
-                local.target - z_image,
-                pool.in_batch,
-                n,
-                self.estimator,
-                second,
+                local, z, local.target - z_image, pool.in_batch, n, self.estimator, second
             )
             # Rows of w_{t-1} that are neither in the batch nor in z do not take part in the step.
             taking_part = usable & (pool.in_batch | (z != 0))
             if self.steps_per_batch > 1:
                 taking_part = usable
             gradient = jnp.where(taking_part, gradient, 0)
-            return _move(base, local, taking_part, k, max_k, state, gradient)
+            return _move(base, Task(local, taking_part, task.k, task.max_k), state, gradient)
 
         start = Accelerated(localise(state.current), localise(state.previous), state.momentum)
         end = step(0, start)
@@ -199,7 +182,6 @@ class _Reduced(eqx.Module):
     iterates: Accelerated
     snapshot_image: Float[Array, " s"]
     snapshot_scores: Float[Array, " n"]
-    usable: Bool[Array, " n"]
 
     @property
     def current(self) -> Iterate:
@@ -239,29 +221,21 @@ class SVRGIHT(_OfBase):
     estimator: Literal["batch", "support", "pool"] = eqx.field(default="support", static=True)
 
     def __check_init__(self) -> None:
-        check_estimator(self.estimator, ("batch", "support", "pool"))
+        check_choice("estimator", self.estimator, ("batch", "support", "pool"))
 
-    def _start(self, problem: CoresetProblem, nothing: Iterate) -> _Reduced:
-        dtype = problem.target.dtype
-        return _Reduced(
-            Accelerated(nothing, nothing, jnp.zeros((), dtype)),
-            snapshot_image=nothing.image,
-            snapshot_scores=jnp.zeros(problem.num_data, dtype),
-            usable=problem.squared_norms() > 0,
-        )
+    def _start(self, task: Task, nothing: Iterate) -> _Reduced:
+        scores = jnp.zeros(task.problem.num_data, nothing.image.dtype)
+        return _Reduced(Accelerated.at(nothing), nothing.image, scores)
 
     def _begin_epoch(self, problem: CoresetProblem, state: _Reduced) -> _Reduced:
         image = state.current.image
         return dataclasses.replace(
-            state,
-            snapshot_image=image,
-            snapshot_scores=problem.correlate(problem.target - image),
+            state, snapshot_image=image, snapshot_scores=problem.correlate(problem.target - image)
         )
 
-    def estimate(self, problem: CoresetProblem, state: Any, batch: Batch) -> Float[Array, " n"]:
-        """The estimate of Φᵀr at z, from the snapshot's scores and a batch."""
+    def _advance(self, task: Task, state: _Reduced, batch: Batch, key: PRNGKeyArray) -> _Reduced:
+        problem, iterates = task.problem, state.iterates
         n = problem.num_data
-        iterates = state.iterates
         z, z_image = iterates.extrapolate(n)
         pool = read_rows(problem, batch, iterates.current.weights, iterates.previous.weights)
         change = estimate_correlations(
@@ -272,26 +246,13 @@ class SVRGIHT(_OfBase):
             n,
             self.estimator,
         )
-        return state.snapshot_scores.at[pool.rows].add(change)
-
-    def _advance(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        state: _Reduced,
-        batch: Batch,
-        key: PRNGKeyArray,
-    ) -> _Reduced:
-        gradient = self.estimate(problem, state, batch)
-        iterates = _move(self.base, problem, state.usable, k, max_k, state.iterates, gradient)
-        return dataclasses.replace(state, iterates=iterates)
+        gradient = state.snapshot_scores.at[pool.rows].add(change)
+        return dataclasses.replace(state, iterates=_move(self.base, task, iterates, gradient))
 
 
 class _Projected(eqx.Module):
     current: Iterate
     optimizer_state: Any
-    usable: Bool[Array, " n"]
 
 
 class ProjectedOptax(Stochastic):
@@ -332,10 +293,9 @@ class ProjectedOptax(Stochastic):
                 f"optimizer is {self.optimizer!r}; expected an optax.GradientTransformation, "
                 "for instance optax.adam(1.0)."
             )
-        check_estimator(self.estimator, get_args(Estimator))
+        check_choice("estimator", self.estimator, get_args(Estimator))
         as_integer("max_iters", self.max_iters, 1)
-        if not self.tol >= 0:
-            raise ValueError(f"tol is {self.tol}; expected a number that is not negative.")
+        check_that(self.tol >= 0, "tol", self.tol, "a number that is not negative")
 
     @property
     def limits(self) -> "ProjectedOptax":
@@ -347,20 +307,15 @@ class ProjectedOptax(Stochastic):
         super().check(problem)
         self.constraint.check(problem.num_data)
 
-    def _start(self, problem: CoresetProblem, nothing: Iterate) -> _Projected:
-        zeros = jnp.zeros(problem.num_data, problem.target.dtype)
-        return _Projected(nothing, self.optimizer.init(zeros), problem.squared_norms() > 0)
+    def _start(self, task: Task, nothing: Iterate) -> _Projected:
+        zeros = jnp.zeros(task.problem.num_data, nothing.image.dtype)
+        return _Projected(nothing, self.optimizer.init(zeros))
 
     def _advance(
-        self,
-        problem: CoresetProblem,
-        k: Int[Array, ""],
-        max_k: int,
-        state: _Projected,
-        batch: Batch,
-        key: PRNGKeyArray,
+        self, task: Task, state: _Projected, batch: Batch, key: PRNGKeyArray
     ) -> _Projected:
-        n, current = problem.num_data, state.current
+        problem, current = task.problem, state.current
+        n = problem.num_data
         pool = read_rows(problem, batch, current.weights, current.weights)
         w = current.weights.dense(n)
         second = second_batch(key, n, batch)[pool.rows] if self.estimator == "double" else None
@@ -375,27 +330,21 @@ class ProjectedOptax(Stochastic):
         )
         gradient = jnp.zeros_like(w).at[pool.rows].add(-2 * scores)
         updates, optimizer_state = self.optimizer.update(gradient, state.optimizer_state, w)
-        moved = jnp.where(state.usable, w + jnp.asarray(updates), -jnp.inf)
-        weights = self.constraint.project(moved, k, max_k)
+        moved = jnp.where(task.usable, w + jnp.asarray(updates), -jnp.inf)
+        weights = self.constraint.project(moved, task.k, task.max_k)
         image = problem.combine(weights.indices, weights.values)
-        return _Projected(Iterate(weights, image), optimizer_state, state.usable)
+        return _Projected(Iterate(weights, image), optimizer_state)
 
 
 def _move(
-    base: HardThresholding,
-    problem: CoresetProblem,
-    usable: Bool[Array, " n"],
-    k: Int[Array, ""],
-    max_k: int,
-    iterates: Accelerated,
-    gradient: Float[Array, " n"],
+    base: HardThresholding, task: Task, iterates: Accelerated, gradient: Float[Array, " n"]
 ) -> Accelerated:
     """An iteration of `base` with an estimate of the gradient; see `HardThresholding.advance`."""
-    new = base.advance(problem, usable, k, max_k, iterates, gradient, is_estimate=True)
+    new = base.advance(task, iterates, gradient, is_estimate=True)
     # A batch may leave the iterate unchanged. The images then differ only by rounding, and there
     # must be no momentum along that difference.
     change = new.image - iterates.current.image
     rounding = 100 * jnp.finfo(change.dtype).eps
     moved = jnp.vdot(change, change) > rounding**2 * jnp.vdot(new.image, new.image)
-    momentum = jnp.where(moved, base.momentum_size(problem, new, iterates.current), 0)
+    momentum = jnp.where(moved, base.momentum_size(task.problem, new, iterates.current), 0)
     return Accelerated(new, iterates.current, momentum)

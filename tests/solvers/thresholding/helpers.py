@@ -1,12 +1,13 @@
 """A small point, the batches of a run, and the iterates that they lead to."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jaxcoreset as jc
-from jaxcoreset.solvers.constraints import Sparse
-from jaxcoreset.solvers.thresholding.hard import Iterate
+from jaxcoreset.solvers.thresholding.hard import Task, zero_iterate
 
 KEY = jax.random.key(7)
 
@@ -45,21 +46,16 @@ def rows_of(batch):
 
 def device_iterates(solver, atoms, k, epochs, keys):
     """The iterates for given batches, the iteration compiled and the loop that of Python."""
-    n, s = atoms.shape
     with jax.enable_x64(True):
         problem = jc.CoresetProblem(atoms)
-        advance = jax.jit(
-            lambda state, batch, key: solver._advance(problem, jnp.int32(k), k, state, batch, key)
-        )
-        nothing = Iterate(Sparse(jnp.arange(k, dtype=jnp.int32), jnp.zeros(k)), jnp.zeros(s))
-        state, keys, iterates = solver._start(problem, nothing), iter(keys), []
+        task = Task.of(problem, jnp.int32(k), k)
+        advance = jax.jit(functools.partial(solver._advance, task))
+        state, keys, iterates = solver._start(task, zero_iterate(problem, k)), iter(keys), []
         for epoch in epochs:
             state = solver._begin_epoch(problem, state)
             for batch in epoch:
                 state = advance(state, batch, next(keys))
-                weights = np.zeros(n)
-                np.add.at(weights, state.current.weights.indices, state.current.weights.values)
-                iterates.append(weights)
+                iterates.append(np.asarray(state.current.weights.dense(len(atoms))))
     return iterates
 
 

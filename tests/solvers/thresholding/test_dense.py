@@ -12,8 +12,8 @@ import jaxcoreset as jc
 from jaxcoreset.solvers.thresholding.dense import largest_positive
 from tests.problems import correlated_atoms, independent_atoms
 from tests.reference import hard_thresholding as reference
+from tests.solvers.helpers import solve_in_float64
 
-SOLVERS = {"IHT": jc.IHT, "AIHT": jc.AIHT, "AIHT2": jc.AIHT2}
 KS = np.arange(3, 15)
 _largest_positive = jax.jit(largest_positive)
 
@@ -35,18 +35,13 @@ def test_the_largest_positive_entries_are_those_of_a_stable_sort(dtype, data):
 
 @pytest.mark.parametrize(
     ("algorithm", "fractions"),
-    [
-        ("IHT", {}),
-        ("AIHT2", {"step_fraction": 0.5}),
-        ("AIHT", {"momentum_fraction": 0.5}),
-    ],
+    [("IHT", {}), ("AIHT2", {"step_fraction": 0.5}), ("AIHT", {"momentum_fraction": 0.5})],
 )
 def test_sweep_equals_the_reference_for_every_k(algorithm, fractions):
     atoms = independent_atoms()
     atoms[[5, 50]] = 0
-    with jax.enable_x64(True):
-        path = jc.sweep(jc.CoresetProblem(atoms), KS, SOLVERS[algorithm](tol=1e-4, **fractions))
-        weights = np.asarray(path.dense(len(atoms)))
+    solver = getattr(jc, algorithm)(tol=1e-4, **fractions)
+    path, weights = solve_in_float64(atoms, KS, solver)
     for i, k in enumerate(KS):
         iterates = reference.hard_thresholding(
             atoms.T, atoms.sum(0), k, algorithm=algorithm, tol=1e-4, **fractions
@@ -79,36 +74,17 @@ class _Timid(jc.AIHT2):
 
 def test_a_solver_of_ones_own_is_swept_as_it_is_written():
     atoms = independent_atoms(seed=2)
-    with jax.enable_x64(True):
-        problem = jc.CoresetProblem(atoms)
-        path = jc.sweep(problem, KS, _Timid(max_iters=20))
-        plain = jc.sweep(problem, KS, jc.AIHT(max_iters=20))
-    np.testing.assert_allclose(path.weights, plain.weights, rtol=1e-8, atol=1e-8)
+    _, weights = solve_in_float64(atoms, KS, _Timid(max_iters=20))
+    _, plain = solve_in_float64(atoms, KS, jc.AIHT(max_iters=20))
+    np.testing.assert_allclose(weights, plain, rtol=1e-8, atol=1e-8)
 
 
 def test_warm_starts_go_from_the_next_smaller_k():
     """The second k's iteration begins where the first one's ended, in whatever order k come."""
     atoms = independent_atoms(seed=4)
     solver = jc.AIHT2(warm_starts=True, max_iters=6, tol=0.0)
-    with jax.enable_x64(True):
-        path = jc.sweep(jc.CoresetProblem(atoms), np.array([9, 5, 12]), solver)
-        weights = np.asarray(path.dense(len(atoms)))
+    _, weights = solve_in_float64(atoms, np.array([9, 5, 12]), solver)
     for start, end, k in ((np.zeros(len(atoms)), 1, 5), (weights[1], 0, 9), (weights[0], 2, 12)):
-        expected = _continued(atoms, start, k, num_iters=6)
-        np.testing.assert_allclose(weights[end], expected, rtol=1e-8, atol=1e-8)
-
-
-def _continued(atoms, w, k, num_iters):
-    """Algorithm 3 from a start, whose momentum is zero, by the reference's parts."""
-    phi, y = atoms.T, atoms.sum(0)
-    z = w
-    for _ in range(num_iters):
-        gradient = -2 * phi.T @ (y - phi @ z)
-        support = reference.expanded_support(gradient, z, k, reference.project)
-        mu = reference.line_search(phi, np.where(support, gradient, 0))
-        new = reference.project(z - mu * gradient, k)
-        gradient = np.where(new != 0, -2 * phi.T @ (y - phi @ new), 0)
-        new = np.maximum(new - reference.line_search(phi, gradient) * gradient, 0)
-        change = phi @ (new - w)
-        z, w = new + (y - phi @ new) @ change / (change @ change) * (new - w), new
-    return w
+        options = {"algorithm": "AIHT2", "tol": 0.0, "max_iters": 6}
+        iterates = reference.hard_thresholding(atoms.T, atoms.sum(0), k, start=start, **options)
+        np.testing.assert_allclose(weights[end], iterates[-1], rtol=1e-8, atol=1e-8)

@@ -9,18 +9,10 @@ import jaxcoreset as jc
 from tests.datasets import NAMES, atoms_of
 from tests.problems import independent_atoms
 from tests.reference import hard_thresholding as reference
-
-SOLVERS = {"IHT": jc.IHT, "AIHT": jc.AIHT, "AIHT2": jc.AIHT2}
-
-
-def solve(solver, atoms, k):
-    """The solution and its dense weights, in float64."""
-    with jax.enable_x64(True):
-        solution = jc.solve(jc.CoresetProblem(atoms), k, solver)
-        return solution, np.asarray(solution.dense(len(atoms)))
+from tests.solvers.helpers import solve_in_float64
 
 
-@pytest.mark.parametrize("algorithm", SOLVERS)
+@pytest.mark.parametrize("algorithm", ["IHT", "AIHT", "AIHT2"])
 @pytest.mark.parametrize("data", ["independent", "phishing_500"])
 def test_iterates_equal_the_reference(algorithm, data):
     # On nearly dependent atoms the accelerated iterations multiply a rounding error by ten every
@@ -29,8 +21,8 @@ def test_iterates_equal_the_reference(algorithm, data):
     iterates = reference.hard_thresholding(
         atoms.T, atoms.sum(0), 15, algorithm=algorithm, tol=0.0, max_iters=num_iters
     )
-    solver = SOLVERS[algorithm](tol=0.0, max_iters=num_iters, record_history=True)
-    solution, weights = solve(solver, atoms, 15)
+    solver = getattr(jc, algorithm)(tol=0.0, max_iters=num_iters, record_history=True)
+    solution, weights = solve_in_float64(atoms, 15, solver)
     expected = iterates[-1]
     assert np.flatnonzero(weights).tolist() == np.flatnonzero(expected).tolist()
     np.testing.assert_allclose(weights, expected, rtol=1e-8, atol=1e-8 * expected.max())
@@ -42,11 +34,10 @@ def test_iterates_equal_the_reference(algorithm, data):
 def test_step_conventions_equal_the_reference():
     atoms, k = independent_atoms(seed=3), 10
     settings = {"step_fraction": 0.6, "momentum_fraction": 0.5, "tol": 0.0, "max_iters": 8}
-    expected = reference.hard_thresholding(atoms.T, atoms.sum(0), k, algorithm="AIHT2", **settings)[
-        -1
-    ]
-    _, weights = solve(jc.AIHT2(**settings), atoms, k)
-    np.testing.assert_allclose(weights, expected, rtol=1e-8, atol=1e-10)
+    given = atoms.T, atoms.sum(0), k
+    iterates = reference.hard_thresholding(*given, algorithm="AIHT2", **settings)
+    _, weights = solve_in_float64(atoms, k, jc.AIHT2(**settings))
+    np.testing.assert_allclose(weights, iterates[-1], rtol=1e-8, atol=1e-10)
 
 
 def test_fixed_step_is_projected_gradient_descent():
@@ -55,14 +46,14 @@ def test_fixed_step_is_projected_gradient_descent():
     for _ in range(5):
         gradient = -2 * atoms @ (atoms.sum(0) - w @ atoms)
         w = reference.project(w - step * gradient, k)
-    _, weights = solve(jc.IHT(step=step, tol=0.0, max_iters=5), atoms, k)
+    _, weights = solve_in_float64(atoms, k, jc.IHT(step=step, tol=0.0, max_iters=5))
     np.testing.assert_allclose(weights, w, rtol=1e-10)
 
 
 def test_stopping_rule_is_the_papers_and_history_repeats_the_last_objective():
     atoms, k = independent_atoms(seed=2), 15
     iterates = reference.hard_thresholding(atoms.T, atoms.sum(0), k, algorithm="AIHT2", tol=1e-3)
-    solution, _ = solve(jc.AIHT2(tol=1e-3, record_history=True), atoms, k)
+    solution, _ = solve_in_float64(atoms, k, jc.AIHT2(tol=1e-3, record_history=True))
     assert int(solution.num_iters) == len(iterates) < 300
     assert bool(solution.converged)
     assert solution.history.shape == (300,)
@@ -93,9 +84,14 @@ def test_float32_objective_is_near_float64_on_the_six_data_sets():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"max_iters": 0}, "max_iters"), ({"tol": -1.0}, "tol"), ({"step_fraction": 0.0}, "step")],
+    ("arguments", "error", "message"),
+    [
+        ({"max_iters": 0}, ValueError, "max_iters"),
+        ({"tol": -1.0}, ValueError, "tol"),
+        ({"step_fraction": 0.0}, ValueError, "step"),
+        ({"line_search": "golden section"}, (TypeError, ValueError), "line_search"),
+    ],
 )
-def test_bad_hyperparameters_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_hyperparameters_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
         jc.AIHT2(**arguments)

@@ -8,22 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.extend.core import jaxprs_in_params
 
 import jaxcoreset as jc
-from jaxcoreset.solvers.constraints import GroupTopK, SimplexTopK, Sparse, StratifiedTopK
-from jaxcoreset.solvers.thresholding.batches import Batch, draw_batch, second_batch
-from jaxcoreset.solvers.thresholding.hard import AIHT, AIHT2, IHT, Iterate
+from jaxcoreset.solvers.constraints import GroupTopK, SimplexTopK, StratifiedTopK
+from jaxcoreset.solvers.thresholding.batches import draw_batch, second_batch
+from jaxcoreset.solvers.thresholding.hard import AIHT, AIHT2, IHT, Task, zero_iterate
 from jaxcoreset.solvers.thresholding.stochastic import SVRGIHT, ProjectedOptax, StochasticAIHT
+from tests.loops import operations
 from tests.problems import correlated_atoms, independent_atoms
 from tests.reference import stochastic as reference
+from tests.solvers.helpers import solve_in_float64
 from tests.solvers.thresholding.helpers import (
     KEY,
     assert_same,
     batches_of,
     device_iterates,
     objective,
-    point,
     rows_of,
 )
 
@@ -80,10 +80,8 @@ def test_run_follows_its_batches_and_keeps_the_best_iterate():
     iterates = reference.stochastic(*GIVEN, rows, algorithm="AIHT2", estimator="pool")
     objectives = np.array([objective(ATOMS, w) for w in iterates])
     best = iterates[int(objectives.argmin())]
-    with jax.enable_x64(True):
-        solution = jc.solve(jc.CoresetProblem(ATOMS), K, solver, key=KEY)
-        history, weights = np.asarray(solution.history), np.asarray(solution.dense(N))
-    np.testing.assert_allclose(history, np.minimum.accumulate(objectives), rtol=1e-7)
+    solution, weights = solve_in_float64(ATOMS, K, solver, KEY)
+    np.testing.assert_allclose(solution.history, np.minimum.accumulate(objectives), rtol=1e-7)
     np.testing.assert_allclose(weights, best, rtol=1e-6, atol=1e-6 * best.max())
 
 
@@ -112,10 +110,8 @@ def test_batched_iteration_on_all_rows_has_the_full_methods_iterates(method, con
     base = method(CONSTRAINTS[constraint], max_iters=6, tol=0.0, record_history=True)
     solver = StochasticAIHT(base, batch_size=1.0)
     iterates = device_iterates(solver, ATOMS, K, *batches_of(solver, N, 6))
-    with jax.enable_x64(True):
-        full = jc.solve(jc.CoresetProblem(ATOMS), K, base)
-        history, weights = np.asarray(full.history), np.asarray(full.dense(N))
-    np.testing.assert_allclose([objective(ATOMS, w) for w in iterates], history, rtol=1e-8)
+    full, weights = solve_in_float64(ATOMS, K, base)
+    np.testing.assert_allclose([objective(ATOMS, w) for w in iterates], full.history, rtol=1e-8)
     np.testing.assert_allclose(iterates[-1], weights, rtol=1e-7, atol=1e-7)
 
 
@@ -188,22 +184,17 @@ def test_iteration_touches_the_atoms_by_gathering_alone():
     n, s, k = 400, 30, 5
     problem = jc.CoresetProblem(independent_atoms(n, s))
     solver = StochasticAIHT(AIHT2(), batch_size=20)
-    nothing = Iterate(Sparse(jnp.arange(k), jnp.zeros(k)), jnp.zeros(s))
-    state = solver._start(problem, nothing)
+    task = Task.of(problem, jnp.int32(k), k)
+    state = solver._start(task, zero_iterate(problem, k))
     batch = draw_batch(KEY, n, 20)
-    traced = jax.make_jaxpr(lambda p, s, b: solver._advance(p, jnp.int32(k), k, s, b, KEY))(
-        problem, state, batch
-    )
+    traced = jax.make_jaxpr(solver._advance)(task, state, batch, KEY)
 
-    def uses(jaxpr):
-        for equation in jaxpr.eqns:
-            inner = list(jaxprs_in_params(equation.params))
-            for part in inner:
-                yield from uses(part)
-            if not inner and any(getattr(v.aval, "shape", ()) == (n, s) for v in equation.invars):
-                yield equation.primitive.name
-
-    assert set(uses(traced.jaxpr)) == {"gather"}
+    uses = {
+        operation.primitive.name
+        for operation in operations(traced.jaxpr)
+        if any(getattr(v.aval, "shape", ()) == (n, s) for v in operation.invars)
+    }
+    assert uses == {"gather"}
 
 
 @pytest.mark.parametrize(
@@ -234,47 +225,3 @@ def test_batch_larger_than_the_problem_is_refused(solver):
     solver = dataclasses.replace(solver, batch_size=51)
     with pytest.raises(ValueError, match="batch_size is 51, but the problem has n = 50 atoms"):
         jc.solve(jc.CoresetProblem(independent_atoms(50, 30)), 5, solver, KEY)
-
-
-def test_labels_of_the_wrong_length_are_refused():
-    solver = StochasticAIHT(AIHT2(GroupTopK(GROUPS, max_groups=3)))
-    with pytest.raises(ValueError, match="groups has length 60"):
-        jc.solve(jc.CoresetProblem(independent_atoms(50, 30)), 5, solver, KEY)
-
-
-def svrg_estimates(at_snapshot):
-    """The estimate of `SVRGIHT` for every batch of three rows, at or off its snapshot."""
-    atoms, weights, _, exact = point()
-    n = len(atoms)
-    rows = np.array(list(itertools.combinations(range(n), 3)), np.int32)
-    solver = SVRGIHT(estimator="batch", batch_size=3)
-    with jax.enable_x64(True):
-        problem = jc.CoresetProblem(atoms)
-        used = np.flatnonzero(weights).astype(np.int32)
-        here = Iterate(
-            Sparse(jnp.asarray(used), jnp.asarray(weights[used])), jnp.asarray(weights @ atoms)
-        )
-        nothing = Iterate(Sparse(here.weights.indices, jnp.zeros(3)), jnp.zeros(5))
-        state = solver._start(problem, here if at_snapshot else nothing)
-        state = solver._begin_epoch(problem, state)
-        iterates = dataclasses.replace(state.iterates, current=here)
-        state = dataclasses.replace(state, iterates=iterates)
-
-        @jax.jit
-        @jax.vmap
-        def estimate(batch_rows):
-            return solver.estimate(problem, state, Batch(batch_rows, jnp.ones(3, bool)))
-
-        found = estimate(rows)
-    return np.asarray(found), exact
-
-
-def test_variance_reduced_estimator_is_unbiased():
-    found, exact = svrg_estimates(at_snapshot=False)
-    assert found.var(0).min() > 1e-3
-    np.testing.assert_allclose(found.mean(0), exact, rtol=1e-11, atol=1e-11)
-
-
-def test_variance_reduced_estimator_is_exact_at_the_snapshot():
-    found, exact = svrg_estimates(at_snapshot=True)
-    np.testing.assert_allclose(found, np.broadcast_to(exact, found.shape), rtol=1e-12)
