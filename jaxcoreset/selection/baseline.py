@@ -8,7 +8,7 @@ so that the variance of log π − log q costs nothing more.
 import functools
 import importlib.util
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,7 @@ from jaxtyping import Array, Float
 
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.draws import DrawPool
-from jaxcoreset.selection.parts import Part
-from jaxcoreset.weighting.laplace import LaplaceApproximation
+from jaxcoreset.selection.parts import Part, Use
 
 # Fewer draws than this for each parameter do not give a covariance.
 _DRAWS_PER_PARAMETER = 5
@@ -75,11 +74,7 @@ def relative_ess_of(pool: DrawPool) -> float:
     This is Kish's size of the importance weights π(θ)/q(θ), with the Gaussian of `GaussianBaseline`
     as q, which can only make a good π̂ look worse. The result is 0 if there are too few draws.
     """
-    parts = [
-        *pool.parts("solver")[:1],
-        *pool.parts("selection")[:1],
-        *pool.parts("confirmation")[:1],
-    ]
+    parts = [part for use in get_args(Use) for part in pool.parts(use)[:1]]
     log_weights = _log_weights(pool, parts)
     if log_weights is None:
         return 0.0
@@ -104,16 +99,14 @@ def flat_and_prior(
 @functools.partial(jax.jit, static_argnums=0)
 def _evaluate(program: ModelLikelihood, parts: tuple) -> tuple[Array, Array]:
     draws = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
-    return (
-        jax.vmap(lambda one: ravel_pytree(one)[0])(draws),
-        jax.vmap(program.log_prior)(draws),
-    )
+    flat = jax.vmap(lambda one: ravel_pytree(one)[0])(draws)
+    return flat, jax.vmap(program.log_prior)(draws)
 
 
 def _log_weights(pool: DrawPool, parts: list[Part]) -> list[Float[np.ndarray, " s"]] | None:
     """Log π − log q at the draws of some parts, up to a constant; None if there is no Gaussian."""
     flat, prior = flat_and_prior(pool, parts)
-    density = _log_density(flat, pool, pool.source.approximation)
+    density = _log_density(flat, pool)
     if density is None:
         return None
     total = np.concatenate([np.asarray(part.total, np.float64) for part in parts])
@@ -121,10 +114,8 @@ def _log_weights(pool: DrawPool, parts: list[Part]) -> list[Float[np.ndarray, " 
     return np.split(total + prior - density, ends)
 
 
-def _log_density(
-    flat: np.ndarray, pool: DrawPool, approximation: LaplaceApproximation | None
-) -> Float[np.ndarray, " s"] | None:
-    if approximation is not None:
+def _log_density(flat: np.ndarray, pool: DrawPool) -> Float[np.ndarray, " s"] | None:
+    if (approximation := pool.source.approximation) is not None:
         mean, covariance = approximation.mode, approximation.covariance
     else:
         fitted, _ = flat_and_prior(pool, pool.parts("solver")[:1])

@@ -121,19 +121,11 @@ def search_rows(
         new |= {str(i): part[good] for i, part in enumerate(found)}
         return _best([state, new], num)
 
+    given = log_likelihood, draws, residual, jnp.asarray(noise), basis, parts, num
+    criterion = _Criterion(*given, removed, common)
     states = rows.map_reduce(
         _block_scores,
-        _Criterion(
-            log_likelihood,
-            draws,
-            residual,
-            jnp.asarray(noise),
-            basis,
-            parts,
-            num,
-            removed,
-            common,
-        ),
+        criterion,
         residual.size,
         start,
         add,

@@ -66,13 +66,19 @@ class Comparison(ShownAsTable):
         "relative_error"; with a held-out problem "held_out_error" and "held_out_objective";
         "num_iters"; "converged"; and "cold_seconds" and "warm_seconds", of the whole sweep.
         """
+        held_out = {}
+        if self.held_out_error is not None and self.held_out_objective is not None:
+            held_out = {
+                "held_out_error": self.held_out_error,
+                "held_out_objective": self.held_out_objective,
+            }
         return [
             {
                 "solver": label,
                 "k": int(k),
                 "num_used": int(found.size[i]),
                 "relative_error": float(found.relative_error[i]),
-                **self._held_out(label, i),
+                **{name: float(values[label][i]) for name, values in held_out.items()},
                 "num_iters": int(found.num_iters[i]),
                 "converged": bool(found.converged[i]),
                 "cold_seconds": self.cold_seconds[label],
@@ -81,14 +87,6 @@ class Comparison(ShownAsTable):
             for label, found in self.solutions.items()
             for i, k in enumerate(self.ks)
         ]
-
-    def _held_out(self, label: str, i: int) -> dict[str, float]:
-        if self.held_out_error is None or self.held_out_objective is None:
-            return {}
-        return {
-            "held_out_error": float(self.held_out_error[label][i]),
-            "held_out_objective": float(self.held_out_objective[label][i]),
-        }
 
     def to_frame(self) -> "pd.DataFrame":
         """The `rows` as a data frame.

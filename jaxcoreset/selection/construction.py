@@ -1,5 +1,6 @@
 """One build under one π̂: candidates, draws, the solver's path, and the selected size."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from jaxcoreset.selection.exact import exact_rows, representatives
 from jaxcoreset.selection.look import MANY_PARAMS
 from jaxcoreset.selection.parts import Approach
 from jaxcoreset.selection.solving import approaches_of, select_size, solve_path
-from jaxcoreset.selection.tolerance import Selection
+from jaxcoreset.selection.tolerance import Limit, Selection
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
 from jaxcoreset.solvers.solution import Solution
@@ -165,17 +166,27 @@ class Construction:
         longest: int = 0,
     ) -> Selection:
         """The selection of one size, or with a tolerance the smallest of at most that size."""
-        path, sizes = self._solve(pool, size, key, approach, above, longest)
-        return select_size(
+        path, sizes = self._solve_and_search(
             pool,
-            path,
-            sizes,
-            self.clock,
-            tol=self.tol,
-            num_held_out=self.num_held_out,
-            approach=approach,
-            max_shift=self.max_shift,
+            approach,
+            lambda: solve_path(
+                pool,
+                size,
+                self.clock,
+                solver=self._solver_of(pool),
+                key=key,
+                has_tol=self.tol is not None,
+                approach=approach,
+                above=above,
+                longest=longest,
+            ),
         )
+        return select_size(pool, path, sizes, self.clock, approach, self.limit)
+
+    @property
+    def limit(self) -> Limit | None:
+        """What a size has to meet; None without a tolerance."""
+        return None if self.tol is None else Limit(self.tol, self.max_shift, self.num_held_out)
 
     @property
     def first_size(self) -> int:
@@ -257,23 +268,20 @@ class Construction:
     @property
     def num_params(self) -> int:
         """The number D of unconstrained parameters."""
-        return sum(np.size(value) for value in self.likelihood.init_params.values())
+        return self.likelihood.num_params
 
-    def _solve(
+    def _solve_and_search(
         self,
         pool: DrawPool,
-        size: int,
-        key: PRNGKeyArray,
         approach: Approach,
-        above: int,
-        longest: int = 0,
+        solve: Callable[[], tuple[Solution, np.ndarray]],
     ) -> tuple[Solution, np.ndarray]:
-        """The solutions of all sizes up to one, under the solver's draws.
+        """The solutions that `solve` finds on the pool's candidates, and their sizes.
 
         With `extra_passes`, rows that would still lower the last solution's objective join the
         candidates, until none would lower it by more than a hundredth of it.
         """
-        path, sizes = self._solve_once(pool, size, key, approach, above, longest)
+        path, sizes = solve()
         is_auto = self.extra_passes == "auto"
         for _ in range(MOST_SEARCHES if is_auto else int(self.extra_passes)):
             before, objective = pool.indices, float(path.objective[-1])
@@ -282,7 +290,8 @@ class Construction:
             if is_auto and not self._is_candidate_limited(path, sizes, approach):
                 break
             with self.clock.stage("candidate search"):
-                num = min(max(_MIN_FOUND, _FOUND_PER_ROW * size), self.likelihood.num_data)
+                num = max(_MIN_FOUND, _FOUND_PER_ROW * int(sizes[-1]))
+                num = min(num, self.likelihood.num_data)
                 chosen = jnp.asarray(path.indices[-1]), jnp.asarray(path.weights[-1])
                 found = pool.search_candidates(*chosen, num, approach)
                 found = found.among(self.choices)
@@ -295,7 +304,7 @@ class Construction:
             self.joined.append(useful)
             with self.clock.stage("embedding"):
                 pool.add_candidates(useful)
-            after, _ = self._solve_once(pool, size, key, approach, above, longest)
+            after, _ = solve()
             if float(after.objective[-1]) < objective:
                 path = after
             else:  # The search of a solver may end in a worse solution; the one before still holds.
@@ -323,30 +332,13 @@ class Construction:
         least = _NEGLIGIBLE_ERROR if self.tol is None else self.tol / 2
         return bool(objectives[-1] > max(least, _BARELY_REDUCED * objectives[half]))
 
-    def _solve_once(
-        self,
-        pool: DrawPool,
-        size: int,
-        key: PRNGKeyArray,
-        approach: Approach,
-        above: int,
-        longest: int = 0,
-    ) -> tuple[Solution, np.ndarray]:
+    def _solver_of(self, pool: DrawPool) -> Solver | None:
+        """The solver, whose constraints are over the pool's candidates."""
         solver = self.solver
-        rows = pool.numbers_of(np.arange(pool.num_candidates))
         if solver is not None and (pool.indices is not None or self.likelihood.rows.is_ragged):
+            rows = pool.numbers_of(np.arange(pool.num_candidates))
             solver = replace_constraints(solver, lambda constraint: constraint.take(rows))
-        return solve_path(
-            pool,
-            size,
-            self.clock,
-            solver=solver,
-            key=key,
-            has_tol=self.tol is not None,
-            approach=approach,
-            above=above,
-            longest=longest,
-        )
+        return solver
 
     def candidates(self, size: int | None = None) -> Int[np.ndarray, " m"] | None:
         """The candidate rows of a build of a size in increasing order; None means all rows.

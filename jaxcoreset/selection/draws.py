@@ -119,10 +119,8 @@ class DrawPool:
     def candidate_data(self) -> tuple:
         """The data of the candidates."""
         if self._candidates is None:
-            likelihood = self.likelihood
-            self._candidates = (
-                likelihood.data if self.indices is None else likelihood.rows.select(self.indices)
-            )
+            rows, indices = self.likelihood.rows, self.indices
+            self._candidates = rows.data if indices is None else rows.select(indices)
         return self._candidates
 
     def indices_of(self, positions: Int[np.ndarray, " k"]) -> Int[np.ndarray, " k"]:
@@ -153,6 +151,10 @@ class DrawPool:
         """The draws of one use, block by block."""
         return self._parts[use]
 
+    def _blocks(self, use: Use) -> list[Part]:
+        """Those blocks of the draws of one use that are left when each is centred."""
+        return [part for part in self._parts[use] if part.size > 1]
+
     def count(self, use: Use) -> int:
         """The number of draws of one use."""
         return sum(part.size for part in self._parts[use])
@@ -163,7 +165,7 @@ class DrawPool:
             return
         self.indices, self._candidates, self._coefficients = indices, None, None
         for part in self._all_parts():
-            part.values = self._evaluate(part.draws)
+            part.values = self._matrix(part.draws, self.candidate_data)
             part.remainders = part.total_remainder = None
 
     def add_candidates(self, indices: Int[np.ndarray, " m"]) -> None:
@@ -209,7 +211,7 @@ class DrawPool:
         """
         assert self.indices is not None
         problem = self.problem("solver", approach)
-        parts = [part for part in self._parts["solver"] if part.size > 1]
+        parts = self._blocks("solver")
         rows = self.likelihood.rows
         draws = jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in parts))
         evaluate, common, removed = self.likelihood.program.log_likelihood, None, None
@@ -266,11 +268,11 @@ class DrawPool:
         self._taken += num
         self.measure_noise(draws)
         if self.indices is None:
-            values = self._evaluate(draws)
+            values = self._matrix(draws, self.candidate_data)
             total = np.asarray(jnp.sum(values, axis=0))
         else:
             # All rows first, so that an error names a row by its number among all.
-            total, values = self._sum(draws), self._evaluate(draws)
+            total, values = self._sum(draws), self._matrix(draws, self.candidate_data)
         if self._taken == num:  # the first of them
             check_program(self.likelihood, draws, self.candidate_data, values)
         for use, part in zip(shared, split(draws, total, values, shared.values()), strict=True):
@@ -318,7 +320,7 @@ class DrawPool:
             approach: with a proxy the target is what the pool's expansion leaves, and with "proxy
                 and rows" the atoms are of the rows' remainders.
         """
-        parts = [part for part in self._parts[use] if part.size > 1]
+        parts = self._blocks(use)
         scale = sum(part.size for part in parts) ** -0.5
         values, totals = zip(*(self.values(part, approach) for part in parts), strict=True)
         num_rows = self.capacity if is_padded else values[0].shape[0]
@@ -327,12 +329,12 @@ class DrawPool:
     @property
     def has_remainders(self) -> bool:
         """False if the rows' remainders fade out at all draws of the solver."""
-        parts = [part for part in self._parts["solver"] if part.size > 1]
+        parts = self._blocks("solver")
         return any(bool(jnp.any(self.values(part, "proxy and rows")[0] != 0)) for part in parts)
 
     def norm(self, use: Use) -> float:
         """The norm of the target of all rows under the draws of one use, without a proxy."""
-        parts = [part for part in self._parts[use] if part.size > 1]
+        parts = self._blocks(use)
         totals = [np.asarray(part.total, np.float64) for part in parts]
         squares = sum(np.sum((one - one.mean()) ** 2) for one in totals)
         return float(np.sqrt(squares / sum(part.size for part in parts)))
@@ -355,23 +357,16 @@ class DrawPool:
         if approach == "rows":
             return part.values, less_mean(part.total)
         assert self._expansion is not None
-        if approach == "proxy and rows":
-            self._evaluate_remainders(part)
+        has_rows, flat = approach == "proxy and rows", flat_draws(part.draws)
+        values = self._evaluate_remainders(part) if has_rows else part.values
         if part.total_remainder is None:
-            total = np.asarray(part.total, np.float64)
-            part.total_remainder = total - self._expansion.at(flat_draws(part.draws))
-        assert part.total_remainder is not None
-        rest, found, fit = part.total_remainder, part.remainders, self._regression
-        flat = flat_draws(part.draws)
-        rest = less_mean(rest if fit is None else rest - fit.at(flat))
-        if approach == "proxy":
-            return part.values, rest
-        assert found is not None
-        if fit is not None:
-            coefficients = self._row_coefficients()
-            assert coefficients is not None
-            found = found - fit.at_rows(coefficients, flat)
-        return found, rest
+            part.total_remainder = np.asarray(part.total, np.float64) - self._expansion.at(flat)
+        rest = part.total_remainder
+        if (fit := self._regression) is not None:
+            rest = rest - fit.at(flat)
+            if has_rows:
+                values = values - fit.at_rows(self._row_coefficients(fit), flat)
+        return values, less_mean(rest)
 
     def regress(self) -> None:
         """Regress what the expansion leaves on quadratics, if the held-out error says that it pays.
@@ -381,28 +376,26 @@ class DrawPool:
         self._regression = self._coefficients = None
         if self._expansion is None:
             return
-        before = self._left("selection")
-        parts = [part for part in self._parts["solver"] if part.size > 1]
+        before = self._left()
+        parts = self._blocks("solver")
         num = sum(part.size for part in parts) / self.source.inefficiency
         if before <= EXACT or num < least_draws(self._expansion.center.size):
             return
         rest = [np.asarray(self.values(part, "proxy")[1], np.float64) for part in parts]
         draws = [flat_draws(part.draws) for part in parts]
         self._regression = Regression.of(self._expansion, draws, rest)
-        if self._left("selection") > _WORTH_REGRESSING * before:
+        if self._left() > _WORTH_REGRESSING * before:
             self._regression = None
 
-    def _left(self, use: Use) -> float:
+    def _left(self) -> float:
         """What the expansion leaves of the target, in nats."""
-        return float(jnp.sum(self.problem(use, "proxy").target ** 2))
+        return float(jnp.sum(self.problem("selection", "proxy").target ** 2))
 
-    def _row_coefficients(self) -> Float[Array, "m q"] | None:
-        """What the regression adds for each candidate; None if there is none."""
-        if self._regression is not None and self._coefficients is None:
-            parts = [part for part in self._parts["solver"] if part.size > 1]
-            parts = parts[: self._regression.num_blocks]  # later draws were not regressed on
-            found = [self._evaluate_remainders(part) for part in parts]
-            self._coefficients = self._regression.of_rows(found)
+    def _row_coefficients(self, fit: Regression) -> Float[Array, "m q"]:
+        """What the regression adds for each candidate."""
+        if self._coefficients is None:
+            parts = self._blocks("solver")[: fit.num_blocks]  # later draws were not regressed on
+            self._coefficients = fit.of_rows([self._evaluate_remainders(part) for part in parts])
         return self._coefficients
 
     def _evaluate_remainders(self, part: Part) -> Float[Array, "m s"]:
@@ -436,16 +429,13 @@ class DrawPool:
         if fit is not None:
             expansion = fit.expansion
             if positions.size:
-                coefficients = np.asarray(self._row_coefficients(), np.float64)[positions]
+                coefficients = np.asarray(self._row_coefficients(fit), np.float64)[positions]
                 terms = terms.plus(fit.terms(weights @ coefficients))
         return Proxy.of(expansion, terms, self.likelihood.unravel)
 
     def _all_parts(self) -> Iterator[Part]:
         for parts in self._parts.values():
             yield from parts
-
-    def _evaluate(self, draws: Params) -> Float[Array, "m s"]:
-        return self._matrix(draws, self.candidate_data)
 
     def _matrix(self, draws: Params, data: tuple) -> Float[Array, "m s"]:
         """Log-likelihoods of rows at draws, each row less its mean."""

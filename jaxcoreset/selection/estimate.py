@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.parts import Approach, Use
@@ -48,9 +48,9 @@ class KLEstimate:
     @property
     def largest_shift(self) -> float:
         """Two standard errors above the largest shift of a mean; 0 if that is unknown."""
-        return (
-            0.0 if self.mean_shift is None else self.mean_shift + 2 * self.mean_shift_standard_error
-        )
+        if self.mean_shift is None:
+            return 0.0
+        return self.mean_shift + 2 * self.mean_shift_standard_error
 
     @property
     def lower(self) -> float:
@@ -89,35 +89,12 @@ def estimate_at(
 def errors_on(
     pool: DrawPool, path: Solution, use: Use, approach: Approach = "rows"
 ) -> dict[str, np.ndarray]:
-    """The `errors` along a path on the draws of one use, relative to all rows' log-likelihood."""
-    problem = pool.problem(use, approach, is_padded=True)
-    draws = pool.standardised(use)
-    return errors(path, problem, pool.source.inefficiency, norm=pool.norm(use), draws=draws)
+    """The errors along a path of solutions, on the solver's draws and on those of one use.
 
-
-def estimate_on(curve: dict[str, np.ndarray], at: int) -> KLEstimate:
-    """The estimate for one entry of the errors along a path."""
-    names = ("kl", "kl_standard_error", "held_out_error", "mean_shift", "mean_shift_standard_error")
-    return KLEstimate(*(float(curve[name][at]) for name in names))
-
-
-def errors(
-    path: Solution,
-    held_out: CoresetProblem,
-    inefficiency: float = 1.0,
-    *,
-    norm: float,
-    draws: Float[Array, "s p"],
-) -> dict[str, np.ndarray]:
-    """The errors along a path of solutions, on the solver's draws and on the held-out ones.
-
-    Args:
-        path: the solutions.
-        held_out: the candidates' atoms, and the target, under draws that the solver did not see.
-        inefficiency: how many of these draws are worth an independent one.
-        norm: what errors are relative to.
-        draws: the parameters at these draws, as `DrawPool.standardised`.
+    They are relative to all rows' log-likelihood.
     """
+    held_out, norm = pool.problem(use, approach, is_padded=True), pool.norm(use)
+    inefficiency, draws = pool.source.inefficiency, pool.standardised(use)
     measured = _measure(held_out, path.indices, path.weights, inefficiency, draws)
     kl, standard_error, shift = (np.asarray(value, np.float64) for value in measured)
     error = np.sqrt(kl) / norm if norm > 0 else np.zeros_like(kl)
@@ -130,6 +107,12 @@ def errors(
         "mean_shift": shift,
         "mean_shift_standard_error": np.sqrt(kl * inefficiency / held_out.target.size),
     }
+
+
+def estimate_on(curve: dict[str, np.ndarray], at: int) -> KLEstimate:
+    """The estimate for one entry of the errors along a path."""
+    names = ("kl", "kl_standard_error", "held_out_error", "mean_shift", "mean_shift_standard_error")
+    return KLEstimate(*(float(curve[name][at]) for name in names))
 
 
 @jax.jit

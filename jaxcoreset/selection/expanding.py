@@ -14,20 +14,14 @@ from jaxcoreset.weighting.laplace import LaplaceFitter
 
 
 def expansion_of(
-    likelihood: ModelLikelihood,
-    pool: DrawPool,
-    center: Float[np.ndarray, " d"] | None = None,
+    likelihood: ModelLikelihood, pool: DrawPool, center: Float[np.ndarray, " d"] | None = None
 ) -> Expansion | None:
     """The expansion at a point, or at the mean of the pool's draws; None if it is not proper."""
-    position = _draws(pool).mean(axis=0) if center is None else center
+    draws = [flat_draws(part.draws) for use in get_args(Use) for part in pool.parts(use)]
+    position = np.concatenate(draws).mean(axis=0) if center is None else center
     return LaplaceFitter(likelihood).expand(position)
 
 
 def flat_center(params: Params) -> Float[np.ndarray, " d"]:
     """One point as flat parameters, in float64."""
     return flat_draws({name: jnp.asarray(value)[None] for name, value in params.items()})[0]
-
-
-def _draws(pool: DrawPool) -> Float[np.ndarray, "s d"]:
-    parts = [part for use in get_args(Use) for part in pool.parts(use)]
-    return np.concatenate([flat_draws(part.draws) for part in parts])

@@ -176,9 +176,7 @@ def foretold(
     # A build of few parameters is not timed, and said to be late after the same time.
     expected = _LONG if look.seconds is None else look.seconds + look.search_seconds
     if look.seconds is not None and (look.seconds > _LONG or look.groups is not None):
-        warn_user(
-            f"the model has {look}. The build takes about {look.time}. {look.advice}",
-        )
+        warn_user(f"the model has {look}. The build takes about {look.time}. {look.advice}")
     start = time.perf_counter()
 
     def say() -> None:

@@ -8,6 +8,7 @@ solver, which are added.
 import dataclasses
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,12 +104,11 @@ class Plan(ShownAsTable):
             )
         if self.may_pass_again:
             passes += "; target 2 if the proxy alone does not meet tol"
-        first = "rows", f"{self.num_data:,} of {self.row_bytes} bytes"
+        unit, count = "rows", f"{self.num_data:,}"
         if self.num_groups:
-            first = "groups", f"{self.num_groups:,} with {self.num_data:,} rows of {self.row_bytes}"
-            first = first[0], f"{first[1]} bytes"
+            unit, count = "groups", f"{self.num_groups:,} with {self.num_data:,} rows"
         lines = [
-            (first[0], f"{first[1]}, {self.batch_size:,} at a time"),
+            (unit, f"{count} of {self.row_bytes} bytes, {self.batch_size:,} at a time"),
             ("devices", f"{self.num_devices}"),
         ]
         if self.num_draws:
@@ -118,7 +118,7 @@ class Plan(ShownAsTable):
                 ("seconds", f"{total:.0f} ({seconds}), without solving"),
             ]
         else:
-            kept = f"{self.num_candidates:,} {first[0]}, without error"
+            kept = f"{self.num_candidates:,} {unit}, without error"
             lines.append(("coreset", f"{kept}; no search is needed"))
         lines.append(("host memory", f"{self.host_bytes / 2**20:,.0f} MiB at most"))
         if self.temporary_bytes:
@@ -133,9 +133,7 @@ class Plan(ShownAsTable):
 
 
 def plan_build(
-    likelihood: ModelLikelihood,
-    construction: Construction,
-    weighting: Weighting,
+    likelihood: ModelLikelihood, construction: Construction, weighting: Weighting
 ) -> Plan:
     """Run each kind of pass on the first rows, and add up.
 
@@ -183,27 +181,22 @@ def plan_build(
         seconds = {what: once * _READINGS[what] for what in passes}
     if not (rows.is_local and rows.has_random_access):
         passes["candidates"] = 1
+
+    def timed(what: str, count: int, evaluate: Callable[[Rows], Any]) -> None:
+        passes[what] = count
+        seconds[what] = count * time_pass(rows, context, batch_size, evaluate)
+
+    started_on = warm_start_indices(rows.num_rows, jax.random.key(0))
     if isinstance(weighting, Laplace | AutoWeighting):
-        is_warm = warm_start_indices(rows.num_rows, jax.random.key(0)) is not None
-        passes["Laplace"] = _WARM_PASSES if is_warm else _COLD_PASSES
-        fitter = LaplaceFitter(likelihood)
-        seconds["Laplace"] = passes["Laplace"] * time_pass(
-            rows, context, batch_size, lambda some: fitter.at(some, likelihood.init_params)
-        )
+        fitter, start = LaplaceFitter(likelihood), likelihood.init_params
+        count = _COLD_PASSES if started_on is None else _WARM_PASSES
+        timed("Laplace", count, lambda some: fitter.at(some, start))
     if construction.may_expand and likelihood.num_params <= MOST_PARAMS:
-        passes["tails"] = _TAIL_PASSES
-        seconds["tails"] = _TAIL_PASSES * time_pass(
-            rows, context, batch_size, lambda some: _far_out(likelihood, some)
-        )
+        timed("tails", _TAIL_PASSES, lambda some: _far_out(likelihood, some))
     further = 0, 0.0
-    passes["target"] = 1 if candidates is not None else 0
     if candidates is not None:
-        seconds["target"] = time_pass(
-            rows,
-            context,
-            batch_size,
-            lambda some: log_likelihood_sum(likelihood.program.log_likelihood, draws, some),
-        )
+        log_likelihood = likelihood.program.log_likelihood
+        timed("target", 1, lambda some: log_likelihood_sum(log_likelihood, draws, some))
         one_search = counts["solver"] / num_draws * seconds["target"]
         asked, has_path = construction.extra_passes, construction.has_path
         if asked == "auto" and has_path and num_candidates < rows.num_rows:
@@ -214,7 +207,6 @@ def plan_build(
     matrices = itemsize * num_candidates * (_MATRICES * counts["solver"] + num_draws)
     if construction.may_expand:  # the remainders, which are evaluated in float64
         matrices += num_candidates * (itemsize * num_draws + 8 * counts["solver"])
-    started_on = warm_start_indices(rows.num_rows, jax.random.key(0))
     kept = 2 * one * (num_candidates + (0 if started_on is None else started_on.size))
     on_host = jax.default_backend() == "cpu"
     host = (peak_memory() or 0) + kept + _PROGRAMS + (matrices if on_host else 0)
@@ -223,7 +215,7 @@ def plan_build(
     device = 0 if on_host else matrices + 4 * one * batch_size + itemsize * 4 * num_draws * 4096
     return Plan(
         **table,
-        passes={what: count for what, count in passes.items() if count},
+        passes=passes,
         seconds=seconds,
         host_bytes=host,
         device_bytes=device,

@@ -189,14 +189,8 @@ class Checker:
         temperature = 1.0
         if own.kl > _TEMPERED and not self.is_settled:
             temperature = float(np.sqrt(own.kl / _TEMPERED))
-            wide = sample_coreset_posterior(
-                self._sampler,
-                own_pool,
-                selection,
-                keys[2],
-                temperature=temperature,
-                use="selection",
-            )
+            given = self._sampler, own_pool, selection, keys[2]
+            wide = sample_coreset_posterior(*given, temperature=temperature, use="selection")
             own_pool = pool.on(wide, keys[3]) if wide.trouble is None else None
         return own_pool, dataclasses.replace(
             outcome,

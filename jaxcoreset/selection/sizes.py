@@ -76,13 +76,7 @@ def _within_tolerance(
     if pool.expansion is not None:
         construction.embed(pool, size, confirms=False)
         construction.regress(pool)
-        alone = select_none(
-            pool,
-            construction.clock,
-            tol=construction.tol,
-            num_held_out=construction.num_held_out,
-            max_shift=construction.max_shift,
-        )
+        alone = select_none(pool, construction.clock, construction.limit)
         if alone.is_within:
             return alone
         found.append(alone)

@@ -15,7 +15,7 @@ from jaxcoreset.data.utils import Clock
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.parts import Approach
 from jaxcoreset.selection.rounding import best_of
-from jaxcoreset.selection.tolerance import Selection, largest_size, smallest_within
+from jaxcoreset.selection.tolerance import Limit, Selection, largest_size, smallest_within
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.exhaustive_search import ExhaustiveSearch
 from jaxcoreset.solvers.solution import Solution
@@ -60,7 +60,7 @@ def solve_path(
         The solutions, with a leading axis, and their sizes in increasing order.
     """
     is_default = solver is None
-    solver = default_solver(pool.num_candidates, size) if solver is None else solver
+    solver = solver or default_solver(pool.num_candidates, size)
     # Rows of zeros are never chosen by a pursuit.
     is_padded = is_default and not isinstance(solver, ExhaustiveSearch)
     if is_padded and has_tol and size < longest <= _SHORT:
@@ -103,28 +103,23 @@ def select_size(
     path: Solution,
     sizes: Int[np.ndarray, " m"],
     clock: Clock,
-    *,
-    tol: float | None = None,
-    num_held_out: int = 0,
-    approach: Approach = "rows",
-    max_shift: float = np.inf,
+    approach: Approach,
+    limit: Limit | None = None,
 ) -> Selection:
-    """One size of a path: the largest, or with a tolerance the smallest that meets it.
+    """One size of a path: the largest, or with a limit the smallest that meets it.
 
     Args:
-        pool: draws; with a tolerance more may be added.
+        pool: draws; with a limit more may be added.
         path: the solutions.
         sizes: their sizes, in increasing order.
         clock: where the time of the stage "held-out error" is noted.
-        tol: the tolerance, in nats.
-        num_held_out: with a tolerance, the number of draws that confirm a choice at first.
         approach: what stands for all rows.
-        max_shift: with a tolerance, the largest shift of a posterior mean.
+        limit: what the size has to meet.
     """
     with clock.stage("held-out error"):
-        if tol is None:
+        if limit is None:
             return largest_size(pool, path, sizes, approach)
-        return smallest_within(pool, path, sizes, tol, num_held_out, approach, max_shift)
+        return smallest_within(pool, path, sizes, limit, approach)
 
 
 def solve_and_select(
@@ -142,12 +137,13 @@ def solve_and_select(
     Arguments as above. With a tolerance it is the selection with the fewest rows that meets it, if
     there is one. Without a tolerance it is that of `best_of`.
     """
-    found = [] if pool.expansion is None else [select_none(pool, clock, tol=tol)]
+    limit = None if tol is None else Limit(tol)
+    found = [] if pool.expansion is None else [select_none(pool, clock, limit)]
     for approach in approaches_of(pool, allows_rows_alone):
         path, sizes = solve_path(
             pool, size, clock, solver=solver, key=key, has_tol=tol is not None, approach=approach
         )
-        found.append(select_size(pool, path, sizes, clock, tol=tol, approach=approach))
+        found.append(select_size(pool, path, sizes, clock, approach, limit))
     if tol is None:
         return best_of(pool, found)
     within = [one for one in found if one.is_within]
@@ -169,14 +165,7 @@ def approaches_of(pool: DrawPool, allows_rows_alone: bool = True) -> tuple[Appro
     return (*both, "rows") if allows_rows_alone else both
 
 
-def select_none(
-    pool: DrawPool,
-    clock: Clock,
-    *,
-    tol: float | None = None,
-    num_held_out: int = 0,
-    max_shift: float = np.inf,
-) -> Selection:
+def select_none(pool: DrawPool, clock: Clock, limit: Limit | None = None) -> Selection:
     """No rows at all: the pool's expansion stands for all of them. Arguments as above."""
     dtype = default_float()
     norm = float(jnp.linalg.norm(pool.problem("solver", "proxy").target))
@@ -189,16 +178,7 @@ def select_none(
         converged=jnp.ones(1, bool),
         solver="none",
     )
-    return select_size(
-        pool,
-        path,
-        np.zeros(1, np.int64),
-        clock,
-        tol=tol,
-        num_held_out=num_held_out,
-        approach="proxy",
-        max_shift=max_shift,
-    )
+    return select_size(pool, path, np.zeros(1, np.int64), clock, "proxy", limit)
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -30,6 +30,46 @@ _MOST_CONFIRMATIONS = 6
 
 
 @dataclass(frozen=True)
+class Limit:
+    """What a size has to meet, with two standard errors.
+
+    Attributes:
+        tol: the largest divergence, in nats.
+        max_shift: the largest shift of a posterior mean, in standard deviations.
+        num_held_out: the number of draws that confirm a selection at first.
+    """
+
+    tol: float
+    max_shift: float = np.inf
+    num_held_out: int = 0
+
+    def first_within(self, curve: dict[str, np.ndarray], first: int = 0) -> int | None:
+        """The first entry that meets it, from one on."""
+        upper = curve["kl"] + 2 * curve["kl_standard_error"]
+        shift = curve["mean_shift"] + 2 * curve["mean_shift_standard_error"]
+        is_within = (upper <= self.tol) & (shift <= self.max_shift)
+        within = first + np.flatnonzero(is_within[first:])
+        return int(within[0]) if within.size else None
+
+    def may_be_within(self, curve: dict[str, np.ndarray], first: int) -> bool:
+        """True if an entry would meet it, if more draws made its standard error small enough."""
+        is_near = (curve["kl"] <= self.tol) & (curve["mean_shift"] <= self.max_shift)
+        return bool(is_near[first:].any())
+
+    def is_precise(self, estimate: KLEstimate) -> bool:
+        """True if the standard error of an estimate is as small as is aimed at."""
+        return estimate.standard_error <= PRECISION * self.tol
+
+    def may_be_confirmed(self, estimate: KLEstimate) -> bool:
+        """True if more draws may well confirm a choice, or make the estimate of one more precise.
+
+        With the standard error that is aimed at, an estimate is within if it is below 0.8 `tol`.
+        Where that is more than a standard error away, another row costs less than many draws.
+        """
+        return estimate.kl - estimate.standard_error <= (1 - 2 * PRECISION) * self.tol
+
+
+@dataclass(frozen=True)
 class Selection:
     """One entry of a solver's path, and how good it is.
 
@@ -88,19 +128,12 @@ def largest_size(
 ) -> Selection:
     """The largest size of a path, which is not selected by its error."""
     curve = _curve(pool, path, sizes, approach)
-    at = len(sizes) - 1
-    estimate = estimate_on(curve, -1)
+    at, estimate = len(sizes) - 1, estimate_on(curve, -1)
     return Selection(path, sizes, at, estimate, curve, True, approach, pool.indices)
 
 
 def smallest_within(
-    pool: DrawPool,
-    path: Solution,
-    sizes: np.ndarray,
-    tol: float,
-    num_held_out: int,
-    approach: Approach = "rows",
-    max_shift: float = np.inf,
+    pool: DrawPool, path: Solution, sizes: np.ndarray, limit: Limit, approach: Approach = "rows"
 ) -> Selection:
     """The smallest size whose error plus two standard errors is at most `tol`.
 
@@ -113,83 +146,56 @@ def smallest_within(
         pool: draws and log-likelihoods; draws are added to it.
         path: the solutions of all sizes.
         sizes: the sizes, in increasing order.
-        tol: the tolerance, in nats.
-        num_held_out: the number of draws that confirm a selection at first.
+        limit: what it has to meet.
         approach: what stands for all rows.
-        max_shift: the largest shift of a posterior mean, in standard deviations.
 
     Returns:
-        The selection; if no size meets `tol`, the best one, with `is_within` false.
+        The selection; if no size meets the limit, the best one, with `is_within` false.
     """
-    most = _MOST_HELD_OUT * num_held_out
-    first = 0
+    most, first = _MOST_HELD_OUT * limit.num_held_out, 0
     curve = _curve(pool, path, sizes, approach)
-    if len(sizes) == 1 and _first_within(curve, tol, 0, max_shift) == 0:
+
+    def selected(at: int, estimate: KLEstimate, is_within: bool = True) -> Selection:
+        return Selection(path, sizes, at, estimate, curve, is_within, approach, pool.indices)
+
+    if len(sizes) == 1 and limit.first_within(curve) == 0:
         estimate = estimate_on(curve, 0)
-        if estimate.standard_error <= PRECISION * tol:
-            return Selection(path, sizes, 0, estimate, curve, True, approach, pool.indices)
+        if limit.is_precise(estimate):
+            return selected(0, estimate)
     for _ in range(_MOST_CONFIRMATIONS):
-        at = _first_within(curve, tol, first, max_shift)
-        while at is None and _may_be_within(curve, tol, first, max_shift):
-            if not _double(pool, "selection", most):
-                break
+        at = limit.first_within(curve, first)
+        while at is None and limit.may_be_within(curve, first) and _double(pool, "selection", most):
             curve = _curve(pool, path, sizes, approach)
-            at = _first_within(curve, tol, first, max_shift)
+            at = limit.first_within(curve, first)
         if at is None:
             break
-        pool.ensure_draws(confirmation=num_held_out)
+        pool.ensure_draws(confirmation=limit.num_held_out)
         estimate = estimate_at(pool, path, at, "confirmation", approach)
         while (
-            estimate.standard_error > PRECISION * tol
-            and _may_be_confirmed(estimate, tol)
+            not limit.is_precise(estimate)
+            and limit.may_be_confirmed(estimate)
             and _double(pool, "confirmation", most)
         ):
             estimate = estimate_at(pool, path, at, "confirmation", approach)
-        if estimate.upper <= tol and estimate.largest_shift <= max_shift:
-            return Selection(path, sizes, at, estimate, curve, True, approach, pool.indices)
-        if pool.remaining is not None and pool.remaining < max(FEWEST, num_held_out // 4):
+        if estimate.upper <= limit.tol and estimate.largest_shift <= limit.max_shift:
+            return selected(at, estimate)
+        if pool.remaining is not None and pool.remaining < max(FEWEST, limit.num_held_out // 4):
             # No draws are left, so the same ones confirm again, and only another size can pass.
             first = at + 1
         else:
             pool.move("confirmation", "selection")
             curve = _curve(pool, path, sizes, approach)
     at = int(np.argmin(curve["kl"] + 2 * curve["kl_standard_error"]))
-    pool.ensure_draws(confirmation=num_held_out)
+    pool.ensure_draws(confirmation=limit.num_held_out)
     # Rare draws with large errors may be in either set; the set that has them tells more.
     found = estimate_on(curve, at), estimate_at(pool, path, at, "confirmation", approach)
-    estimate = max(found, key=lambda one: one.upper)
-    return Selection(path, sizes, at, estimate, curve, False, approach, pool.indices)
+    return selected(at, max(found, key=lambda one: one.upper), False)
 
 
 def _curve(
     pool: DrawPool, path: Solution, sizes: np.ndarray, approach: Approach
 ) -> dict[str, np.ndarray]:
     return {"size": sizes, **errors_on(pool, path, "selection", approach)}
-
-
-def _first_within(
-    curve: dict[str, np.ndarray], tol: float, first: int, max_shift: float
-) -> int | None:
-    upper = curve["kl"] + 2 * curve["kl_standard_error"]
-    shift = curve["mean_shift"] + 2 * curve["mean_shift_standard_error"]
-    is_within = (upper <= tol) & (shift <= max_shift)
-    within = first + np.flatnonzero(is_within[first:])
-    return int(within[0]) if within.size else None
-
-
-def _may_be_within(curve: dict[str, np.ndarray], tol: float, first: int, max_shift: float) -> bool:
-    """Return whether a size would be within, if more draws made its standard error small enough."""
-    is_near = (curve["kl"] <= tol) & (curve["mean_shift"] <= max_shift)
-    return bool(is_near[first:].any())
-
-
-def _may_be_confirmed(estimate: KLEstimate, tol: float) -> bool:
-    """True if more draws may well confirm a choice, or make the estimate of one more precise.
-
-    With the standard error that is aimed at, an estimate is within if it is below 0.8 `tol`. Where
-    that is more than a standard error away, another row costs less than many draws.
-    """
-    return estimate.kl - estimate.standard_error <= (1 - 2 * PRECISION) * tol
 
 
 def _double(pool: DrawPool, use: Use, most: int) -> bool:

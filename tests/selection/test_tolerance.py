@@ -12,7 +12,7 @@ from jaxcoreset.data.rows import Rows
 from jaxcoreset.data.utils import Clock
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
-from jaxcoreset.selection.tolerance import PRECISION, smallest_within
+from jaxcoreset.selection.tolerance import PRECISION, Limit, smallest_within
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.weighting import DrawSource
 from tests.models import logistic_data
@@ -80,8 +80,8 @@ def choose(variances, seed, tol=1.0, num_held_out=400, source=None, **settings):
     pool = DrawPool(LINEAR, source or Normal(), jax.random.key(seed))
     pool.ensure_draws(solver=8, selection=num_held_out, confirmation=num_held_out)
     sizes = np.arange(1, len(variances) + 1)
-    path = path_of(variances)
-    return smallest_within(pool, path, sizes, tol, num_held_out, **settings), pool
+    limit = Limit(tol, num_held_out=num_held_out, **settings)
+    return smallest_within(pool, path_of(variances), sizes, limit), pool
 
 
 @pytest.mark.parametrize(("truth", "lowest"), [(0.85, 0.75), (0.6, 0.3)])
