@@ -127,9 +127,9 @@ def test_weights_are_those_of_the_reference_iterate_by_iterate(
 
 def test_learning_rate_is_that_of_adam_counted_from_one():
     def updates(vi):
-        state, found = vi.optimizer.init(jnp.zeros(2)), []
+        state, found = vi._optimizer.init(jnp.zeros(2)), []
         for gradient in ([3.0, -1.0], [0.5, 2.0], [-1.0, 1.0]):
-            step, state = vi.optimizer.update(jnp.array(gradient), state)
+            step, state = vi._optimizer.update(jnp.array(gradient), state)
             found.append(step)
         return np.array(found)
 
