@@ -83,10 +83,9 @@ def find_spike(
     if proxy is None and all(concave):
         return None
     find = _modes_by_gradients if is_large else _modes
-    modes, energies, converged = map(
-        np.asarray,
-        find(likelihood, data, weights, jnp.asarray(np.vstack([starts, centre])), proxy),
-    )
+    points = jnp.asarray(np.vstack([starts, centre]))
+    cast = jax.tree.map(lambda x: jnp.asarray(x, points.dtype), (weights, proxy))
+    modes, energies, converged = map(np.asarray, find(likelihood.program, points, data, *cast))
     # A search that has not converged may be on its way to an unbounded density.
     is_mode = converged | (energies < energies[-1] - _MIN_EXCESS)
     if proxy is not None:
@@ -161,35 +160,17 @@ def _is_concave(values: Float[np.ndarray, "points k"]) -> bool:
     return bool((np.diff(values, 2, axis=0) <= rounding).all())
 
 
-def _modes(
-    likelihood: ModelLikelihood,
-    data: tuple,
-    weights: np.ndarray,
-    starts: Float[Array, "s d"],
-    proxy: Proxy | None,
-) -> tuple[Array, Array, Array]:
-    """Modes of the weighted density from starting points, their energies, and if they converged."""
-    proxy = jax.tree.map(lambda x: jnp.asarray(x, starts.dtype), proxy)
-    return _search(likelihood.program, starts, data, jnp.asarray(weights, starts.dtype), proxy)
-
-
 def _modes_by_gradients(
-    likelihood: ModelLikelihood,
-    data: tuple,
-    weights: np.ndarray,
-    starts: Float[Array, "s d"],
-    proxy: Proxy | None,
+    program: ModelLikelihood, starts: Array, data: tuple, weights: Array, proxy: Proxy | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same by L-BFGS, which needs no Hessian."""
+    """The same as `_modes` by L-BFGS, which needs no Hessian."""
     from scipy.optimize import minimize
 
     dtype = starts.dtype
-    proxy = jax.tree.map(lambda x: jnp.asarray(x, dtype), proxy)
-    given = data, jnp.asarray(weights, dtype), proxy
 
     def energy(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = _energy_and_gradient(likelihood.program, jnp.asarray(flat, dtype), *given)
-        value, slope = float(value), np.asarray(slope, np.float64)
+        value, slope = _value_and_gradient(program, jnp.asarray(flat, dtype), data, weights, proxy)
+        value, slope = -float(value), -np.asarray(slope, np.float64)
         # A line search turns back from where the density is not finite.
         is_finite = np.isfinite(value) and np.isfinite(slope).all()
         return (value, slope) if is_finite else (np.inf, np.zeros_like(slope))
@@ -208,29 +189,31 @@ def _modes_by_gradients(
     )
 
 
-def _energy(
+def _log_density(
     program: ModelLikelihood, flat: Array, data: tuple, weights: Array, proxy: Proxy | None
 ) -> Float[Array, ""]:
-    """The negative log of the weighted density."""
+    """The log of the weighted density, up to a constant."""
     params: Mapping[str, Any] = program.unravel(flat)
     terms = program.log_likelihood(params, data)
     total = jnp.vdot(weights, terms, precision=HIGHEST)
     total = total if proxy is None else proxy.log_likelihood(flat, total)
-    return -total - program.log_prior(params)
+    return total + program.log_prior(params)
 
 
-_energy_and_gradient = jax.jit(jax.value_and_grad(_energy, argnums=1), static_argnums=0)
+_value_and_gradient = jax.jit(jax.value_and_grad(_log_density, argnums=1), static_argnums=0)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _search(
+def _modes(
     program: ModelLikelihood, starts: Array, data: tuple, weights: Array, proxy: Proxy | None
 ) -> tuple[Array, Array, Array]:
-    def energy(flat: Array) -> Float[Array, ""]:
-        return _energy(program, flat, data, weights, proxy)
+    """Modes of the weighted density from starting points, their energies, and if they converged."""
+
+    def log_density(flat: Array) -> Float[Array, ""]:
+        return _log_density(program, flat, data, weights, proxy)
 
     def mode(start: Array) -> tuple[Array, Array, Array]:
-        found, _, converged = find_mode(energy, start, _MAX_STEPS)
-        return found, energy(found), converged
+        found, _, converged = find_mode(log_density, start, _MAX_STEPS)
+        return found, -log_density(found), converged
 
     return jax.lax.map(mode, starts)
