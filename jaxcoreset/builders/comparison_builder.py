@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcoreset.builders.posterior_sampler import PosteriorSampler, Sampler, Stateless
+from jaxcoreset.builders.settings import check_type
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_rows
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.data.utils import Clock, check_int, peak_memory
@@ -73,8 +74,7 @@ class ComparisonBuilder:
                 )
             sampler = Stateless(sampler)
         self._sampler = sampler
-        if not isinstance(self.weighting, Weighting | None):
-            raise TypeError(f"weighting is {self.weighting!r}; expected a Weighting, or None.")
+        check_type("weighting", self.weighting, Weighting | None, "a Weighting, or None")
 
     def _likelihood(
         self, args: tuple, kwargs: dict[str, Any], key: PRNGKeyArray, clock: Clock

@@ -15,6 +15,7 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from jaxcoreset.builders.posterior_sampler import PosteriorSampler, Sampler
+from jaxcoreset.builders.settings import check_type
 from jaxcoreset.builders.slice_sampler import SliceSampler
 from jaxcoreset.builders.uniform_support import Refined, UniformSupport, atoms_at
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -71,11 +72,8 @@ class CoresetMCMC(UniformSupport):
         self.num_draws = self.num_chains
         if self.num_gradient_rows is None:
             self.num_gradient_rows = _ROWS_PER_ROW * self.size
-        if not isinstance(self.optimizer, optax.GradientTransformation):
-            raise TypeError(
-                f"optimizer is {self.optimizer!r}; expected an optax transformation, for instance "
-                "optax.adam(0.01)."
-            )
+        expected = "an optax transformation, for instance optax.adam(0.01)"
+        check_type("optimizer", self.optimizer, optax.GradientTransformation, expected)
 
     def _refine(
         self, likelihood: ModelLikelihood, num_rows: int, data: PyTree, kept: PyTree, key: Any

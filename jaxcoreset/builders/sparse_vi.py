@@ -24,6 +24,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from jaxcoreset.builders.comparison_builder import ComparisonBuilder, held_out_curve
 from jaxcoreset.builders.posterior_sampler import LaplaceSampler, PosteriorSampler, Sampler
+from jaxcoreset.builders.settings import check_type
 from jaxcoreset.builders.sparse_vi_step import Growth, Outcome, State
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.coreset.exact import whole_coreset
@@ -261,11 +262,8 @@ def _optimizer(
                 "both learning_rate and optimizer are given; expected one of them: put the "
                 "learning rate into the optimizer."
             )
-        if not isinstance(optimizer, optax.GradientTransformation):
-            raise TypeError(
-                f"optimizer is {optimizer!r}; expected an optax transformation, for instance "
-                "optax.sgd(0.01)."
-            )
+        expected = "an optax transformation, for instance optax.sgd(0.01)"
+        check_type("optimizer", optimizer, optax.GradientTransformation, expected)
         return optimizer
     if learning_rate is None:
         return _ADAM
