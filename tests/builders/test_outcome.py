@@ -34,7 +34,9 @@ from tests.models import logistic_model as logistic
 
 
 def report(kl, **facts):
-    return dataclasses.replace(Report.of_all_rows(100, 10, Clock()), kl=kl, **facts)
+    return dataclasses.replace(
+        Report.without_error("all rows", 100, 100, 10, Clock()), kl=kl, **facts
+    )
 
 
 @pytest.mark.parametrize(
