@@ -90,9 +90,7 @@ def run_demo(
     figure = _figure(out / "flights.png", coreset, names, draws, full)
     saved = coreset.save(out / "coreset.npz")
     seconds = time.perf_counter() - start
-    memory = peak_memory()
-    held = "" if memory is None else f" Peak memory {memory / 2**30:.2f} GiB."
-    say(f"Wrote {figure} and {saved}. {seconds:.0f} s in all.{held}")
+    say(closing_text(figure, saved, seconds))
     return {
         "coreset": coreset,
         "table": table,
@@ -168,26 +166,46 @@ def printed_table(names: list[str], columns: dict[str, dict[str, np.ndarray]]) -
     return pd.concat(parts, axis=1).to_string(float_format="{:.4f}".format) + "\n"
 
 
-def _figure(
-    path: Path, coreset: Coreset, names: list[str], draws: np.ndarray, full: LaplaceApproximation
-) -> Path:
-    """Marginals laid over each other, and error against the number of rows."""
+def closing_text(figure: Path, saved: Path, seconds: float) -> str:
+    """What was written, how long it all took, and how much memory."""
+    memory = peak_memory()
+    held = "" if memory is None else f" Peak memory {memory / 2**30:.2f} GiB."
+    return f"Wrote {figure} and {saved}. {seconds:.0f} s in all.{held}"
+
+
+def new_figure(*size: float) -> Any:
+    """A figure that is shown nowhere."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from jaxcoreset.plotting import plot_kl, plot_marginals
+    return plt.figure(figsize=size, layout="constrained")
 
-    figure = plt.figure(figsize=(12, 5.6), layout="constrained")
+
+def save_figure(path: Path, figure: Any) -> Path:
+    """Write a figure and close it."""
+    import matplotlib.pyplot as plt
+
+    write_whole(path, lambda file: figure.savefig(file, dpi=130))
+    plt.close(figure)
+    return path
+
+
+def _figure(
+    path: Path, coreset: Coreset, names: list[str], draws: np.ndarray, full: LaplaceApproximation
+) -> Path:
+    """Marginals laid over each other, and error against the number of rows."""
+    from jaxcoreset.plotting import plot_kl, plot_marginals
+    from jaxcoreset.plotting.style import legend_below
+
+    figure = new_figure(12, 5.6)
     parts = figure.subfigures(1, 2, width_ratios=[2.1, 1], squeeze=False)
     left, right = parts[0]
     labels = ("coreset, NUTS", "all rows, Laplace")
     grid = left.subplots(4, 5).flat
     axes = plot_marginals(draws, full.mode, full.sd, names, grid, labels=labels)
-    left.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False
-    )
+    legend_below(left, axes[0])
     report = coreset.report
     rows = f"{report.num_used} weighted rows"
     if report.proxy is not None:
@@ -195,6 +213,4 @@ def _figure(
     left.suptitle(f"Posterior from {rows} over that of all {report.num_data:,}")
     ax = plot_kl(report, right.subplots())
     ax.set_title("Error against coreset size")
-    write_whole(path, lambda file: figure.savefig(file, dpi=130))
-    plt.close(figure)
-    return path
+    return save_figure(path, figure)

@@ -11,9 +11,8 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
 
 from jaxcoreset.builders.builder import CoresetBuilder
-from jaxcoreset.command.demo import Say, printed_table
+from jaxcoreset.command.demo import Say, closing_text, new_figure, printed_table, save_figure
 from jaxcoreset.command.flights import late_by_plane, load_planes
-from jaxcoreset.data.utils import peak_memory, write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,9 +104,7 @@ def run_planes_demo(
     figure = _figure(out / "planes.png", table, (low, middle, high))
     saved = coreset.save(out / "planes.npz")
     lap("figure")
-    memory = peak_memory()
-    held = "" if memory is None else f" Peak memory {memory / 2**30:.2f} GiB."
-    say(f"Wrote {figure} and {saved}. {sum(seconds.values()):.0f} s in all.{held}")
+    say(closing_text(figure, saved, sum(seconds.values())))
     return {
         "coreset": coreset,
         "shared": shared,
@@ -154,14 +151,9 @@ def _planes_table(
 
 def _figure(path: Path, table: "pd.DataFrame", spread: tuple[float, float, float]) -> Path:
     """A caterpillar plot: all aircraft, and the best and the worst ones by name."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     from jaxcoreset.plotting.style import CORESET, FULL, GREY, literal, tidy
 
-    figure = plt.figure(figsize=(11, 7), layout="constrained")
+    figure = new_figure(11, 7)
     grid = figure.add_gridspec(2, 2, width_ratios=[1.5, 1])
     whole = figure.add_subplot(grid[:, 0])
     places = np.arange(len(table))
@@ -201,6 +193,4 @@ def _figure(path: Path, table: "pd.DataFrame", spread: tuple[float, float, float
         ax.set_title(f"The {len(part)} {title}")
         ax.set_xlabel("effect")
         tidy(ax)
-    write_whole(path, lambda file: figure.savefig(file, dpi=130))
-    plt.close(figure)
-    return path
+    return save_figure(path, figure)
