@@ -6,10 +6,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
 from jaxcoreset.diagnostics.gaussian import gaussian_kl
+from tests.builders.conftest import nuts
 
 
 def build(model, *args):
@@ -69,9 +69,7 @@ def test_counts_of_any_type_give_one_coreset_under_x64():
 @pytest.mark.unoptimised
 def test_a_coreset_of_int64_groups_can_be_sampled_without_x64_and_then_with():
     coreset = build(groups, *counts(np.int64))
-    mcmc = MCMC(NUTS(coreset.model), num_warmup=20, num_samples=20, progress_bar=False)
-    mcmc.run(jax.random.key(0), *coreset.args)
+    nuts(coreset, num_warmup=20, num_samples=20)
     with jax.enable_x64(True):
-        mcmc = MCMC(NUTS(coreset.model), num_warmup=20, num_samples=20, progress_bar=False)
-        mcmc.run(jax.random.key(0), *coreset.args)
+        mcmc = nuts(coreset, num_warmup=20, num_samples=20)
     assert mcmc.get_samples()["logits"].dtype == jnp.float64

@@ -8,10 +8,11 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.special
-from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, autoguide
+from numpyro.infer import SVI, Predictive, Trace_ELBO, autoguide
 from numpyro.infer.util import log_density
 
 import jaxcoreset as jc
+from tests.builders.conftest import nuts
 from tests.datasets import _load
 from tests.models import logistic_model as logistic
 from tests.models import regression_model
@@ -115,9 +116,7 @@ def test_a_linear_gaussian_model_needs_no_rows(goal):
     found = densities(coreset, points)
     np.testing.assert_allclose(found - found[0], exact - exact[0], atol=2e-3)
     if "tol" in goal:  # NUTS takes a model without rows
-        mcmc = MCMC(NUTS(coreset.model), num_warmup=300, num_samples=2000, progress_bar=False)
-        starts = coreset.init_params()
-        mcmc.run(jax.random.key(1), *coreset.args, **coreset.kwargs, init_params=starts)
+        mcmc = nuts(coreset, 1, num_warmup=300, num_samples=2000)
         draws = np.asarray(mcmc.get_samples()["beta"])
         np.testing.assert_allclose((draws.mean(0) - mean) / sd, 0, atol=0.1)
         np.testing.assert_allclose(draws.std(0) / sd, 1, atol=0.08)
@@ -249,11 +248,10 @@ def test_no_second_mode_far_from_the_posterior():
     mode, covariance = laplace(X, y)
     sd = np.sqrt(np.diag(covariance))
     chains = {"num_chains": 2, "chain_method": "vectorized"}
-    mcmc = MCMC(NUTS(coreset.model), num_warmup=300, num_samples=300, **chains, progress_bar=False)
     # From the mode, and from a start that is far from it.
     far = mode + 30 * sd * np.random.default_rng(0).choice([-1, 1], mode.size)
     starts = {"beta": jnp.asarray(np.stack([mode, far]), jnp.float32)}
-    mcmc.run(jax.random.key(1), *coreset.args, **coreset.kwargs, init_params=starts)
+    mcmc = nuts(coreset, 1, num_warmup=300, num_samples=300, starts=starts, **chains)
     distance = np.abs(np.asarray(mcmc.get_samples()["beta"]) - mode) / sd
     assert distance.max() < 8
 
@@ -293,9 +291,7 @@ def test_it_is_one_model_that_numpyro_uses_as_any_other(small):
 def test_certificate_and_correction_see_the_proxy(small):
     coreset, args = small
     chains = {"num_chains": 4, "chain_method": "vectorized"}
-    mcmc = MCMC(NUTS(coreset.model), num_warmup=500, num_samples=1000, **chains, progress_bar=False)
-    starts = coreset.init_params(4)
-    mcmc.run(jax.random.key(1), *coreset.args, **coreset.kwargs, init_params=starts)
+    mcmc = nuts(coreset, 1, num_warmup=500, num_samples=1000, **chains)
     certificate = jc.certify(coreset, mcmc)
     kl, _ = true_kl(coreset, *args)
     assert 0.5 * kl - 2e-5 < certificate.kl < 2 * kl + 2e-5

@@ -9,9 +9,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
+from tests.builders.conftest import nuts
 
 NUM_ROWS = 1000
 
@@ -36,9 +36,7 @@ def build(seed, *data, **settings):
 
 def use(coreset, x, y):
     """What a user does with a coreset, which evaluates all rows once more."""
-    mcmc = MCMC(NUTS(coreset.model), num_warmup=50, num_samples=200, progress_bar=False)
-    mcmc.run(jax.random.key(1), *coreset.args, **coreset.kwargs)
-    jc.certify(coreset, mcmc, progress_bar=False)
+    jc.certify(coreset, nuts(coreset, num_warmup=50), progress_bar=False)
 
 
 def sparse_vi(x, y):
