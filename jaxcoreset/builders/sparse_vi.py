@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from jaxcoreset.builders.comparison_builder import ComparisonBuilder, held_out_curve
 from jaxcoreset.builders.posterior_sampler import LaplaceSampler, PosteriorSampler, Sampler
@@ -153,36 +153,46 @@ class SparseVI(ComparisonBuilder):
         likelihood = self._likelihood(args, kwargs, model_key, clock)
         if self.size >= likelihood.num_data:
             return {self.size: whole_coreset(self.model, likelihood, self.size, clock)}
-        path = self._grow(likelihood, path_key, clock)
+        state, weights, outcome = self._grow(likelihood, path_key, clock)
+        indices = np.asarray(state.indices, np.int64)
         with clock.stage("held-out error"):
-            rows = tuple(jnp.asarray(leaf) for leaf in likelihood.take(path.indices))
-            weighted = path.state.sampler, path.state.weights, rows
+            rows = tuple(jnp.asarray(leaf) for leaf in likelihood.take(indices))
+            weighted = state.sampler, state.weights, rows
             keys = weighting_key, held_out_key, held_out_key
             draws = self._held_out_draws(likelihood, *weighted, keys)
-            curve, num_held_out = held_out_curve(likelihood, draws, path.indices, path.weights)
+            curve, num_held_out = held_out_curve(likelihood, draws, indices, weights)
         curve["size"] = np.arange(1, self.size + 1)
-        curve["relative_error"] = path.relative_error
-        curve["usable_draws"] = path.usable_draws
-        reliable = np.logical_and.accumulate([bool(one.is_reliable) for one in path.outcomes])
+        curve["relative_error"] = np.asarray(outcome.relative_error)
+        curve["usable_draws"] = np.asarray(outcome.usable_draws)
+        reliable = np.logical_and.accumulate(outcome.is_reliable)
         return {
             at + 1: self._coreset(
                 likelihood,
-                path.indices,
-                path.weights[at],
+                indices,
+                weights[at],
                 curve,
                 at,
                 clock,
-                num_candidates=path.growth.num_candidates,
+                num_candidates=self._num_candidates(likelihood.num_data),
                 num_draws=self.num_draws,
                 num_held_out=num_held_out,
                 converged=bool(reliable[at]),
             )
             for at in range(self.size)
-            if path.weights[at].any()
+            if weights[at].any()
         }
 
-    def _grow(self, likelihood: ModelLikelihood, key: PRNGKeyArray, clock: Clock) -> "_Path":
-        """All iterations, each a call of one compiled function."""
+    def _num_candidates(self, n: int) -> int:
+        return min(n, self.num_candidates or (n if n <= _ALL_ROWS else _CANDIDATES))
+
+    def _grow(
+        self, likelihood: ModelLikelihood, key: PRNGKeyArray, clock: Clock
+    ) -> tuple[State, Float[np.ndarray, "t k"], Outcome]:
+        """All iterations, each a call of one compiled function.
+
+        Returns:
+            The last state, and the weights and outcomes of all iterations.
+        """
         n = likelihood.num_data
         growth = Growth(
             likelihood=likelihood.program,
@@ -192,7 +202,7 @@ class SparseVI(ComparisonBuilder):
             num_draws=self.num_draws,
             num_iters=self.num_iters,
             redraw_every=self.redraw_every,
-            num_candidates=min(n, self.num_candidates or (n if n <= _ALL_ROWS else _CANDIDATES)),
+            num_candidates=self._num_candidates(n),
             num_gradient_rows=min(n, self.num_gradient_rows or _ALL_ROWS),
         )
         data = jax.tree.map(jnp.asarray, likelihood.data)
@@ -211,28 +221,8 @@ class SparseVI(ComparisonBuilder):
                 weights.append(np.asarray(state.weights))
                 outcomes.append(outcome)
                 bar.update(1)
-        return _Path(
-            growth, state, np.asarray(state.indices, np.int64), np.stack(weights), outcomes
-        )
-
-
-@dataclass(frozen=True)
-class _Path:
-    """The result of all iterations: the rows, and their weights after each iteration."""
-
-    growth: Growth
-    state: State
-    indices: np.ndarray
-    weights: np.ndarray
-    outcomes: list[Outcome]
-
-    @property
-    def relative_error(self) -> np.ndarray:
-        return np.array([float(outcome.relative_error) for outcome in self.outcomes])
-
-    @property
-    def usable_draws(self) -> np.ndarray:
-        return np.array([float(outcome.usable_draws) for outcome in self.outcomes])
+        outcome = jax.tree.map(lambda *x: np.array(x, np.float64), *outcomes)
+        return state, np.stack(weights), outcome
 
 
 def _first_usable(
