@@ -11,7 +11,7 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
 
 from jaxcoreset.builders.builder import CoresetBuilder
-from jaxcoreset.command.demo import Say, closing_text, new_figure, printed_table, save_figure
+from jaxcoreset.command.demo import closing_text, new_figure, printed_table, save_figure
 from jaxcoreset.command.flights import late_by_plane, load_planes
 
 if TYPE_CHECKING:
@@ -20,33 +20,30 @@ if TYPE_CHECKING:
 _NUM_WARMUP, _NUM_SAMPLES = 500, 1000
 _NUM_HELD_OUT, _NUM_EFFECTS = 250, 200
 _NUM_EXTREME = 20
+_TOL = 0.05
 # Intervals hold this part of the posterior.
 _COVERAGE = 0.9
 
 
 def run_planes_demo(
     *,
-    tol: float = 0.05,
     size: int | None = None,
     seed: int = 0,
     out: Path = Path("jaxcoreset-demo"),
     show_progress: bool = True,
-    say: Say = print,
 ) -> dict[str, Any]:
     """Build a coreset of aircraft, run NUTS on it, and draw the effects of all aircraft.
 
     Args:
-        tol: the tolerance of the build, in nats, unless there is a `size`.
-        size: the maximum number of aircraft of the coreset.
+        size: the maximum number of aircraft of the coreset; by default the fewest that keep to
+            0.05 nats.
         seed: the seed of all random numbers.
         out: the directory of the figure and the coreset; created if missing.
         show_progress: whether to show progress bars on a terminal.
-        say: the function that prints the text.
 
     Returns:
-        A dictionary: "coreset"; "shared", by name the draws of the shared parameters; "effects",
-        draws of all effects, shape (200, number of aircraft); "planes", their tail numbers;
-        "figure", its path; and "seconds" by stage.
+        A dictionary: "shared", by name the draws of the shared parameters, and "effects", draws of
+        all effects, shape (200, number of aircraft).
 
     Raises:
         ModuleNotFoundError: if a package of the extra ``demo`` is missing.
@@ -60,23 +57,23 @@ def run_planes_demo(
         seconds[stage] = time.perf_counter() - start - sum(seconds.values())
         return seconds[stage]
 
-    say("Reading the flights, their weather and their aircraft ...")
+    print("Reading the flights, their weather and their aircraft ...")
     features, plane, late, names, planes = load_planes()
     num_planes = len(planes)
     lap("data")
-    say(
+    print(
         f"{len(late):,} flights of {num_planes:,} aircraft, {late.mean():.1%} late. "
         f"{features.shape[1] + 1} shared parameters, and an effect of each aircraft.\n"
     )
 
-    settings: dict[str, Any] = {"tol": tol} if size is None else {"size": size}
+    settings: dict[str, Any] = {"tol": _TOL} if size is None else {"size": size}
     settings |= {"num_held_out": _NUM_HELD_OUT, "progress_bar": show_progress}
     builder = CoresetBuilder(late_by_plane, groups="plane", **settings)
     coreset = builder.run(build_key, features, plane, num_planes, late)
     lap("build")
-    say(f"{coreset.report}\n")
+    print(f"{coreset.report}\n")
 
-    say(f"NUTS on the {len(coreset)} aircraft, {_NUM_WARMUP} warm-up and {_NUM_SAMPLES} kept ...")
+    print(f"NUTS on the {len(coreset)} aircraft, {_NUM_WARMUP} warm-up and {_NUM_SAMPLES} kept ...")
     mcmc = MCMC(
         NUTS(coreset.model),
         num_warmup=_NUM_WARMUP,
@@ -85,16 +82,16 @@ def run_planes_demo(
     )
     mcmc.run(nuts_key, *coreset.args, **coreset.kwargs, init_params=coreset.init_params())
     shared = {name: np.asarray(x) for name, x in mcmc.get_samples().items()}
-    say(f"done in {lap('NUTS'):.1f} s, compilation included.\n")
+    print(f"done in {lap('NUTS'):.1f} s, compilation included.\n")
     draws = np.column_stack([shared["beta"], shared["sd_planes"]])
-    say(_shared_table([*names, "sd between aircraft"], draws))
+    print(_shared_table([*names, "sd between aircraft"], draws))
 
-    say(f"{_NUM_EFFECTS} draws of the effects of all {num_planes:,} aircraft ...")
+    print(f"{_NUM_EFFECTS} draws of the effects of all {num_planes:,} aircraft ...")
     effects = coreset.group_effects(effects_key, mcmc, num_draws=_NUM_EFFECTS)["effect"]
-    say(f"done in {lap('effects'):.1f} s.\n")
+    print(f"done in {lap('effects'):.1f} s.\n")
     table = _planes_table(planes, plane, late, effects)
     low, middle, high = _interval(shared["sd_planes"])
-    say(
+    print(
         f"The sd between aircraft is {middle:.3f} on the scale of log-odds, {_COVERAGE:.0%} "
         f"interval {low:.3f} to {high:.3f}.\n\nThe {_NUM_EXTREME} best aircraft:\n"
         f"{table.head(_NUM_EXTREME).to_string()}\n\nThe {_NUM_EXTREME} worst aircraft:\n"
@@ -104,15 +101,8 @@ def run_planes_demo(
     figure = _figure(out / "planes.png", table, (low, middle, high))
     saved = coreset.save(out / "planes.npz")
     lap("figure")
-    say(closing_text(figure, saved, sum(seconds.values())))
-    return {
-        "coreset": coreset,
-        "shared": shared,
-        "effects": effects,
-        "planes": planes,
-        "figure": figure,
-        "seconds": seconds,
-    }
+    print(closing_text(figure, saved, sum(seconds.values())))
+    return {"shared": shared, "effects": effects}
 
 
 def _interval(draws: Float[np.ndarray, " s"]) -> tuple[float, float, float]:
