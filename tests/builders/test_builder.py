@@ -1,5 +1,6 @@
 """`CoresetBuilder`: from a model and data to a coreset whose posterior is the full posterior."""
 
+import inspect
 from functools import partial
 
 import jax
@@ -208,6 +209,7 @@ builder = partial(jc.CoresetBuilder, logistic, proxy=None)
         (lambda: builder(5, solver="best"), TypeError, r"ExchangePursuit\(\)"),
         (lambda: builder(5, weighting=None), TypeError, r"Laplace\(\)"),
         (lambda: builder(5, execution=3), TypeError, "execution is 3"),
+        (lambda: builder(5, proxy=3), TypeError, "proxy is 3"),
         (lambda: jc.Tolerance(0.0), ValueError, "tol is 0.0"),
         (lambda: jc.Tolerance(0.1, max_size=0), ValueError, "max_size is 0"),
         (lambda: jc.Candidates(0), ValueError, "candidates is 0"),
@@ -223,6 +225,12 @@ builder = partial(jc.CoresetBuilder, logistic, proxy=None)
 def test_bad_values_of_settings_are_refused(setting, error, message):
     with pytest.raises(error, match=message):
         setting()
+
+
+def test_every_setting_that_changes_the_coreset_is_part_of_a_checkpoint():
+    others = {"self", "model", "execution", "checkpoint", "progress_bar"}
+    settings = set(inspect.signature(jc.CoresetBuilder.__init__).parameters)
+    assert set(builder(5).statistical) == settings - others
 
 
 def ratings(num_data=400):

@@ -356,10 +356,3 @@ def test_a_center_that_is_no_maximum_is_refused():
     proxy = jc.Taylor(center={"a": 0.0, "b": 0.0})
     with pytest.raises(ValueError, match="not concave"):
         build(saddle, *args, size=5, weighting=draws, proxy=proxy)
-
-
-def test_settings_are_checked_and_part_of_a_checkpoint():
-    with pytest.raises(TypeError, match="proxy"):
-        jc.CoresetBuilder(logistic, size=3, proxy=3)
-    builder = jc.CoresetBuilder(logistic, tol=0.1, proxy=jc.Taylor())
-    assert builder.statistical["proxy"] is builder.proxy
