@@ -60,10 +60,8 @@ class ComparisonBuilder:
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            if (
-                one.name in _LOWEST
-                and (value := getattr(self, one.name, one.default)) is not one.default
-            ):
+            value = getattr(self, one.name, one.default)
+            if one.name in _LOWEST and value is not one.default:
                 setattr(self, one.name, check_int(one.name, value, _LOWEST[one.name]))
         sampler = self.sampler
         if not isinstance(sampler, PosteriorSampler):
