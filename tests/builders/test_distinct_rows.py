@@ -6,13 +6,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-import scipy.optimize
-import scipy.special
 
 import jaxcoreset as jc
 from jaxcoreset.command.html import verdict
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.data.sources import batches
+from tests.datasets import _laplace
 from tests.models import logistic_model
 
 KEY = jax.random.key(0)
@@ -38,14 +37,8 @@ def log_likelihood(beta, x, y, weights=1.0):
 
 def spread(coreset, x, y):
     """The variance of the difference of the log-likelihoods under the posterior of all rows."""
-
-    def negative_log_posterior(beta):
-        return beta @ beta / 2 - log_likelihood(beta, x, y)
-
-    mode = scipy.optimize.minimize(negative_log_posterior, np.zeros(4)).x
-    mean = scipy.special.expit(x @ mode)
-    covariance = np.linalg.inv((x.T * mean * (1 - mean)) @ x + np.eye(4))
-    betas = np.random.default_rng(7).multivariate_normal(mode, covariance, 100)
+    mode, precision = _laplace(x, 2 * y - 1, counts=False)
+    betas = np.random.default_rng(7).multivariate_normal(mode, np.linalg.inv(precision), 100)
     args = [*map(np.asarray, coreset.args), coreset.weights]
     return np.var([log_likelihood(b, x, y) - log_likelihood(b, *args) for b in betas])
 

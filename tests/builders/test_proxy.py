@@ -7,13 +7,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-import scipy.special
 from numpyro.infer import SVI, Predictive, Trace_ELBO, autoguide
 from numpyro.infer.util import log_density
 
 import jaxcoreset as jc
 from tests.builders.conftest import nuts
-from tests.datasets import _load
+from tests.datasets import _laplace, _load
 from tests.models import logistic_model as logistic
 from tests.models import regression_model
 
@@ -41,12 +40,8 @@ def densities(coreset, points):
 
 
 def laplace(X, y):
-    """The mode of a logistic regression and the covariance there, by Newton's steps."""
-    mode = np.zeros(X.shape[1])
-    for _ in range(30):
-        mean = scipy.special.expit(X @ mode)
-        precision = (X.T * mean * (1 - mean)) @ X + np.eye(mode.size)
-        mode = mode + np.linalg.solve(precision, X.T @ (y - mean) - mode)
+    """The mode of a logistic regression and the covariance there."""
+    mode, precision = _laplace(X, 2 * y - 1, counts=False)
     return mode, np.linalg.inv(precision)
 
 
