@@ -16,6 +16,8 @@ from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
 from jaxcoreset.command import regressions
+from tests import gaussian_coreset
+from tests.gaussian_coreset import kl
 
 NUM_DATA = 600
 
@@ -76,13 +78,8 @@ def test_nuts_on_the_coreset_agrees_with_nuts_on_all_rows(make: Callable) -> Non
     np.testing.assert_allclose(small.std(axis=0) / scale, 1, atol=0.2)
 
 
-def _closed_form(
-    features: np.ndarray, y: np.ndarray, weights: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and covariance of a linear model's posterior with unit noise and N(0, 1) prior."""
-    precision = np.eye(features.shape[1]) + (features * weights[:, None]).T @ features
-    covariance = np.linalg.inv(precision)
-    return covariance @ features.T @ (weights * y), covariance
+# Of `_head`: its noise and its prior have unit scales.
+posterior = functools.partial(gaussian_coreset.posterior, noise=1.0, prior=1.0)
 
 
 def _head(features: Any, y: Any = None) -> None:
@@ -108,13 +105,9 @@ def test_last_layer_of_a_network_has_the_exact_posterior() -> None:
         _head(jax.vmap(network)(inputs), y)
 
     coreset = build(model, 80, inputs, y)
-    features = np.asarray(jax.vmap(network)(inputs), np.float64)
-    mean, covariance = _closed_form(features, y.astype(np.float64), np.ones(NUM_DATA))
-    rows = coreset.indices
-    small_mean, small_covariance = _closed_form(
-        features[rows], y[rows].astype(np.float64), np.asarray(coreset.weights, np.float64)
-    )
-    divergence = jc.diagnostics.gaussian_kl(mean, covariance, small_mean, small_covariance)
+    features, rows = np.asarray(jax.vmap(network)(inputs)), coreset.indices
+    full = posterior(features, y, np.ones(NUM_DATA))
+    divergence = kl(full, posterior(features[rows], y[rows], coreset.weights))
     assert divergence < 0.01
     assert divergence < 10 * coreset.report.kl + 1e-4
 
@@ -122,9 +115,9 @@ def test_last_layer_of_a_network_has_the_exact_posterior() -> None:
 def test_atoms_of_a_network_come_from_its_last_layers_log_likelihood() -> None:
     """Without NumPyro: Φ from the draws of the last layer, which are known in closed form."""
     network, inputs, y = _network()
-    features = jax.vmap(network)(inputs)
-    mean, covariance = _closed_form(np.asarray(features, np.float64), y, np.ones(NUM_DATA))
-    draws = np.random.default_rng(0).multivariate_normal(mean, covariance, 400)
+    features = np.asarray(jax.vmap(network)(inputs))
+    full = posterior(features, y, np.ones(NUM_DATA))
+    draws = np.random.default_rng(0).multivariate_normal(full.mean, full.covariance, 400)
 
     def log_likelihood(last_layer, data):
         inputs, y = data
@@ -132,8 +125,7 @@ def test_atoms_of_a_network_come_from_its_last_layers_log_likelihood() -> None:
 
     problem = jc.embed(log_likelihood, jnp.asarray(draws, jnp.float32), (inputs, y))
     solution = jc.solve(problem, 60)
-    small = _closed_form(np.asarray(features, np.float64), y, np.asarray(solution.dense(NUM_DATA)))
-    assert jc.diagnostics.gaussian_kl(mean, covariance, *small) < 0.01
+    assert kl(full, posterior(features, y, solution.dense(NUM_DATA))) < 0.01
 
 
 def test_flax_features_may_stand_before_a_numpyro_head() -> None:
