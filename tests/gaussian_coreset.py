@@ -82,24 +82,8 @@ def case(mismatch=0.05, n=2000, m=100, dimension=3, seed=0, draws=4000, chains=4
 
 def coreset_of(found, model=regression, **options):
     """The case as a `Coreset`."""
-    n = len(found.x)
-    report = jc.Report(
-        num_data=n,
-        size=len(found.rows),
-        num_used=len(found.rows),
-        num_candidates=n,
-        num_draws=0,
-        num_held_out=0,
-        relative_error=0.0,
-        held_out_error=0.0,
-        kl=0.0,
-        kl_standard_error=0.0,
-        solver="by hand",
-        converged=True,
-        weighting="none",
-        curve={},
-        seconds={},
-    )
+    m, n = len(found.rows), len(found.x)
+    report = jc.Report.without_error("by hand", m, n, m, Clock())
     return jc.Coreset(
         model,
         found.rows,

@@ -108,14 +108,6 @@ def test_no_row_twice_is_as_before_and_counted(monkeypatch):
     assert coreset.report.kl == expected.report.kl
 
 
-def test_all_rows_that_were_asked_for_stay_all_rows():
-    x, y = table(40)
-    coreset = build((x, y), size=40)
-    np.testing.assert_array_equal(coreset.weights, np.ones(40))
-    assert coreset.report.solver == "all rows"
-    assert coreset.report.num_distinct < 40
-
-
 def test_a_tolerance_that_needs_more_rows_than_differ_gives_the_distinct_ones():
     """A saturated table of 40 cells, which no fewer rows stand for."""
     rng = np.random.default_rng(3)
@@ -185,7 +177,10 @@ def test_the_plan_of_an_exact_coreset_has_no_passes():
     assert "32 rows, without error; no search is needed" in str(plan)
     # With a size of n all rows are kept, equal ones too.
     every = jc.CoresetBuilder(logistic_model, size=len(x), **SETTINGS, proxy=None)
-    assert every.plan(x, y).num_candidates == len(every.run(0, x, y)) == len(x)
+    coreset = every.run(0, x, y)
+    assert every.plan(x, y).num_candidates == len(coreset) == len(x)
+    np.testing.assert_array_equal(coreset.weights, 1)
+    assert (coreset.report.solver, coreset.report.num_distinct) == ("all rows", 32)
 
 
 def test_distinct_rows_of_a_source_are_found_in_one_pass():
