@@ -299,9 +299,7 @@ class CoresetBuilder:
     ) -> Construction:
         clock = Clock(show=may_read and self.progress_bar)
         with clock.stage("model"):
-            given = self.model, args, kwargs, self.groups, self.integration
-            settings = {"data_axes": self.data_axes, "plate": self.plate, "context": context}
-            likelihood = likelihood_of(*given, key=start_key, **settings)
+            likelihood = likelihood_of(self, args, kwargs, start_key, context)
             if context.checkpoint is not None:
                 context.checkpoint.require_same(MODEL_VALUES, likelihood.values_as_text())
         with clock.stage("rows"):

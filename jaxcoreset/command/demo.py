@@ -128,9 +128,8 @@ def _table(
     full: LaplaceApproximation,
 ) -> str:
     """Means and sds of NUTS on the coreset, of its draws weighted, and by Laplace."""
-    error = draws.std(0) / np.sqrt(effective_sample_size(draws[None]))
     columns = {
-        "coreset, NUTS": {"mean": draws.mean(0), "± MC": error, "sd": draws.std(0)},
+        "coreset, NUTS": columns_of(draws),
         "all rows, these draws weighted": {"mean": weighted[0], "sd": weighted[1]},
         "all rows, Laplace": {"mean": full.mode, "sd": full.sd},
     }
@@ -145,6 +144,12 @@ def _nuts_table(names: list[str], draws: np.ndarray, all_draws: np.ndarray) -> s
         "difference": {"in sd": difference},
     }
     return printed_table(names, columns)
+
+
+def columns_of(draws: np.ndarray) -> dict[str, np.ndarray]:
+    """Means of draws with their Monte Carlo errors, and standard deviations."""
+    error = draws.std(0) / np.sqrt(effective_sample_size(draws[None]))
+    return {"mean": draws.mean(0), "± MC": error, "sd": draws.std(0)}
 
 
 def printed_table(names: list[str], columns: dict[str, dict[str, np.ndarray]]) -> str:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 from jaxtyping import Float, Int
-from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
 
 from jaxcoreset.builders.builder import CoresetBuilder
-from jaxcoreset.command.demo import closing_text, new_figure, printed_table, save_figure
+from jaxcoreset.command.demo import closing_text, columns_of, new_figure, printed_table, save_figure
 from jaxcoreset.command.flights import late_by_plane, load_planes
 
 if TYPE_CHECKING:
@@ -84,7 +83,8 @@ def run_planes_demo(
     shared = {name: np.asarray(x) for name, x in mcmc.get_samples().items()}
     print(f"done in {lap('NUTS'):.1f} s, compilation included.\n")
     draws = np.column_stack([shared["beta"], shared["sd_planes"]])
-    print(_shared_table([*names, "sd between aircraft"], draws))
+    columns = {"coreset, NUTS": columns_of(draws)}
+    print(printed_table([*names, "sd between aircraft"], columns))
 
     print(f"{_NUM_EFFECTS} draws of the effects of all {num_planes:,} aircraft ...")
     effects = coreset.group_effects(effects_key, mcmc, num_draws=_NUM_EFFECTS)["effect"]
@@ -109,12 +109,6 @@ def _interval(draws: Float[np.ndarray, " s"]) -> tuple[float, float, float]:
     """The lower end of an interval, the mean, and the upper end."""
     low, high = np.quantile(draws, [(1 - _COVERAGE) / 2, (1 + _COVERAGE) / 2])
     return float(low), float(draws.mean()), float(high)
-
-
-def _shared_table(names: list[str], draws: Float[np.ndarray, "s d"]) -> str:
-    error = draws.std(0) / np.sqrt(effective_sample_size(draws[None]))
-    columns = {"mean": draws.mean(0), "± MC": error, "sd": draws.std(0)}
-    return printed_table(names, {"coreset, NUTS": columns})
 
 
 def _planes_table(
