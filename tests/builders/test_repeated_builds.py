@@ -12,20 +12,15 @@ import pytest
 
 import jaxcoreset as jc
 from tests.builders.conftest import nuts
+from tests.models import regression_model as model
 
 NUM_ROWS = 1000
-
-
-def model(x, y=None):
-    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
-    with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("y", dist.Normal(x @ slopes, 1.0), obs=y)
 
 
 def table(seed):
     generator = np.random.default_rng(seed)
     x = generator.normal(size=(NUM_ROWS, 2)).astype(np.float32)
-    return x, (x @ np.ones(2) + generator.normal(size=NUM_ROWS)).astype(np.float32)
+    return x, (x @ np.ones(2) + 0.5 * generator.normal(size=NUM_ROWS)).astype(np.float32)
 
 
 def build(seed, *data, **settings):
