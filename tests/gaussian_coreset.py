@@ -20,21 +20,23 @@ def regression(x, y=None):
         numpyro.sample("y", dist.Normal(x @ b, NOISE), obs=y)
 
 
-def posterior(x, y, weights):
-    """Mean, covariance and log evidence, where row i counts weights[i] times."""
+def posterior(x, y, weights, noise=NOISE, prior=PRIOR):
+    """Mean, precision, covariance and log evidence, where row i counts weights[i] times."""
     x, y, weights = (np.asarray(part, np.float64) for part in (x, y, weights))
-    precision = (x.T * weights) @ x / NOISE**2 + np.eye(x.shape[1]) / PRIOR**2
+    precision = (x.T * weights) @ x / noise**2 + np.eye(x.shape[1]) / prior**2
     covariance = np.linalg.inv(precision)
-    mean = covariance @ (x.T @ (weights * y)) / NOISE**2
+    mean = covariance @ (x.T @ (weights * y)) / noise**2
     # The integral of exp(−½ bᵀPb + bᵀPm + c) over b, prior and likelihood normalised.
-    constant = -0.5 * np.sum(weights * (y**2 / NOISE**2 + np.log(2 * np.pi * NOISE**2)))
+    constant = -0.5 * np.sum(weights * (y**2 / noise**2 + np.log(2 * np.pi * noise**2)))
     log_evidence = (
         constant
         + 0.5 * mean @ precision @ mean
         - 0.5 * np.linalg.slogdet(precision)[1]
-        - x.shape[1] * np.log(PRIOR)
+        - x.shape[1] * np.log(prior)
     )
-    return SimpleNamespace(mean=mean, covariance=covariance, log_evidence=log_evidence)
+    return SimpleNamespace(
+        mean=mean, precision=precision, covariance=covariance, log_evidence=log_evidence
+    )
 
 
 def kl(one, two):
@@ -80,24 +82,8 @@ def case(mismatch=0.05, n=2000, m=100, dimension=3, seed=0, draws=4000, chains=4
 
 def coreset_of(found, model=regression, **options):
     """The case as a `Coreset`."""
-    n = len(found.x)
-    report = jc.Report(
-        num_data=n,
-        size=len(found.rows),
-        num_used=len(found.rows),
-        num_candidates=n,
-        num_draws=0,
-        num_held_out=0,
-        relative_error=0.0,
-        held_out_error=0.0,
-        kl=0.0,
-        kl_standard_error=0.0,
-        solver="by hand",
-        converged=True,
-        weighting="none",
-        curve={},
-        seconds={},
-    )
+    m, n = len(found.rows), len(found.x)
+    report = jc.Report.without_error("by hand", m, n, m, Clock())
     return jc.Coreset(
         model,
         found.rows,

@@ -32,7 +32,14 @@ from jaxcoreset.builders.preparing import (
     pass_context,
     refined,
 )
-from jaxcoreset.builders.settings import Candidates, Checkpoint, Execution, Taylor, Tolerance
+from jaxcoreset.builders.settings import (
+    Candidates,
+    Checkpoint,
+    Execution,
+    Taylor,
+    Tolerance,
+    check_type,
+)
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection
 from jaxcoreset.coreset.exact import coreset_of_all, exact_coreset
 from jaxcoreset.coreset.warn import warn_if_bad
@@ -58,6 +65,10 @@ from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.weighting import DrawSource, Weighting
 from jaxcoreset.weighting.auto import AutoWeighting
+
+# The settings on which the coreset depends.
+_STATISTICAL = ("size", "tol", "weighting", "solver", "num_draws", "rounds", "num_held_out")
+_STATISTICAL += ("candidates", "data_axes", "plate", "proxy", "groups", "integration")
 
 
 class CoresetBuilder:
@@ -149,27 +160,15 @@ class CoresetBuilder:
             )
         if weighting == "auto":
             weighting = AutoWeighting()
-        if not isinstance(weighting, Weighting):
-            raise TypeError(
-                f"weighting is {weighting!r}; expected 'auto' or a Weighting, for instance "
-                "Laplace()."
-            )
-        if not isinstance(solver, Solver | None):
-            raise TypeError(
-                f"solver is {solver!r}; expected a Solver, such as ExchangePursuit(), or None."
-            )
-        if not isinstance(execution, Execution):
-            raise TypeError(
-                f"execution is {execution!r}; expected an Execution, for instance "
-                "Execution(batch_size=10_000)."
-            )
-        if not isinstance(proxy, Taylor | None) and proxy != "auto":
-            raise TypeError(f'proxy is {proxy!r}; expected "auto", Taylor() or None.')
-        if not isinstance(groups, str | None) or not isinstance(integration, Integration | None):
-            raise TypeError(
-                f"groups is {groups!r} and integration is {integration!r}; expected the name of an "
-                "argument, and AdaptiveQuadrature(), LaplaceIntegral() or None."
-            )
+        check_type("weighting", weighting, Weighting, "'auto' or a Weighting, such as Laplace()")
+        check_type("solver", solver, Solver | None, "a Solver, such as ExchangePursuit(), or None")
+        expected = "an Execution, for instance Execution(batch_size=10_000)"
+        check_type("execution", execution, Execution, expected)
+        if proxy != "auto":
+            check_type("proxy", proxy, Taylor | None, '"auto", Taylor() or None')
+        check_type("groups", groups, str | None, "the name of an argument, or None")
+        expected = "AdaptiveQuadrature(), LaplaceIntegral() or None"
+        check_type("integration", integration, Integration | None, expected)
         self.model = model
         self.groups, self.integration = groups, integration
         self.proxy: Literal["auto"] | Taylor | None = proxy
@@ -180,37 +179,22 @@ class CoresetBuilder:
         self.num_draws = None if num_draws is None else check_int("num_draws", num_draws, 2)
         self.rounds = rounds if rounds == "auto" else check_int("rounds", rounds, 1)
         self.num_held_out = check_int("num_held_out", num_held_out, 2)
-        self.candidates = (
-            candidates if isinstance(candidates, Candidates) else Candidates(candidates)
-        )
+        if not isinstance(candidates, Candidates):
+            candidates = Candidates(candidates)
+        self.candidates = candidates
         self.data_axes = data_axes
         self.plate = plate
         self.execution = execution
-        self.checkpoint = (
-            checkpoint
-            if checkpoint is None or isinstance(checkpoint, Checkpoint)
-            else Checkpoint(checkpoint)
-        )
+        if not isinstance(checkpoint, Checkpoint | None):
+            checkpoint = Checkpoint(checkpoint)
+        self.checkpoint = checkpoint
         self.progress_bar = progress_bar
 
     @property
     def statistical(self) -> dict[str, Any]:
         """The settings on which the coreset depends, by name; the others change nothing in it."""
-        return {
-            "size": self.size,
-            "tol": None if self.tol is None else (self.tol.kl, self.tol.max_size),
-            "weighting": self.weighting,
-            "solver": self.solver,
-            "num_draws": self.num_draws,
-            "rounds": self.rounds,
-            "num_held_out": self.num_held_out,
-            "candidates": self.candidates,
-            "data_axes": self.data_axes,
-            "plate": self.plate,
-            "proxy": self.proxy,
-            "groups": self.groups,
-            "integration": self.integration,
-        }
+        tol = None if self.tol is None else (self.tol.kl, self.tol.max_size)
+        return {name: getattr(self, name) for name in _STATISTICAL} | {"tol": tol}
 
     def run(self, key: PRNGKeyArray | int, *args: Any, **kwargs: Any) -> Coreset:
         """Build a coreset of the data in the model's arguments.
@@ -272,11 +256,8 @@ class CoresetBuilder:
         with foretold(likelihood, most, lambda: clock.current, may_search=may_search):
             with clock.stage("rows"):
                 folding = likelihood.rows.folding
-                needed = (
-                    self.weighting.indices(likelihood, weighting_key),
-                    construction.candidates(),
-                    None if folding is None else folding.first,
-                )
+                read_first = self.weighting.indices(likelihood, weighting_key)
+                needed = read_first, construction.candidates(), folding and folding.first
                 found = [indices for indices in needed if indices is not None]
                 likelihood.rows.keep(np.concatenate([np.zeros(0, np.int64), *found]))
             with clock.stage("weighting"):
@@ -318,17 +299,7 @@ class CoresetBuilder:
     ) -> Construction:
         clock = Clock(show=may_read and self.progress_bar)
         with clock.stage("model"):
-            likelihood = likelihood_of(
-                self.model,
-                args,
-                kwargs,
-                self.groups,
-                self.integration,
-                data_axes=self.data_axes,
-                plate=self.plate,
-                key=start_key,
-                context=context,
-            )
+            likelihood = likelihood_of(self, args, kwargs, start_key, context)
             if context.checkpoint is not None:
                 context.checkpoint.require_same(MODEL_VALUES, likelihood.values_as_text())
         with clock.stage("rows"):

@@ -5,7 +5,7 @@ log-likelihoods gives a noisy gradient of KL(π_w‖π) in the weights, for one 
 lag behind the weights, but less and less as the steps become shorter.
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -15,11 +15,10 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from jaxcoreset.builders.posterior_sampler import PosteriorSampler, Sampler
+from jaxcoreset.builders.settings import check_type
 from jaxcoreset.builders.slice_sampler import SliceSampler
 from jaxcoreset.builders.uniform_support import Refined, UniformSupport, atoms_at
-from jaxcoreset.data.utils import check_int
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
-from jaxcoreset.weighting import Laplace, Weighting
 
 # One for all, since compiled programs are for one optimizer.
 _OPTIMIZER = optax.adam(lambda count: 0.1 / jnp.sqrt(count + 1.0))
@@ -27,6 +26,7 @@ _OPTIMIZER = optax.adam(lambda count: 0.1 / jnp.sqrt(count + 1.0))
 _ROWS_PER_ROW = 10
 
 
+@dataclass(eq=False, kw_only=True)
 class CoresetMCMC(UniformSupport):
     """Builds a coreset by coreset MCMC. Use it as you use `CoresetBuilder`.
 
@@ -60,51 +60,28 @@ class CoresetMCMC(UniformSupport):
         TypeError: if an argument is of the wrong kind.
     """
 
-    def __init__(
-        self,
-        model: Callable,
-        size: int,
-        *,
-        num_chains: int = 2,
-        num_iters: int = 25_000,
-        optimizer: optax.GradientTransformation = _OPTIMIZER,
-        num_gradient_rows: int | None = None,
-        sampler: PosteriorSampler | Sampler | None = None,
-        weighting: Weighting | None = Laplace(),  # noqa: B008 - frozen, like every weighting
-        num_held_out: int = 1000,
-        data_axes: Any = None,
-        plate: str | None = None,
-        progress_bar: bool = True,
-    ):
-        check_int("num_chains", num_chains, 2)
-        rows = _ROWS_PER_ROW * size if num_gradient_rows is None else num_gradient_rows
-        super().__init__(
-            model,
-            size,
-            sampler=SliceSampler(num_chains, 1) if sampler is None else sampler,
-            num_draws=num_chains,
-            num_iters=num_iters,
-            num_gradient_rows=rows,
-            weighting=weighting,
-            num_held_out=num_held_out,
-            data_axes=data_axes,
-            plate=plate,
-            progress_bar=progress_bar,
-        )
-        if not isinstance(optimizer, optax.GradientTransformation):
-            raise TypeError(
-                f"optimizer is {optimizer!r}; expected an optax transformation, for instance "
-                "optax.adam(0.01)."
-            )
-        self.optimizer = optimizer
+    num_chains: int = 2
+    num_iters: int = 25_000
+    optimizer: optax.GradientTransformation = _OPTIMIZER
+    sampler: PosteriorSampler | Sampler | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampler is None:
+            self.sampler = SliceSampler(self.num_chains, 1)
+        super().__post_init__()
+        self.num_draws = self.num_chains
+        if self.num_gradient_rows is None:
+            self.num_gradient_rows = _ROWS_PER_ROW * self.size
+        expected = "an optax transformation, for instance optax.adam(0.01)"
+        check_type("optimizer", self.optimizer, optax.GradientTransformation, expected)
 
     def _refine(
         self, likelihood: ModelLikelihood, num_rows: int, data: PyTree, kept: PyTree, key: Any
     ) -> Refined:
-        start = self.sampler.start(likelihood)
+        start = self._sampler.start(likelihood)
         counts = self.size, num_rows, self.num_draws, self.num_iters
         return _refine(
-            likelihood.program, self.sampler, self.optimizer, counts, data, kept, start, key
+            likelihood.program, self._sampler, self.optimizer, counts, data, kept, start, key
         )
 
 

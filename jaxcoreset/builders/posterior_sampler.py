@@ -100,17 +100,9 @@ class LaplaceSampler(PosteriorSampler):
         num: int,
     ) -> tuple[Params, Float[Array, " d"], Bool[Array, ""]]:
         """See `PosteriorSampler.draw`; the state is the mode."""
-        _, unravel = ravel_pytree(likelihood.init_params)
-
-        def energy(flat: Array) -> Float[Array, ""]:
-            params = unravel(flat)
-            terms = likelihood.log_likelihood(params, rows)
-            return -jnp.vdot(weights, terms, precision=HIGHEST) - likelihood.log_prior(params)
-
-        mode, factor, converged = find_mode(energy, state, self.max_iters)
-        normal = jax.random.normal(key, (num, mode.size), mode.dtype)
-        flat = mode + solve_triangular(factor, normal.T, trans=1, lower=True).T
-        return jax.vmap(unravel)(flat), mode, converged
+        log_density, unravel = log_density_of(likelihood, weights, rows)
+        mode, factor, converged = find_mode(log_density, state, self.max_iters)
+        return jax.vmap(unravel)(laplace_draws(mode, factor, key, num)), mode, converged
 
 
 class Stateless(PosteriorSampler):
@@ -135,10 +127,39 @@ class Stateless(PosteriorSampler):
         return self.function(weights, rows, key, num), (), jnp.array(True)
 
 
+def log_density_of(
+    likelihood: ModelLikelihood, weights: Float[Array, " k"], rows: PyTree
+) -> tuple[Callable[[Array], Array], Callable[[Array], Params]]:
+    """The log-density of the posterior of weighted rows, up to a constant.
+
+    Returns:
+        The function of flat unconstrained parameters, and what makes a dictionary of these.
+    """
+    _, unravel = ravel_pytree(likelihood.init_params)
+
+    def log_density(flat: Array) -> Float[Array, ""]:
+        params = unravel(flat)
+        terms = likelihood.log_likelihood(params, rows)
+        return jnp.vdot(weights, terms, precision=HIGHEST) + likelihood.log_prior(params)
+
+    return log_density, unravel
+
+
+def laplace_draws(
+    mode: Float[Array, " d"], factor: Float[Array, "d d"], key: PRNGKeyArray, num: int
+) -> Float[Array, "num d"]:
+    """Draws of the normal distribution of a mode and the Cholesky factor of a precision."""
+    normal = jax.random.normal(key, (num, mode.size), mode.dtype)
+    return mode + solve_triangular(factor, normal.T, trans=1, lower=True).T
+
+
 def find_mode(
-    energy: Callable[[Array], Array], start: Float[Array, " d"], max_iters: int
+    log_density: Callable[[Array], Array], start: Float[Array, " d"], max_iters: int
 ) -> tuple[Float[Array, " d"], Float[Array, "d d"], Bool[Array, ""]]:
-    """The minimum of an energy, the Cholesky factor of its Hessian, and True if it converged."""
+    """The mode of a log-density, the Cholesky factor of its precision, and if it converged."""
+
+    def energy(position: Array) -> Array:
+        return -log_density(position)
 
     def is_far(state: tuple) -> Array:
         _, _, decrement, iteration = state

@@ -1,7 +1,6 @@
 """What a build needs before it solves: a likelihood, a solver with its labels, an expansion."""
 
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -22,7 +21,6 @@ from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
 from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.integral_error import accurate_enough, describe
-from jaxcoreset.likelihood.integration import Integration
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import Float32Error
 from jaxcoreset.likelihood.structure import LatentOfRowError
@@ -74,26 +72,23 @@ def pass_context(
 
 
 def likelihood_of(
-    model: Callable,
-    args: tuple,
-    kwargs: Mapping[str, Any],
-    groups: str | None,
-    integration: Integration | None,
-    **settings: Any,
+    builder: Any, args: tuple, kwargs: dict[str, Any], key: PRNGKeyArray, context: PassContext
 ) -> ModelLikelihood:
     """The log-likelihoods of rows; of groups if they are named, or rows have latents of their own.
 
     Args:
-        model: the model.
-        args: its positional arguments.
+        builder: the `CoresetBuilder`.
+        args: the model's positional arguments.
         kwargs: its keyword arguments.
-        groups: see `CoresetBuilder`.
-        integration: see `CoresetBuilder`.
-        **settings: see `model_likelihood`.
+        key: see `model_likelihood`.
+        context: where rows are evaluated.
     """
+    groups, integration = builder.groups, builder.integration
+    settings = {"data_axes": builder.data_axes, "plate": builder.plate, "context": context}
+    given = builder.model, args, kwargs
     if groups is None:
         try:
-            found = model_likelihood(model, args, kwargs, **settings)
+            found = model_likelihood(*given, key=key, **settings)
         except LatentOfRowError:
             pass
         else:
@@ -104,7 +99,7 @@ def likelihood_of(
                     "the name of the argument that says to which group each row belongs."
                 )
             return found
-    return group_likelihood(model, args, kwargs, groups=groups, integration=integration, **settings)
+    return group_likelihood(*given, groups=groups, integration=integration, key=key, **settings)
 
 
 def draw_source(

@@ -6,7 +6,7 @@ Hessian, to which it is equal if the coreset posterior is exact. Both are estima
 π_w.
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -19,13 +19,13 @@ from jaxcoreset.builders.slice_sampler import SliceSampler
 from jaxcoreset.builders.uniform_support import Atoms, Refined, UniformSupport, atoms_at
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.solvers.numerics import HIGHEST
-from jaxcoreset.weighting import Laplace, Weighting
 
 # The line search of the first step: a trial's slope may be at most this fraction of the first one,
 # a step is shortened by this factor, this often at most.
 _SLOPE, _SHORTER, _TRIALS = 0.9, 1.5, 10
 
 
+@dataclass(eq=False, kw_only=True)
 class QuasiNewton(UniformSupport):
     """Builds a coreset by quasi-Newton refinement. Use it as you use `CoresetBuilder`.
 
@@ -56,45 +56,25 @@ class QuasiNewton(UniformSupport):
         ValueError: if a number is out of range; TypeError if it has the wrong type.
     """
 
-    def __init__(
-        self,
-        model: Callable,
-        size: int,
-        *,
-        num_draws: int = 500,
-        num_iters: int = 20,
-        regularisation: float = 0.01,
-        num_gradient_rows: int | None = None,
-        sampler: PosteriorSampler | Sampler = SliceSampler(),  # noqa: B008 - frozen
-        weighting: Weighting | None = Laplace(),  # noqa: B008 - frozen, like every weighting
-        num_held_out: int = 1000,
-        data_axes: Any = None,
-        plate: str | None = None,
-        progress_bar: bool = True,
-    ):
-        super().__init__(
-            model,
-            size,
-            sampler=sampler,
-            num_draws=num_draws,
-            num_iters=num_iters,
-            num_gradient_rows=num_gradient_rows,
-            weighting=weighting,
-            num_held_out=num_held_out,
-            data_axes=data_axes,
-            plate=plate,
-            progress_bar=progress_bar,
-        )
-        if not regularisation > 0:
-            raise ValueError(f"regularisation is {regularisation!r}; expected a positive number.")
-        self.regularisation = float(regularisation)
+    num_draws: int = 500
+    num_iters: int = 20
+    regularisation: float = 0.01
+    sampler: PosteriorSampler | Sampler | None = SliceSampler()  # noqa: RUF009 - frozen
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.regularisation > 0:
+            raise ValueError(
+                f"regularisation is {self.regularisation!r}; expected a positive number."
+            )
+        self.regularisation = float(self.regularisation)
 
     def _refine(
         self, likelihood: ModelLikelihood, num_rows: int, data: PyTree, kept: PyTree, key: Any
     ) -> Refined:
         counts = self.size, num_rows, self.num_draws, self.num_iters
-        given = self.sampler, counts, self.regularisation, data, kept
-        return _refine(likelihood.program, *given, self.sampler.start(likelihood), key)
+        given = self._sampler, counts, self.regularisation, data, kept
+        return _refine(likelihood.program, *given, self._sampler.start(likelihood), key)
 
 
 @eqx.filter_jit

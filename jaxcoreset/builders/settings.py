@@ -148,10 +148,8 @@ class Execution:
             )
         if self.batch_size is not None:
             check_int("batch_size", self.batch_size, 1)
-        if not isinstance(self.processes, Processes | None):
-            raise TypeError(
-                f"processes is {self.processes!r}; expected Processes(), or None for one process."
-            )
+        expected = "Processes(), or None for one process"
+        check_type("processes", self.processes, Processes | None, expected)
 
 
 @dataclass(frozen=True)
@@ -178,6 +176,16 @@ class Checkpoint:
     def __post_init__(self) -> None:
         if not _is_real(self.every) or self.every < 0:
             raise ValueError(f"every is {self.every!r}; expected a number of seconds, 0 or more.")
+
+
+def check_type(name: str, value: Any, kind: Any, expected: str) -> None:
+    """Check the type of a setting.
+
+    Raises:
+        TypeError: if it is not an instance of `kind`; `expected` says what is.
+    """
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is {value!r}; expected {expected}.")
 
 
 def _is_real(value: Any) -> bool:

@@ -15,15 +15,17 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
-from jaxcoreset.builders.posterior_sampler import PosteriorSampler, find_mode
+from jaxcoreset.builders.posterior_sampler import (
+    PosteriorSampler,
+    find_mode,
+    laplace_draws,
+    log_density_of,
+)
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
-from jaxcoreset.solvers.numerics import HIGHEST
 
 # The first interval, in standard deviations; how many more of them a slice may have; how often an
 # interval shrinks before the chain stays; Newton steps before the first draw.
 _WIDTH, _MAX_WIDTHS, _MAX_SHRINKS, _MAX_ITERS = 3.0, 30, 50, 50
-
-LogDensity = Callable[[Array], Array]
 
 
 class Chains(eqx.Module):
@@ -59,11 +61,9 @@ class SliceSampler(PosteriorSampler):
         key: PRNGKeyArray,
     ) -> Chains:
         """Chains at draws of the Laplace approximation at these weights."""
-        log_density = _log_density(likelihood, weights, rows)
-        first = state.positions[0]
-        mode, factor, _ = find_mode(lambda flat: -log_density(flat), first, _MAX_ITERS)
-        normal = jax.random.normal(key, state.positions.shape, first.dtype)
-        return Chains(mode + solve_triangular(factor, normal.T, trans=1, lower=True).T, factor)
+        log_density, _ = log_density_of(likelihood, weights, rows)
+        mode, factor, _ = find_mode(log_density, state.positions[0], _MAX_ITERS)
+        return Chains(laplace_draws(mode, factor, key, self.num_chains), factor)
 
     def draw(
         self,
@@ -75,8 +75,7 @@ class SliceSampler(PosteriorSampler):
         num: int,
     ) -> tuple[Params, Chains, Bool[Array, ""]]:
         """See `PosteriorSampler.draw`; they are reliable if every chain is at a finite place."""
-        _, unravel = ravel_pytree(likelihood.init_params)
-        log_density = _log_density(likelihood, weights, rows)
+        log_density, unravel = log_density_of(likelihood, weights, rows)
 
         def move(positions: Array, key: PRNGKeyArray) -> tuple[Array, None]:
             keys = jax.random.split(key, self.num_chains)
@@ -93,22 +92,8 @@ class SliceSampler(PosteriorSampler):
         return draws, Chains(positions, state.factor), jnp.isfinite(positions).all()
 
 
-def _log_density(
-    likelihood: ModelLikelihood, weights: Float[Array, " k"], rows: PyTree
-) -> LogDensity:
-    """The coreset posterior's log-density at flat unconstrained parameters, up to a constant."""
-    _, unravel = ravel_pytree(likelihood.init_params)
-
-    def log_density(flat: Array) -> Float[Array, ""]:
-        params = unravel(flat)
-        terms = likelihood.log_likelihood(params, rows)
-        return jnp.vdot(weights, terms, precision=HIGHEST) + likelihood.log_prior(params)
-
-    return log_density
-
-
 def slice_move(
-    log_density: LogDensity,
+    log_density: Callable[[Array], Array],
     position: Float[Array, " d"],
     factor: Float[Array, "d d"],
     key: PRNGKeyArray,

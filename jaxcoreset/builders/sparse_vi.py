@@ -12,7 +12,7 @@ previous mode; and the draws of a step are one batch.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import equinox as eqx
@@ -20,25 +20,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Float, PRNGKeyArray, PyTree
 
-from jaxcoreset.builders.held_out import held_out_curve, own_draws
-from jaxcoreset.builders.posterior_sampler import (
-    LaplaceSampler,
-    PosteriorSampler,
-    Sampler,
-    Stateless,
-)
+from jaxcoreset.builders.comparison_builder import ComparisonBuilder, held_out_curve
+from jaxcoreset.builders.posterior_sampler import LaplaceSampler, PosteriorSampler, Sampler
+from jaxcoreset.builders.settings import check_type
 from jaxcoreset.builders.sparse_vi_step import Growth, Outcome, State
-from jaxcoreset.coreset.coreset import Coreset, coreset_of_rows
+from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.coreset.exact import whole_coreset
-from jaxcoreset.coreset.report import Report
-from jaxcoreset.data.utils import Clock, check_int, peak_memory, progress_bar
-from jaxcoreset.likelihood.from_model import model_likelihood
+from jaxcoreset.data.utils import Clock, progress_bar
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.solvers.numerics import as_key
-from jaxcoreset.weighting import Laplace, Weighting
 
 # Up to this n the sums over the data are exact; beyond, this many rows are drawn for each sum.
 _ALL_ROWS = 10_000
@@ -46,11 +39,12 @@ _CANDIDATES = 2_000
 # How often draws are made for one choice, until two of them have finite log-likelihoods.
 _ATTEMPTS = 10
 # One for all, since compiled programs are for one optimizer.
-_OPTIMIZER = optax.adam(lambda count: 1 / (count + 1))
+_ADAM = optax.adam(lambda count: 1 / (count + 1))
 _STEP: Any = eqx.filter_jit(Growth.step)
 
 
-class SparseVI:
+@dataclass(eq=False, kw_only=True)
+class SparseVI(ComparisonBuilder):
     """Builds a coreset by sparse variational inference. Use it as you use `CoresetBuilder`.
 
     Algorithm 1 of Campbell and Beronov, "Sparse variational inference: Bayesian coresets from
@@ -103,53 +97,23 @@ class SparseVI:
         TypeError: if an argument is of the wrong kind.
     """
 
-    def __init__(
-        self,
-        model: Callable,
-        size: int,
-        *,
-        num_draws: int = 100,
-        num_iters: int = 100,
-        learning_rate: optax.Schedule | None = None,
-        optimizer: optax.GradientTransformation | None = None,
-        sampler: PosteriorSampler | Sampler = LaplaceSampler(),  # noqa: B008 - frozen
-        redraw_every: int = 1,
-        num_candidates: int | None = None,
-        num_gradient_rows: int | None = None,
-        weighting: Weighting | None = Laplace(),  # noqa: B008 - frozen, like every weighting
-        num_held_out: int = 1000,
-        data_axes: Any = None,
-        plate: str | None = None,
-        progress_bar: bool = True,
-    ):
-        self.model = model
-        self.size = check_int("size", size, 1)
-        self.num_draws = check_int("num_draws", num_draws, 2)
-        self.num_iters = check_int("num_iters", num_iters, 1)
-        self.redraw_every = check_int("redraw_every", redraw_every, 1)
+    num_draws: int = 100
+    num_iters: int = 100
+    learning_rate: optax.Schedule | None = None
+    optimizer: optax.GradientTransformation | None = None
+    sampler: PosteriorSampler | Sampler | None = LaplaceSampler()  # noqa: RUF009 - frozen
+    redraw_every: int = 1
+    num_candidates: int | None = None
+    _optimizer: optax.GradientTransformation = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.num_iters % self.redraw_every:
             raise ValueError(
-                f"redraw_every is {redraw_every} and num_iters is {num_iters}; expected a "
-                "divisor of num_iters."
+                f"redraw_every is {self.redraw_every} and num_iters is {self.num_iters}; expected "
+                "a divisor of num_iters."
             )
-        self.optimizer = _optimizer(learning_rate, optimizer)
-        if not isinstance(sampler, PosteriorSampler):
-            if not callable(sampler) or isinstance(sampler, type):
-                raise TypeError(
-                    f"sampler is {sampler!r}; expected LaplaceSampler() or a function of "
-                    "(weights, rows, key, num)."
-                )
-            sampler = Stateless(sampler)
-        self.sampler = sampler
-        self.num_candidates = _optional("num_candidates", num_candidates)
-        self.num_gradient_rows = _optional("num_gradient_rows", num_gradient_rows)
-        if weighting is not None and not isinstance(weighting, Weighting):
-            raise TypeError(f"weighting is {weighting!r}; expected a Weighting, or None.")
-        self.weighting = weighting
-        self.num_held_out = check_int("num_held_out", num_held_out, 2)
-        self.data_axes = data_axes
-        self.plate = plate
-        self.progress_bar = progress_bar
+        self._optimizer = _optimizer(self.learning_rate, self.optimizer)
 
     def run(self, key: PRNGKeyArray | int, *args: Any, **kwargs: Any) -> Coreset:
         """Build a coreset of the data in the model's arguments.
@@ -186,38 +150,59 @@ class SparseVI:
         """
         model_key, weighting_key, held_out_key, path_key = jax.random.split(as_key(key), 4)
         clock = Clock(show=self.progress_bar)
-        with clock.stage("model"):
-            likelihood = model_likelihood(
-                self.model,
-                args,
-                kwargs,
-                data_axes=self.data_axes,
-                plate=self.plate,
-                key=model_key,
-            )
+        likelihood = self._likelihood(args, kwargs, model_key, clock)
         if self.size >= likelihood.num_data:
             return {self.size: whole_coreset(self.model, likelihood, self.size, clock)}
-        path = self._grow(likelihood, path_key, clock)
+        state, weights, outcome = self._grow(likelihood, path_key, clock)
+        indices = np.asarray(state.indices, np.int64)
         with clock.stage("held-out error"):
-            curve, num_held_out = self._measure(likelihood, path, weighting_key, held_out_key)
+            rows = tuple(jnp.asarray(leaf) for leaf in likelihood.take(indices))
+            weighted = state.sampler, state.weights, rows
+            keys = weighting_key, held_out_key, held_out_key
+            draws = self._held_out_draws(likelihood, *weighted, keys)
+            curve, num_held_out = held_out_curve(likelihood, draws, indices, weights)
+        curve["size"] = np.arange(1, self.size + 1)
+        curve["relative_error"] = np.asarray(outcome.relative_error)
+        curve["usable_draws"] = np.asarray(outcome.usable_draws)
+        reliable = np.logical_and.accumulate(outcome.is_reliable)
         return {
-            at + 1: self._coreset(likelihood, path, curve, num_held_out, at, clock)
+            at + 1: self._coreset(
+                likelihood,
+                indices,
+                weights[at],
+                curve,
+                at,
+                clock,
+                num_candidates=self._num_candidates(likelihood.num_data),
+                num_draws=self.num_draws,
+                num_held_out=num_held_out,
+                converged=bool(reliable[at]),
+            )
             for at in range(self.size)
-            if path.weights[at].any()
+            if weights[at].any()
         }
 
-    def _grow(self, likelihood: ModelLikelihood, key: PRNGKeyArray, clock: Clock) -> "_Path":
-        """All iterations, each a call of one compiled function."""
+    def _num_candidates(self, n: int) -> int:
+        return min(n, self.num_candidates or (n if n <= _ALL_ROWS else _CANDIDATES))
+
+    def _grow(
+        self, likelihood: ModelLikelihood, key: PRNGKeyArray, clock: Clock
+    ) -> tuple[State, Float[np.ndarray, "t k"], Outcome]:
+        """All iterations, each a call of one compiled function.
+
+        Returns:
+            The last state, and the weights and outcomes of all iterations.
+        """
         n = likelihood.num_data
         growth = Growth(
             likelihood=likelihood.program,
-            sampler=self.sampler,
-            optimizer=self.optimizer,
+            sampler=self._sampler,
+            optimizer=self._optimizer,
             size=self.size,
             num_draws=self.num_draws,
             num_iters=self.num_iters,
             redraw_every=self.redraw_every,
-            num_candidates=min(n, self.num_candidates or (n if n <= _ALL_ROWS else _CANDIDATES)),
+            num_candidates=self._num_candidates(n),
             num_gradient_rows=min(n, self.num_gradient_rows or _ALL_ROWS),
         )
         data = jax.tree.map(jnp.asarray, likelihood.data)
@@ -236,91 +221,8 @@ class SparseVI:
                 weights.append(np.asarray(state.weights))
                 outcomes.append(outcome)
                 bar.update(1)
-        return _Path(
-            growth, state, np.asarray(state.indices, np.int64), np.stack(weights), outcomes
-        )
-
-    def _measure(
-        self,
-        likelihood: ModelLikelihood,
-        path: "_Path",
-        weighting_key: PRNGKeyArray,
-        key: PRNGKeyArray,
-    ) -> tuple[dict[str, np.ndarray], int]:
-        """The errors along the path on draws that it did not see, and how many those were."""
-        if self.weighting is None:
-            rows = tuple(jnp.asarray(leaf) for leaf in likelihood.take(path.indices))
-            at = path.state.sampler, path.state.weights, rows, key
-            draws = own_draws(self.sampler, likelihood.program, *at, self.num_held_out)
-        else:
-            source = self.weighting.fit(likelihood, weighting_key, show_progress=self.progress_bar)
-            _, draws = source.split(key, 2, self.num_held_out)
-        curve, num_held_out = held_out_curve(likelihood, draws, path.indices, path.weights)
-        curve |= {
-            "size": np.arange(1, self.size + 1),
-            "relative_error": path.relative_error,
-            "usable_draws": path.usable_draws,
-        }
-        return curve, num_held_out
-
-    def _coreset(
-        self,
-        likelihood: ModelLikelihood,
-        path: "_Path",
-        curve: dict[str, np.ndarray],
-        num_held_out: int,
-        at: int,
-        clock: Clock,
-    ) -> Coreset:
-        """The coreset after iteration `at`, counted from 0."""
-        slots = np.flatnonzero(path.weights[at])
-        slots = slots[np.argsort(path.indices[slots])]
-        indices = path.indices[slots]
-        report = Report(
-            num_data=likelihood.num_data,
-            size=at + 1,
-            num_used=slots.size,
-            num_candidates=path.growth.num_candidates,
-            num_draws=self.num_draws,
-            num_held_out=num_held_out,
-            relative_error=float(curve["relative_error"][at]),
-            held_out_error=float(curve["held_out_error"][at]),
-            kl=float(curve["kl"][at]),
-            kl_standard_error=float(curve["kl_standard_error"][at]),
-            solver="SparseVI",
-            converged=all(bool(outcome.is_reliable) for outcome in path.outcomes[: at + 1]),
-            weighting="its own" if self.weighting is None else type(self.weighting).__name__,
-            curve=curve,
-            seconds=clock.seconds,
-            peak_memory=peak_memory(),
-        )
-        return coreset_of_rows(
-            self.model,
-            likelihood,
-            indices,
-            path.weights[at, slots],
-            likelihood.take(indices),
-            report,
-        )
-
-
-@dataclass(frozen=True)
-class _Path:
-    """The result of all iterations: the rows, and their weights after each iteration."""
-
-    growth: Growth
-    state: State
-    indices: np.ndarray
-    weights: np.ndarray
-    outcomes: list[Outcome]
-
-    @property
-    def relative_error(self) -> np.ndarray:
-        return np.array([float(outcome.relative_error) for outcome in self.outcomes])
-
-    @property
-    def usable_draws(self) -> np.ndarray:
-        return np.array([float(outcome.usable_draws) for outcome in self.outcomes])
+        outcome = jax.tree.map(lambda *x: np.array(x, np.float64), *outcomes)
+        return state, np.stack(weights), outcome
 
 
 def _first_usable(
@@ -350,21 +252,14 @@ def _optimizer(
                 "both learning_rate and optimizer are given; expected one of them: put the "
                 "learning rate into the optimizer."
             )
-        if not isinstance(optimizer, optax.GradientTransformation):
-            raise TypeError(
-                f"optimizer is {optimizer!r}; expected an optax transformation, for instance "
-                "optax.sgd(0.01)."
-            )
+        expected = "an optax transformation, for instance optax.sgd(0.01)"
+        check_type("optimizer", optimizer, optax.GradientTransformation, expected)
         return optimizer
     if learning_rate is None:
-        return _OPTIMIZER
+        return _ADAM
     if not callable(learning_rate):
         raise TypeError(
             f"learning_rate is {learning_rate!r}; expected a function of the step t = 1, 2, …, for "
             "instance lambda t: 1 / t."
         )
     return optax.adam(lambda count: learning_rate(count + 1))
-
-
-def _optional(name: str, value: int | None) -> int | None:
-    return None if value is None else check_int(name, value, 1)

@@ -11,6 +11,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcoreset.builders.posterior_sampler import PosteriorSampler
+from jaxcoreset.builders.uniform_support import Atoms
 from jaxcoreset.likelihood.embedding import centre
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.solvers.numerics import HIGHEST
@@ -34,7 +35,7 @@ class Outcome(eqx.Module):
     is_reliable: Bool[Array, ""]
 
 
-class _Embedding(eqx.Module):
+class _Embedding(Atoms):
     """Atoms under draws of the coreset posterior: of rows of the data, and of the coreset's own.
 
     They are zero at the draws that are not `usable`, where some log-likelihood is not finite.
@@ -42,8 +43,6 @@ class _Embedding(eqx.Module):
 
     rows: Int[Array, " m"]
     atoms: Float[Array, "m s"]
-    kept: Float[Array, "k s"]
-    target: Float[Array, " s"]
     usable: Bool[Array, " s"]
 
     @property
@@ -115,7 +114,8 @@ class Growth(eqx.Module):
             usable = jnp.isfinite(values).all(axis=0) & jnp.isfinite(of_kept).all(axis=0)
         atoms = centre(values, usable)
         target = (n / num_rows) * jnp.sum(atoms, axis=0)
-        return _Embedding(rows, atoms, centre(of_kept, usable), target, usable), sampler, reliable
+        found = _Embedding(centre(of_kept, usable), target, rows, atoms, usable)
+        return found, sampler, reliable
 
     def _choose(
         self, data: PyTree, state: State, key: PRNGKeyArray
@@ -127,7 +127,7 @@ class Growth(eqx.Module):
             they are reliable.
         """
         embedding, sampler, reliable = self._embed(data, state, key, self.num_candidates)
-        residual = embedding.target - _combine(state.weights, embedding.kept)
+        residual = embedding.residual(state.weights)
         used = jnp.arange(self.size) < state.count
         # A row with weight may be taken for either sign, as its weight can also fall.
         of_kept = jnp.abs(_correlations(embedding.kept, residual))
@@ -179,9 +179,8 @@ class Growth(eqx.Module):
                 return jnp.where(usable, moved, weights), momenta
 
             weights, momenta = jax.lax.fori_loop(0, self.redraw_every, move, (drawn_at, momenta))
-            residual = embedding.target - _combine(weights, embedding.kept)
-            error = jnp.linalg.norm(residual) / jnp.linalg.norm(embedding.target)
             state = State(state.indices, weights, state.count, sampler)
+            error = embedding.relative_error(weights)
             return (state, momenta), (error, embedding.fraction_usable, reliable)
 
         reuses = self.redraw_every > 1
@@ -197,10 +196,11 @@ def _gradient(
     drawn_at: Float[Array, " k"] | None,
 ) -> Float[Array, " k"]:
     """−Cov_{π_w}[f, L − Σ w f], from draws of π_w; or of π_v at v = `drawn_at`, reweighted."""
-    residual = embedding.target - _combine(weights, embedding.kept)
+    residual = embedding.residual(weights)
     if drawn_at is not None:
         usable, num = embedding.usable, embedding.num_usable
-        logs = jnp.sqrt(num) * _combine(weights - drawn_at, embedding.kept)
+        change = jnp.matmul(weights - drawn_at, embedding.kept, precision=HIGHEST)
+        logs = jnp.sqrt(num) * change
         counts = num * jax.nn.softmax(logs, where=usable)
         # Σ_s c_s r_s = 0 once r is centred, so that the atoms need not be.
         residual = counts * (residual - jnp.vdot(counts, residual) / num)
@@ -212,10 +212,6 @@ def _correlations(atoms: Float[Array, "m s"], residual: Float[Array, " s"]) -> F
     norms = jnp.linalg.norm(atoms, axis=1)
     inner = jnp.matmul(atoms, residual, precision=HIGHEST)
     return jnp.where(norms > 0, inner / jnp.where(norms > 0, norms, 1), -jnp.inf)
-
-
-def _combine(weights: Float[Array, " k"], atoms: Float[Array, "k s"]) -> Float[Array, " s"]:
-    return jnp.matmul(weights, atoms, precision=HIGHEST)
 
 
 def _take(data: PyTree, indices: Int[Array, " m"]) -> PyTree:

@@ -2,11 +2,11 @@
 
 Construction methods that were published after 2021 differ from `SparseVI` in that they do not
 choose rows: a uniform subsample is the support, and all work goes into its weights. This module has
-what `QuasiNewton` and `CoresetMCMC` share: arguments, the report, the embedding.
+what `QuasiNewton` and `CoresetMCMC` share: the rows drawn, and the embedding.
 """
 
 import abc
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -15,19 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
-from jaxcoreset.builders.held_out import held_out_curve, own_draws
-from jaxcoreset.builders.posterior_sampler import PosteriorSampler, Sampler, Stateless
-from jaxcoreset.coreset.coreset import Coreset, coreset_of_rows
+from jaxcoreset.builders.comparison_builder import ComparisonBuilder, held_out_curve
+from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.coreset.exact import whole_coreset
-from jaxcoreset.coreset.report import Report
 from jaxcoreset.data.dtypes import default_float
-from jaxcoreset.data.utils import Clock, check_int, peak_memory
+from jaxcoreset.data.utils import Clock
 from jaxcoreset.likelihood.embedding import centre
-from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.solvers.numerics import HIGHEST, as_key
-from jaxcoreset.weighting import Weighting
 
 # How many log-likelihoods are computed at a time for the sum over the data.
 _BLOCK = 5_000_000
@@ -35,58 +31,9 @@ _BLOCK = 5_000_000
 Refined = tuple[Float[Array, " k"], Float[Array, ""], Bool[Array, ""]]
 
 
-class UniformSupport(abc.ABC):
-    """Rows drawn at random with weights n/k, which a subclass improves; used as `CoresetBuilder`.
-
-    Args:
-        model: a NumPyro model whose observations are independent given its parameters.
-        size: the number of rows, k.
-        sampler: how to draw from the coreset posterior, as in `SparseVI`.
-        num_draws: draws of the coreset posterior for each change of the weights.
-        num_iters: how many changes of the weights there are.
-        num_gradient_rows: how many rows stand for the data; None for all.
-        weighting: where the draws of the report's estimate come from, as in `SparseVI`.
-        num_held_out: how many of these to take.
-        data_axes: which arguments are data; see `model_likelihood`.
-        plate: the name of the data plate, if the model has several that could be it.
-        progress_bar: whether to show the stages on a terminal.
-    """
-
-    def __init__(
-        self,
-        model: Callable,
-        size: int,
-        *,
-        sampler: PosteriorSampler | Sampler,
-        num_draws: int,
-        num_iters: int,
-        num_gradient_rows: int | None,
-        weighting: Weighting | None,
-        num_held_out: int,
-        data_axes: Any,
-        plate: str | None,
-        progress_bar: bool,
-    ):
-        self.model = model
-        self.size = check_int("size", size, 1)
-        if not isinstance(sampler, PosteriorSampler):
-            if not callable(sampler) or isinstance(sampler, type):
-                raise TypeError(
-                    f"sampler is {sampler!r}; expected SliceSampler(), LaplaceSampler() or a "
-                    "function of (weights, rows, key, num)."
-                )
-            sampler = Stateless(sampler)
-        self.sampler = sampler
-        self.num_draws = check_int("num_draws", num_draws, 2)
-        self.num_iters = check_int("num_iters", num_iters, 1)
-        if num_gradient_rows is not None:
-            check_int("num_gradient_rows", num_gradient_rows, 1)
-        self.num_gradient_rows = num_gradient_rows
-        if weighting is not None and not isinstance(weighting, Weighting):
-            raise TypeError(f"weighting is {weighting!r}; expected a Weighting, or None.")
-        self.weighting = weighting
-        self.num_held_out = check_int("num_held_out", num_held_out, 2)
-        self.data_axes, self.plate, self.progress_bar = data_axes, plate, progress_bar
+@dataclass(eq=False)
+class UniformSupport(ComparisonBuilder, abc.ABC):
+    """Rows drawn at random with weights n/k, which a subclass improves."""
 
     @abc.abstractmethod
     def _refine(
@@ -113,9 +60,7 @@ class UniformSupport(abc.ABC):
         """
         keys = jax.random.split(as_key(key), 4)
         clock = Clock(show=self.progress_bar)
-        chosen = {"data_axes": self.data_axes, "plate": self.plate, "key": keys[0]}
-        with clock.stage("model"):
-            likelihood = model_likelihood(self.model, args, kwargs, **chosen)
+        likelihood = self._likelihood(args, kwargs, keys[0], clock)
         n = likelihood.num_data
         if self.size >= n:
             return whole_coreset(self.model, likelihood, self.size, clock)
@@ -136,43 +81,28 @@ class UniformSupport(abc.ABC):
                 "more rows or shorter steps."
             )
         with clock.stage("held-out error"):
-            draws = self._held_out_draws(likelihood, weights[1], kept, keys[3])
+            fit_key, draws_key = jax.random.split(keys[3])
+            state = self._sampler.start(likelihood)
+            weighted = jnp.asarray(found, default_float()), kept
+            draws = self._held_out_draws(
+                likelihood, state, *weighted, (fit_key, draws_key, fit_key)
+            )
             curve, num_held_out = held_out_curve(likelihood, draws, support, weights)
         curve["size"] = np.full(2, self.size)
         curve["iteration"] = np.array([0, self.num_iters])
         curve["relative_error"] = np.array([np.nan, float(relative_error)])
-        used = np.flatnonzero(weights[1])
-        report = Report(
-            num_data=n,
-            size=self.size,
-            num_used=used.size,
+        return self._coreset(
+            likelihood,
+            support,
+            weights[1],
+            curve,
+            1,
+            clock,
             num_candidates=self.size,
             num_draws=self.num_draws,
             num_held_out=num_held_out,
-            relative_error=float(relative_error),
-            held_out_error=float(curve["held_out_error"][-1]),
-            kl=float(curve["kl"][-1]),
-            kl_standard_error=float(curve["kl_standard_error"][-1]),
-            solver=type(self).__name__,
             converged=bool(reliable) and bool(np.isfinite(weights).all()),
-            weighting="its own" if self.weighting is None else type(self.weighting).__name__,
-            curve=curve,
-            seconds=clock.seconds,
-            peak_memory=peak_memory(),
         )
-        data, rows = likelihood.take(support[used]), support[used]
-        return coreset_of_rows(self.model, likelihood, rows, weights[1, used], data, report)
-
-    def _held_out_draws(
-        self, likelihood: ModelLikelihood, weights: np.ndarray, kept: PyTree, key: PRNGKeyArray
-    ) -> Params:
-        keys = jax.random.split(key)
-        if self.weighting is None:
-            start = self.sampler.start(likelihood)
-            given = start, jnp.asarray(weights, default_float()), kept, keys[0]
-            return own_draws(self.sampler, likelihood.program, *given, self.num_held_out)
-        source = self.weighting.fit(likelihood, keys[0], show_progress=self.progress_bar)
-        return source.split(keys[1], 2, self.num_held_out)[1]
 
 
 class Atoms(eqx.Module):

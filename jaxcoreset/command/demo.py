@@ -19,7 +19,6 @@ from jaxcoreset.diagnostics.log_ratio import log_ratios
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation
 
-Say = Callable[[str], Any]
 _NUM_WARMUP, _NUM_SAMPLES = 1000, 1000
 
 
@@ -30,7 +29,6 @@ def run_demo(
     full_nuts: bool = False,
     out: Path = Path("jaxcoreset-demo"),
     show_progress: bool = True,
-    say: Say = print,
 ) -> dict[str, Any]:
     """Build a coreset of the flights, run NUTS on it, and compare with the posterior of all rows.
 
@@ -40,12 +38,11 @@ def run_demo(
         full_nuts: whether to run NUTS on all rows as well, which takes minutes to hours.
         out: the directory of the figure and the coreset; created if missing.
         show_progress: whether to show progress bars on a terminal.
-        say: the function that prints the text.
 
     Returns:
-        A dictionary: "coreset"; "table", a text; "mean_error", the largest error of a mean in
-        posterior standard deviations; "sd_ratio", the smallest and largest ratio of the standard
-        deviations; "figure", its path; and "seconds".
+        A dictionary: "coreset"; "mean_error", the largest error of a mean in posterior standard
+        deviations; "sd_ratio", the smallest and largest ratio of the standard deviations; and
+        "figure", its path.
 
     Raises:
         ModuleNotFoundError: if a package of the extra ``demo`` is missing.
@@ -54,17 +51,19 @@ def run_demo(
     start = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     build_key, nuts_key, full_key = jax.random.split(jax.random.key(seed), 3)
-    say("Reading the flights and their weather ...")
+    print("Reading the flights and their weather ...")
     features, late, names = load_flights()
-    say(f"{features.shape[0]:,} flights, {features.shape[1]} parameters, {late.mean():.1%} late.\n")
+    print(
+        f"{features.shape[0]:,} flights, {features.shape[1]} parameters, {late.mean():.1%} late.\n"
+    )
 
     builder = CoresetBuilder(late_arrival, size, progress_bar=show_progress)
     coreset = builder.run(build_key, features, late)
-    say(f"{coreset.report}\n")
+    print(f"{coreset.report}\n")
 
-    say(f"NUTS on the {len(coreset)} rows, {_NUM_WARMUP} warm-up and {_NUM_SAMPLES} kept ...")
+    print(f"NUTS on the {len(coreset)} rows, {_NUM_WARMUP} warm-up and {_NUM_SAMPLES} kept ...")
     draws, nuts_seconds = _nuts(nuts_key, coreset.model, coreset.args, show_progress)
-    say(f"done in {nuts_seconds:.1f} s, compilation included.\n")
+    print(f"done in {nuts_seconds:.1f} s, compilation included.\n")
 
     full = coreset.approximation
     if full is None:  # a coreset of all the rows needs no weighting
@@ -73,37 +72,26 @@ def run_demo(
     assert likelihood is not None  # the coreset was just built
     log_ratio = log_ratios(coreset, likelihood, {"beta": draws})
     mean, sd = _weighted_moments(draws, np.exp(log_ratio - log_ratio.max()))
-    table = _table(names, draws, (mean, sd), full)
-    say(table)
+    print(_table(names, draws, (mean, sd), full))
     largest = float(np.abs((draws.mean(0) - mean) / sd).max())
     ratios = float((draws.std(0) / sd).min()), float((draws.std(0) / sd).max())
-    say(
+    print(
         "Compared with the same draws reweighted to the posterior of all rows, which have the "
         f"same Monte Carlo error, the largest error of a posterior mean is {largest:.4f} sd, and "
         f"the ratios of the standard deviations are {ratios[0]:.3f} to {ratios[1]:.3f}.\n"
     )
     if full_nuts:
-        say("NUTS on all rows; this takes a while ...")
+        print("NUTS on all rows; this takes a while ...")
         all_draws, seconds = _nuts(full_key, late_arrival, (features, late), show_progress)
-        say(f"done in {seconds:.0f} s.\n{_nuts_table(names, draws, all_draws)}")
+        print(f"done in {seconds:.0f} s.\n{_nuts_table(names, draws, all_draws)}")
 
     figure = _figure(out / "flights.png", coreset, names, draws, full)
     saved = coreset.save(out / "coreset.npz")
-    seconds = time.perf_counter() - start
-    memory = peak_memory()
-    held = "" if memory is None else f" Peak memory {memory / 2**30:.2f} GiB."
-    say(f"Wrote {figure} and {saved}. {seconds:.0f} s in all.{held}")
-    return {
-        "coreset": coreset,
-        "table": table,
-        "mean_error": largest,
-        "sd_ratio": ratios,
-        "figure": figure,
-        "seconds": seconds,
-    }
+    print(closing_text(figure, saved, time.perf_counter() - start))
+    return {"coreset": coreset, "mean_error": largest, "sd_ratio": ratios, "figure": figure}
 
 
-def write_flights(path: Path, say: Say = print) -> Path:
+def write_flights(path: Path) -> None:
     """Write the flights as a CSV file, for `jaxcoreset build`.
 
     Raises:
@@ -111,8 +99,7 @@ def write_flights(path: Path, say: Say = print) -> Path:
     """
     table = flights_table()
     written = write_whole(path, lambda file: table.to_csv(file, index=False, encoding="utf-8"))
-    say(f"Wrote {written}: {len(table):,} flights, {', '.join(table.columns)}.")
-    return written
+    print(f"Wrote {written}: {len(table):,} flights, {', '.join(table.columns)}.")
 
 
 def _nuts(key: Any, model: Callable, args: tuple, show_progress: bool) -> tuple[np.ndarray, float]:
@@ -141,9 +128,8 @@ def _table(
     full: LaplaceApproximation,
 ) -> str:
     """Means and sds of NUTS on the coreset, of its draws weighted, and by Laplace."""
-    error = draws.std(0) / np.sqrt(effective_sample_size(draws[None]))
     columns = {
-        "coreset, NUTS": {"mean": draws.mean(0), "± MC": error, "sd": draws.std(0)},
+        "coreset, NUTS": columns_of(draws),
         "all rows, these draws weighted": {"mean": weighted[0], "sd": weighted[1]},
         "all rows, Laplace": {"mean": full.mode, "sd": full.sd},
     }
@@ -160,6 +146,12 @@ def _nuts_table(names: list[str], draws: np.ndarray, all_draws: np.ndarray) -> s
     return printed_table(names, columns)
 
 
+def columns_of(draws: np.ndarray) -> dict[str, np.ndarray]:
+    """Means of draws with their Monte Carlo errors, and standard deviations."""
+    error = draws.std(0) / np.sqrt(effective_sample_size(draws[None]))
+    return {"mean": draws.mean(0), "± MC": error, "sd": draws.std(0)}
+
+
 def printed_table(names: list[str], columns: dict[str, dict[str, np.ndarray]]) -> str:
     """Columns of numbers as text, by title and name, with a row for each of the names."""
     import pandas as pd
@@ -168,26 +160,46 @@ def printed_table(names: list[str], columns: dict[str, dict[str, np.ndarray]]) -
     return pd.concat(parts, axis=1).to_string(float_format="{:.4f}".format) + "\n"
 
 
-def _figure(
-    path: Path, coreset: Coreset, names: list[str], draws: np.ndarray, full: LaplaceApproximation
-) -> Path:
-    """Marginals laid over each other, and error against the number of rows."""
+def closing_text(figure: Path, saved: Path, seconds: float) -> str:
+    """What was written, how long it all took, and how much memory."""
+    memory = peak_memory()
+    held = "" if memory is None else f" Peak memory {memory / 2**30:.2f} GiB."
+    return f"Wrote {figure} and {saved}. {seconds:.0f} s in all.{held}"
+
+
+def new_figure(*size: float) -> Any:
+    """A figure that is shown nowhere."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from jaxcoreset.plotting import plot_kl, plot_marginals
+    return plt.figure(figsize=size, layout="constrained")
 
-    figure = plt.figure(figsize=(12, 5.6), layout="constrained")
+
+def save_figure(path: Path, figure: Any) -> Path:
+    """Write a figure and close it."""
+    import matplotlib.pyplot as plt
+
+    write_whole(path, lambda file: figure.savefig(file, dpi=130))
+    plt.close(figure)
+    return path
+
+
+def _figure(
+    path: Path, coreset: Coreset, names: list[str], draws: np.ndarray, full: LaplaceApproximation
+) -> Path:
+    """Marginals laid over each other, and error against the number of rows."""
+    from jaxcoreset.plotting import plot_kl, plot_marginals
+    from jaxcoreset.plotting.style import legend_below
+
+    figure = new_figure(12, 5.6)
     parts = figure.subfigures(1, 2, width_ratios=[2.1, 1], squeeze=False)
     left, right = parts[0]
     labels = ("coreset, NUTS", "all rows, Laplace")
     grid = left.subplots(4, 5).flat
     axes = plot_marginals(draws, full.mode, full.sd, names, grid, labels=labels)
-    left.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False
-    )
+    legend_below(left, axes[0])
     report = coreset.report
     rows = f"{report.num_used} weighted rows"
     if report.proxy is not None:
@@ -195,6 +207,4 @@ def _figure(
     left.suptitle(f"Posterior from {rows} over that of all {report.num_data:,}")
     ax = plot_kl(report, right.subplots())
     ax.set_title("Error against coreset size")
-    write_whole(path, lambda file: figure.savefig(file, dpi=130))
-    plt.close(figure)
-    return path
+    return save_figure(path, figure)

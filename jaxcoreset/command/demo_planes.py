@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 from jaxtyping import Float, Int
-from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
 
 from jaxcoreset.builders.builder import CoresetBuilder
-from jaxcoreset.command.demo import Say, printed_table
+from jaxcoreset.command.demo import closing_text, columns_of, new_figure, printed_table, save_figure
 from jaxcoreset.command.flights import late_by_plane, load_planes
-from jaxcoreset.data.utils import peak_memory, write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,33 +19,30 @@ if TYPE_CHECKING:
 _NUM_WARMUP, _NUM_SAMPLES = 500, 1000
 _NUM_HELD_OUT, _NUM_EFFECTS = 250, 200
 _NUM_EXTREME = 20
+_TOL = 0.05
 # Intervals hold this part of the posterior.
 _COVERAGE = 0.9
 
 
 def run_planes_demo(
     *,
-    tol: float = 0.05,
     size: int | None = None,
     seed: int = 0,
     out: Path = Path("jaxcoreset-demo"),
     show_progress: bool = True,
-    say: Say = print,
 ) -> dict[str, Any]:
     """Build a coreset of aircraft, run NUTS on it, and draw the effects of all aircraft.
 
     Args:
-        tol: the tolerance of the build, in nats, unless there is a `size`.
-        size: the maximum number of aircraft of the coreset.
+        size: the maximum number of aircraft of the coreset; by default the fewest that keep to
+            0.05 nats.
         seed: the seed of all random numbers.
         out: the directory of the figure and the coreset; created if missing.
         show_progress: whether to show progress bars on a terminal.
-        say: the function that prints the text.
 
     Returns:
-        A dictionary: "coreset"; "shared", by name the draws of the shared parameters; "effects",
-        draws of all effects, shape (200, number of aircraft); "planes", their tail numbers;
-        "figure", its path; and "seconds" by stage.
+        A dictionary: "shared", by name the draws of the shared parameters, and "effects", draws of
+        all effects, shape (200, number of aircraft).
 
     Raises:
         ModuleNotFoundError: if a package of the extra ``demo`` is missing.
@@ -61,23 +56,23 @@ def run_planes_demo(
         seconds[stage] = time.perf_counter() - start - sum(seconds.values())
         return seconds[stage]
 
-    say("Reading the flights, their weather and their aircraft ...")
+    print("Reading the flights, their weather and their aircraft ...")
     features, plane, late, names, planes = load_planes()
     num_planes = len(planes)
     lap("data")
-    say(
+    print(
         f"{len(late):,} flights of {num_planes:,} aircraft, {late.mean():.1%} late. "
         f"{features.shape[1] + 1} shared parameters, and an effect of each aircraft.\n"
     )
 
-    settings: dict[str, Any] = {"tol": tol} if size is None else {"size": size}
+    settings: dict[str, Any] = {"tol": _TOL} if size is None else {"size": size}
     settings |= {"num_held_out": _NUM_HELD_OUT, "progress_bar": show_progress}
     builder = CoresetBuilder(late_by_plane, groups="plane", **settings)
     coreset = builder.run(build_key, features, plane, num_planes, late)
     lap("build")
-    say(f"{coreset.report}\n")
+    print(f"{coreset.report}\n")
 
-    say(f"NUTS on the {len(coreset)} aircraft, {_NUM_WARMUP} warm-up and {_NUM_SAMPLES} kept ...")
+    print(f"NUTS on the {len(coreset)} aircraft, {_NUM_WARMUP} warm-up and {_NUM_SAMPLES} kept ...")
     mcmc = MCMC(
         NUTS(coreset.model),
         num_warmup=_NUM_WARMUP,
@@ -86,16 +81,17 @@ def run_planes_demo(
     )
     mcmc.run(nuts_key, *coreset.args, **coreset.kwargs, init_params=coreset.init_params())
     shared = {name: np.asarray(x) for name, x in mcmc.get_samples().items()}
-    say(f"done in {lap('NUTS'):.1f} s, compilation included.\n")
+    print(f"done in {lap('NUTS'):.1f} s, compilation included.\n")
     draws = np.column_stack([shared["beta"], shared["sd_planes"]])
-    say(_shared_table([*names, "sd between aircraft"], draws))
+    columns = {"coreset, NUTS": columns_of(draws)}
+    print(printed_table([*names, "sd between aircraft"], columns))
 
-    say(f"{_NUM_EFFECTS} draws of the effects of all {num_planes:,} aircraft ...")
+    print(f"{_NUM_EFFECTS} draws of the effects of all {num_planes:,} aircraft ...")
     effects = coreset.group_effects(effects_key, mcmc, num_draws=_NUM_EFFECTS)["effect"]
-    say(f"done in {lap('effects'):.1f} s.\n")
+    print(f"done in {lap('effects'):.1f} s.\n")
     table = _planes_table(planes, plane, late, effects)
     low, middle, high = _interval(shared["sd_planes"])
-    say(
+    print(
         f"The sd between aircraft is {middle:.3f} on the scale of log-odds, {_COVERAGE:.0%} "
         f"interval {low:.3f} to {high:.3f}.\n\nThe {_NUM_EXTREME} best aircraft:\n"
         f"{table.head(_NUM_EXTREME).to_string()}\n\nThe {_NUM_EXTREME} worst aircraft:\n"
@@ -105,29 +101,14 @@ def run_planes_demo(
     figure = _figure(out / "planes.png", table, (low, middle, high))
     saved = coreset.save(out / "planes.npz")
     lap("figure")
-    memory = peak_memory()
-    held = "" if memory is None else f" Peak memory {memory / 2**30:.2f} GiB."
-    say(f"Wrote {figure} and {saved}. {sum(seconds.values()):.0f} s in all.{held}")
-    return {
-        "coreset": coreset,
-        "shared": shared,
-        "effects": effects,
-        "planes": planes,
-        "figure": figure,
-        "seconds": seconds,
-    }
+    print(closing_text(figure, saved, sum(seconds.values())))
+    return {"shared": shared, "effects": effects}
 
 
 def _interval(draws: Float[np.ndarray, " s"]) -> tuple[float, float, float]:
     """The lower end of an interval, the mean, and the upper end."""
     low, high = np.quantile(draws, [(1 - _COVERAGE) / 2, (1 + _COVERAGE) / 2])
     return float(low), float(draws.mean()), float(high)
-
-
-def _shared_table(names: list[str], draws: Float[np.ndarray, "s d"]) -> str:
-    error = draws.std(0) / np.sqrt(effective_sample_size(draws[None]))
-    columns = {"mean": draws.mean(0), "± MC": error, "sd": draws.std(0)}
-    return printed_table(names, {"coreset, NUTS": columns})
 
 
 def _planes_table(
@@ -154,14 +135,9 @@ def _planes_table(
 
 def _figure(path: Path, table: "pd.DataFrame", spread: tuple[float, float, float]) -> Path:
     """A caterpillar plot: all aircraft, and the best and the worst ones by name."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     from jaxcoreset.plotting.style import CORESET, FULL, GREY, literal, tidy
 
-    figure = plt.figure(figsize=(11, 7), layout="constrained")
+    figure = new_figure(11, 7)
     grid = figure.add_gridspec(2, 2, width_ratios=[1.5, 1])
     whole = figure.add_subplot(grid[:, 0])
     places = np.arange(len(table))
@@ -201,6 +177,4 @@ def _figure(path: Path, table: "pd.DataFrame", spread: tuple[float, float, float
         ax.set_title(f"The {len(part)} {title}")
         ax.set_xlabel("effect")
         tidy(ax)
-    write_whole(path, lambda file: figure.savefig(file, dpi=130))
-    plt.close(figure)
-    return path
+    return save_figure(path, figure)

@@ -102,28 +102,21 @@ def loading_program(path: Path, trust: bool) -> dict[str, str]:
 
 def _escaped(inputs: Inputs) -> Inputs:
     """The inputs with names and categories as they stand in a file with escaped formulas."""
-    levels = {
-        as_text_cell(name): [as_text_cell(level) for level in levels]
-        for name, levels in inputs.levels.items()
-    }
-    numbers = iter([name for name in inputs.coefficients if name in inputs.columns])
-    coefficients = []
-    for name in inputs.columns:
-        if name in inputs.levels:
-            column = as_text_cell(name)
-            coefficients += [f"{column} = {level}" for level in levels[column][1:]]
-        else:
-            coefficients.append(as_text_cell(next(numbers)))
+    cell, coefficients = as_text_cell, {name: as_text_cell(name) for name in inputs.columns}
+    for name, levels in inputs.levels.items():
+        coefficients |= {f"{name} = {one}": f"{cell(name)} = {cell(one)}" for one in levels[1:]}
     return dataclasses.replace(
         inputs,
-        response=as_text_cell(inputs.response),
-        columns=[as_text_cell(name) for name in inputs.columns],
-        levels=levels,
-        kinds={as_text_cell(name): kind for name, kind in inputs.kinds.items()},
-        classes=[as_text_cell(name) for name in inputs.classes],
-        outcomes=[as_text_cell(name) for name in inputs.outcomes],
-        scaling={as_text_cell(name): pair for name, pair in inputs.scaling.items()},
-        coefficients=coefficients,
+        response=cell(inputs.response),
+        columns=[cell(name) for name in inputs.columns],
+        levels={
+            cell(name): [cell(one) for one in levels] for name, levels in inputs.levels.items()
+        },
+        kinds={cell(name): kind for name, kind in inputs.kinds.items()},
+        classes=[cell(name) for name in inputs.classes],
+        outcomes=[cell(name) for name in inputs.outcomes],
+        scaling={cell(name): pair for name, pair in inputs.scaling.items()},
+        coefficients=[coefficients[name] for name in inputs.coefficients],
     )
 
 

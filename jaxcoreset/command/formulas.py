@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxcoreset.command.problems import Problems, without_missing
+from jaxcoreset.command.problems import check_each, without_missing
 from jaxcoreset.command.tables import Table, TableError
 
 
@@ -49,11 +49,7 @@ def formula_table(
         message = str(error).strip().partition("\n")[0]
         raise TableError(f"--formula {formula!r} cannot be read: {message}") from error
     used = sorted(str(variable) for variable in parsed.required_variables)
-    problems = Problems()
-    for name in used:
-        with problems.collected():
-            table.check(name)
-    problems.refuse()
+    check_each(table.check, used)
     left = [str(term).strip("`") for term in sides[0]]
     if len(left) != 1 or left[0] not in table.columns:
         raise TableError(
@@ -63,10 +59,7 @@ def formula_table(
     response, notes = left[0], []
     if drop_missing:
         table, notes = without_missing(table, used)
-    for name in used:
-        with problems.collected():
-            table.column(name)
-    problems.refuse()
+    check_each(table.column, used)
     try:
         matrix = pd.DataFrame(sides[1].get_model_matrix(table.frame, context={}))
     except Exception as error:  # a formula may compute anything

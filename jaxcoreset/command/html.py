@@ -19,7 +19,7 @@ from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.report_table import rows_for_goals
 from jaxcoreset.data.messages import require
 from jaxcoreset.likelihood.from_model import model_likelihood
-from jaxcoreset.plotting.style import literal
+from jaxcoreset.plotting.style import legend_below, literal
 from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation
 
 if TYPE_CHECKING:
@@ -251,9 +251,7 @@ def _marginal_figure(comparison: Comparison) -> dict[str, str]:
         names=[_shortened(comparison.names[i]) for i in shown],
         axes=grid[: len(shown)],
     )
-    figure.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False
-    )
+    legend_below(figure, axes[0])
     caption = "Marginal posteriors, from the coreset (area) and from all rows (line)."
     if len(shown) < len(comparison.names):
         caption += f" Shown are the {len(shown)} parameters that differ most."

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxcoreset.command.formulas import formula_table
-from jaxcoreset.command.problems import Problems, without_missing
+from jaxcoreset.command.problems import Problems, check_each, without_missing
 from jaxcoreset.command.regressions import PRIOR_SCALE, REGRESSIONS, read_response
 from jaxcoreset.command.tables import Table, TableError
 from jaxcoreset.data.messages import did_you_mean, listed
@@ -240,27 +240,23 @@ def model_inputs(
     sources = _sources(
         table, spec, inspect.signature(model).parameters, response, columns, categorical
     )
-    used = {name for source in sources.values() for name in _as_list(source)}
+    used = dict.fromkeys(name for source in sources.values() for name in _as_list(source))
     table, notes = without_missing(table, sorted(used)) if drop_missing else (table, [])
     levels: dict[str, list[str]] = {}
-    problems = Problems()
-    for name in used:
-        with problems.collected():
-            table.column(name) if name in categorical else table.numbers(name, _hint(name))
-    problems.refuse()
+    values: dict[str, np.ndarray] = {}
 
-    def read(name: str) -> np.ndarray:
+    def read(name: str) -> None:
         if name in categorical:
-            codes, levels[name] = table.labels(name)
-            return codes
-        values = table.numbers(name, _hint(name))
-        table.check_held(name, values)
-        return values
+            values[name], levels[name] = table.labels(name)
+            return
+        values[name] = table.numbers(name, _hint(name))
+        table.check_held(name, values[name])
 
+    check_each(read, used)
     arguments = {
-        name: read(source)
+        name: values[source]
         if isinstance(source, str)
-        else np.stack([read(column) for column in source], axis=1)
+        else np.stack([values[column] for column in source], axis=1)
         for name, source in sources.items()
     }
     return Inputs(
@@ -361,20 +357,14 @@ def import_model(spec: str) -> Callable:
     sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and module_name.split(".")[0] == error.name:
-            raise TableError(
-                f"--model is {spec!r}, but there is no module {error.name!r} in {folder} or among "
-                "the installed packages."
-            ) from error
-        raise TableError(
-            f"--model is {spec!r}, but {module_name} cannot be imported: {error}."
-        ) from error
     except Exception as error:  # the user's file may raise anything
-        raise TableError(
-            f"--model is {spec!r}, but {module_name} cannot be imported: "
-            f"{type(error).__name__}: {error}."
-        ) from error
+        trouble = f"{module_name} cannot be imported: {type(error).__name__}: {error}."
+        if isinstance(error, ModuleNotFoundError):
+            trouble = f"{module_name} cannot be imported: {error}."
+            if module_name.split(".")[0] == error.name:
+                where = f"in {folder} or among the installed packages."
+                trouble = f"there is no module {error.name!r} {where}"
+        raise TableError(f"--model is {spec!r}, but {trouble}") from error
     finally:
         sys.path.remove(str(folder))
     model = getattr(module, name, None)
@@ -391,11 +381,7 @@ def _columns(
     table: Table, columns: Sequence[str] | None, taken: Sequence[str], categorical: Sequence[str]
 ) -> list[str]:
     """The named columns, or all columns that have a name and are not taken."""
-    problems = Problems()
-    for name in (*(columns or ()), *categorical):
-        with problems.collected():
-            table.check(name)
-    problems.refuse()
+    check_each(table.check, (*(columns or ()), *categorical))
     if columns is None:
         columns = [
             name for name in table.columns if name not in taken and not name.startswith("Unnamed:")

@@ -1,6 +1,6 @@
 """Report all problems of a table and of the options at once, and drop rows with missing values."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,15 @@ class Problems(list[str]):
         if self:
             numbered = "\n".join(f"  {i}. {text}" for i, text in enumerate(self, 1))
             raise TableError(f"{len(self)} problems were found:\n{numbered}")
+
+
+def check_each(check: Callable[[str], Any], names: Iterable[str]) -> None:
+    """Call `check` with each of these names, and raise a TableError with all that it raised."""
+    problems = Problems()
+    for name in names:
+        with problems.collected():
+            check(name)
+    problems.refuse()
 
 
 def without_missing(table: Table, names: Sequence[str]) -> tuple[Table, list[str]]:

@@ -161,19 +161,16 @@ def _first(values: np.ndarray, bad: np.ndarray) -> str:
 def read_response(
     likelihood: str, table: Table, name: str, positive: str | None
 ) -> tuple[np.ndarray, dict[str, Any], list[str]]:
-    """The response, further arguments of the model, and the two outcomes that `positive` tells."""
-    if positive is None:
-        return *REGRESSIONS[likelihood].read_response(table, name), []
-    y, outcomes = read_outcomes(table, name, positive)
-    return y, {}, outcomes
+    """The response, further arguments of the model, and the two outcomes that `positive` tells.
 
-
-def read_outcomes(table: Table, name: str, positive: str) -> tuple[np.ndarray, list[str]]:
-    """A response of two values as 1, where it is `positive`, and 0; and the values, in this order.
+    A response of two values is 1 where it is `positive`, which is the second of the outcomes.
 
     Raises:
-        TableError: if there are not two values, or `positive` is none of them.
+        TableError: if the response does not fit the likelihood, or `positive` is given and there
+            are not two values, or it is none of them.
     """
+    if positive is None:
+        return *REGRESSIONS[likelihood].read_response(table, name), []
     codes, levels = table.labels(name)
     if len(levels) != 2 or positive not in levels:
         raise TableError(
@@ -182,7 +179,7 @@ def read_outcomes(table: Table, name: str, positive: str) -> tuple[np.ndarray, l
             f"{did_you_mean(positive, levels)}"
         )
     at = levels.index(positive)
-    return (codes == at).astype(np.int64), [levels[1 - at], positive]
+    return (codes == at).astype(np.int64), {}, [levels[1 - at], positive]
 
 
 REGRESSIONS = {

@@ -227,16 +227,21 @@ class Coreset(AsTable):
         dense_mass: bool | list[tuple[str, ...]] | None = None,
         key: PRNGKeyArray | int | None = None,
     ) -> WarmStart:
-        """A start for NUTS on all the rows; see `jaxcoreset.coreset.WarmStart`."""
-        return warm_start(
-            self.model,
-            (self.args, self.kwargs),
-            mcmc,
-            self.approximation,
-            num_chains=num_chains,
-            dense_mass=dense_mass,
-            key=None if key is None else as_key(key),
-        )
+        """Initial points, a step size and a metric for NUTS on all the rows.
+
+        Args:
+            mcmc: NUTS that has run on the coreset, constrained samples with leading axes (draws,)
+                or (chains, draws), or what `correct` returned. Initial points are draws of it, and
+                the metric is their covariance. The step size is that of NUTS if its metric is of
+                the same kind, else that for a Gaussian. By default the approximation is used.
+            num_chains: the number of chains on all the rows; by default that of `mcmc`.
+            dense_mass: as for `NUTS`; dense by default with ten draws or more for each coordinate.
+            key: a JAX random key, needed without `mcmc`; by default its draws are evenly spaced.
+
+        Raises:
+            ValueError: if there is nothing to start from, or a setting is wrong or missing.
+        """
+        return warm_start(self, mcmc, num_chains, dense_mass, key)
 
     def group_effects(
         self,
@@ -341,8 +346,7 @@ class Coreset(AsTable):
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Coreset":
-        other = object.__new__(type(self))
-        memo[id(self)] = other
+        other = memo[id(self)] = self.__copy__()
         vars(other).update(copy.deepcopy(vars(self), memo))
         return other
 

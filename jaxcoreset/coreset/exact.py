@@ -1,7 +1,7 @@
 """Coresets without error: all rows, or all distinct rows weighted by how often they occur."""
 
-import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,11 +35,10 @@ def whole_coreset(
     n, rows = likelihood.num_data, likelihood.rows
     indices, weights = np.arange(n), np.ones(n, jnp.zeros(()).dtype)
     data = rows.data if rows.is_local and not rows.is_streamed else rows.take(indices)
-    num_distinct = None if distinct is None else distinct.num
-    report = Report.of_all_rows(n, size, clock, num_distinct)
+    facts: dict[str, Any] = {"num_distinct": None if distinct is None else distinct.num}
     if isinstance(likelihood.model, GroupModel):
-        facts = {"unit": "groups", "integration": describe(likelihood.model)}
-        report = dataclasses.replace(report, **facts)
+        facts |= {"unit": "groups", "integration": describe(likelihood.model)}
+    report = Report.without_error("all rows", n, n, size, clock, **facts)
     return coreset_of_rows(model, likelihood, rows.numbers(indices), weights, data, report)
 
 
@@ -75,13 +74,17 @@ def _of_distinct(
 ) -> Coreset:
     """The distinct rows with their counts as weights."""
     likelihood, tol = construction.likelihood, construction.tol
-    clock = construction.clock
-    weights = distinct.counts.astype(jnp.zeros(()).dtype)
-    data = likelihood.take(distinct.first)
-    report = dataclasses.replace(
-        Report.of_distinct_rows(distinct.num, likelihood.num_data, size, clock),
+    report = Report.without_error(
+        "distinct rows",
+        distinct.num,
+        likelihood.num_data,
+        size,
+        construction.clock,
+        num_distinct=distinct.num,
         tol=tol,
         is_within_tol=None if tol is None else True,
         passes=dict(likelihood.rows.passes),
     )
+    weights = distinct.counts.astype(jnp.zeros(()).dtype)
+    data = likelihood.take(distinct.first)
     return coreset_of_rows(model, likelihood, distinct.first, weights, data, report)

@@ -75,11 +75,31 @@ class AsTable:
                 "coreset of rows. Its args and kwargs hold the rows of its groups."
             )
         write_proxy(self.proxy, proxy)
-        rows = [leaf[: len(self)] for leaf in self.arguments.data]  # without any, there is one
-        data = dict(zip(self.arguments.data_names, rows, strict=True))
-        indices = self.indices
-        found = as_frame(indices, self.weights, data, self.report.num_data, table, weight, row)
-        return found if numbers is None else found.assign(**{row: numbers[indices]})
+        require("pandas")
+        import pandas as pd
+
+        if table is None:
+            rows = [leaf[: len(self)] for leaf in self.arguments.data]  # without any, there is one
+            data = dict(zip(self.arguments.data_names, rows, strict=True))
+            frame = pd.DataFrame(_columns(data))
+        elif not isinstance(table, pd.DataFrame):
+            raise TypeError(f"table is a {type(table).__name__}; expected a pandas DataFrame.")
+        elif len(table) != self.report.num_data:
+            raise ValueError(
+                f"table has {len(table):,} rows; expected the {self.report.num_data:,} rows that "
+                "the coreset was built from, in the same order."
+            )
+        else:
+            frame = table.iloc[self.indices].copy()
+        for option, name in (("row", row), ("weight", weight)):
+            if name in frame.columns or row == weight:
+                raise ValueError(
+                    f"{option} is {name!r}, and there is another column of that name; choose a new "
+                    f"name, for instance {option}='coreset_{name}'."
+                )
+        frame.insert(0, row, self.indices if numbers is None else numbers[self.indices])
+        frame.insert(1, weight, self.weights)
+        return frame
 
     def to_csv(
         self,
@@ -125,41 +145,6 @@ class AsTable:
         frame = self.to_frame(table, **names)
         require("pyarrow")
         return write_whole(path, lambda file: frame.to_parquet(file, engine="pyarrow", index=False))
-
-
-def as_frame(
-    indices: np.ndarray,
-    weights: np.ndarray,
-    data: Mapping[str, Any],
-    num_data: int,
-    table: "pd.DataFrame | None",
-    weight: str,
-    row: str,
-) -> "pd.DataFrame":
-    """The rows and weights of a coreset, beside its data or the rows of a table; see `to_frame`."""
-    require("pandas")
-    import pandas as pd
-
-    if table is None:
-        frame = pd.DataFrame(_columns(data))
-    elif not isinstance(table, pd.DataFrame):
-        raise TypeError(f"table is a {type(table).__name__}; expected a pandas DataFrame.")
-    elif len(table) != num_data:
-        raise ValueError(
-            f"table has {len(table):,} rows; expected the {num_data:,} rows that the coreset was "
-            "built from, in the same order."
-        )
-    else:
-        frame = table.iloc[indices].copy()
-    for option, name in (("row", row), ("weight", weight)):
-        if name in frame.columns or row == weight:
-            raise ValueError(
-                f"{option} is {name!r}, and there is another column of that name; choose a new "
-                f"name, for instance {option}='coreset_{name}'."
-            )
-    frame.insert(0, row, indices)
-    frame.insert(1, weight, weights)
-    return frame
 
 
 def write_proxy(proxy: Proxy | None, path: str | os.PathLike | None) -> None:

@@ -49,12 +49,17 @@ def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool 
         raise ValueError(
             f"{os.fspath(path)!r} was written by a newer version of jaxcoreset; upgrade to read it."
         )
+
+    def part(name: str, read: Callable[[Any], Any]) -> Any:
+        """A part of the file that not every coreset has."""
+        nonlocal at
+        at, plain = name, header.get(name)
+        return None if plain is None else read(plain)
+
     with usable(path, trouble, lambda: at):
         at = "report"
         report = Report.from_dict(header["report"])
-        at = "proxy"
-        plain = header.get("proxy")
-        proxy = None if plain is None else Proxy.from_dict(decode(plain, arrays))
+        proxy = part("proxy", lambda plain: Proxy.from_dict(decode(plain, arrays)))
         at = "indices or weights"
         indices, weights = arrays["indices"], arrays["weights"]
         _check_rows(indices, weights, report.num_data, may_be_empty=proxy is not None)
@@ -79,15 +84,11 @@ def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool 
         at = "data_dims or model"
         require_type(header["data_dims"], dict[str, int], "data_dims")
         require_type(header["model"], str | None, "model")
-        at = "group_names"
-        names, plain = GroupNames(are_known=False), header.get("group_names")
-        if plain is not None:
-            names = GroupNames.from_dict(decode(plain, arrays), report.num_data)
-        at = "grouping"
-        plain = header.get("grouping")
-        grouping = None if plain is None else Grouping.from_dict(plain, names)
-        at = "summary"
-        summary = header.get("summary")
+        names = part(
+            "group_names",
+            lambda plain: GroupNames.from_dict(decode(plain, arrays), report.num_data),
+        )
+        names = GroupNames(are_known=False) if names is None else names
         return Coreset(
             model,
             indices,
@@ -97,9 +98,9 @@ def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool 
             data_dims=header["data_dims"],
             model_name=header["model"],
             trust=trust,
-            summary=None if summary is None else DataSummary.from_dict(decode(summary, arrays)),
             proxy=proxy,
-            grouping=grouping,
+            grouping=part("grouping", lambda plain: Grouping.from_dict(plain, names)),
+            summary=part("summary", lambda plain: DataSummary.from_dict(decode(plain, arrays))),
         )
 
 

@@ -194,29 +194,19 @@ class Report(ShownAsTable):
         )
 
     @classmethod
-    def of_all_rows(
-        cls, num_data: int, size: int, clock: Clock, num_distinct: int | None = None
+    def without_error(
+        cls, what: str, num_used: int, num_data: int, size: int, clock: Clock, **facts: Any
     ) -> "Report":
-        """The report of all rows with weight 1."""
-        return cls._exact(num_data, "all rows", num_data, size, clock, num_distinct)
+        """The report of all rows, or of all distinct ones weighted by how often they occur.
 
-    @classmethod
-    def of_distinct_rows(
-        cls, num_distinct: int, num_data: int, size: int, clock: Clock
-    ) -> "Report":
-        """The report of all distinct rows, weighted by how often they occur."""
-        return cls._exact(num_distinct, "distinct rows", num_data, size, clock, num_distinct)
-
-    @classmethod
-    def _exact(
-        cls,
-        num_used: int,
-        solver: str,
-        num_data: int,
-        size: int,
-        clock: Clock,
-        num_distinct: int | None,
-    ) -> "Report":
+        Args:
+            what: "all rows" or "distinct rows".
+            num_used: their number.
+            num_data: the number of rows of the data.
+            size: the maximum number of rows.
+            clock: the time by stage.
+            **facts: further attributes.
+        """
         errors = ("relative_error", "held_out_error", "kl", "kl_standard_error")
         counts = {"size": np.array([num_used]), "num_used": np.array([num_used])}
         return cls(
@@ -224,16 +214,16 @@ class Report(ShownAsTable):
             size=size,
             num_used=num_used,
             num_candidates=num_used,
-            num_distinct=num_distinct,
             num_draws=0,
             num_held_out=0,
             **dict.fromkeys(errors, 0.0),
-            solver=solver,
+            solver=what,
             converged=True,
             weighting="none needed",
             curve=counts | dict.fromkeys(errors, np.zeros(1)),
             seconds=clock.seconds,
             peak_memory=peak_memory(),
+            **facts,
         )
 
     @property
@@ -241,11 +231,8 @@ class Report(ShownAsTable):
         """What a Gaussian alone reaches, in a sentence; None if it was not measured."""
         if self.gaussian_kl is None or self.gaussian_kl_standard_error is None:
             return None
-        what = (
-            "A Gaussian at the mode"
-            if self.weighting == "Laplace"
-            else "A Gaussian of the draws' moments"
-        )
+        of = "at the mode" if self.weighting == "Laplace" else "of the draws' moments"
+        what = f"A Gaussian {of}"
         goal = GOOD_KL if self.tol is None else self.tol
         distance = kl_text(self.gaussian_kl, self.gaussian_kl_standard_error)
         if self.gaussian_kl + 2 * self.gaussian_kl_standard_error <= goal:

@@ -20,78 +20,75 @@ NEEDS_BUILD = "too few to estimate the error, so build a new coreset from all ro
 
 def rows_of(report: Any) -> list[tuple[str, str]]:
     """The names and texts of a report's rows."""
+    needed, memory = rows_for_goals(report), report.peak_memory
+    passes = ", ".join(f"{what} {count}" for what, count in report.passes.items())
     rows = [
-        (report.unit, _rows_row(report)),
-        *([] if report.proxy is None else [("proxy of all rows", report.proxy)]),
+        (report.unit, _rows_text(report)),
+        ("proxy of all rows", report.proxy),
         ("candidates", f"{report.num_candidates:,}"),
         ("draws", f"{report.num_draws:,} for the solver, {report.num_held_out:,} held out"),
         ("weighting", report.weighting),
         ("solver", report.solver + ("" if report.converged else " (did not converge)")),
         ("relative error", f"{report.relative_error:.2e}"),
         ("held-out error", f"{report.held_out_error:.2e}"),
-        ("estimated KL", _kl_row(report)),
-        *_integral_row(report),
-        *_gaussian_row(report),
-        *_tolerance_row(report),
-        *_needed_row(report),
-        *_rounding_row(report),
-        *_spike_row(report),
+        ("estimated KL", _estimate_text(report)),
+        ("effects of groups", _integral_text(report)),
+        ("Gaussian alone", _gaussian_text(report)),
+        ("tolerance", _tolerance_text(report)),
+        (f"{report.unit} needed", f"{needed} nats" if needed else None),
+        ("rounding", _rounding_text(report)),
+        ("spike", _spike_text(report)),
         *_round_rows(report),
-        *_pass_rows(report),
+        ("passes", passes or None),
+        *_search_rows(report),
         *_history_rows(report),
         ("verdict", report.verdict),
         ("next", next_step(report)),
         ("seconds", ", ".join(f"{name} {spent:.1f}" for name, spent in report.seconds.items())),
+        ("peak memory", None if memory is None else f"{memory / 2**20:,.0f} MiB"),
     ]
-    if report.peak_memory is not None:
-        rows.append(("peak memory", f"{report.peak_memory / 2**20:,.0f} MiB"))
-    return rows
+    return [(name, text) for name, text in rows if text is not None]
 
 
-def _rows_row(report: Any) -> str:
+def _rows_text(report: Any) -> str:
     rows = f"{report.num_used:,} of {report.num_data:,}"
     if report.num_distinct is None or report.num_distinct == report.num_data:
         return f"{rows} ({report.size:,} allowed)"
     return f"{rows} ({report.num_distinct:,} distinct), {report.size:,} allowed"
 
 
-def _kl_row(report: Any) -> str:
+def _estimate_text(report: Any) -> str:
     if math.isinf(report.kl):
         return "not known"
     shift = "" if report.mean_shift is None else f"; no mean off by over {report.mean_shift:.1g} sd"
     return f"{kl_text(report.kl, report.kl_standard_error)} nats, symmetrised{shift}"
 
 
-def _integral_row(report: Any) -> list[tuple[str, str]]:
+def _integral_text(report: Any) -> str | None:
     if report.integration is None:
-        return []
+        return None
     error = f", which adds {report.integral_kl:.1g} nats" if report.integral_kl else ""
-    return [("effects of groups", f"{report.integration}{error}")]
+    return f"{report.integration}{error}"
 
 
-def _gaussian_row(report: Any) -> list[tuple[str, str]]:
+def _gaussian_text(report: Any) -> str | None:
     text = report.gaussian_verdict
     if text is None:
-        return []
+        return None
     worth = f"effective sample size of its draws {report.gaussian_relative_ess:.0%}"
     shape = "" if report.gaussian_k_hat is None else f", k-hat {report.gaussian_k_hat:.2f}"
-    return [("Gaussian alone", f"{text} ({worth}{shape})")]
+    return f"{text} ({worth}{shape})"
 
 
-def _tolerance_row(report: Any) -> list[tuple[str, str]]:
+def _tolerance_text(report: Any) -> str | None:
     if report.tol is None:
-        return []
+        return None
     verdict = "not met: this is the best coreset" if report.is_within_tol is False else "met"
     if math.isinf(report.kl):
         verdict = "not known to be met"
     elif report.rows_needed is not None:
         verdict += f", and it would take {rows_text(report)}"
-    return [("tolerance", f"{report.tol:.2g} nats, {verdict}")]
-
-
-def _needed_row(report: Any) -> list[tuple[str, str]]:
-    needed = rows_for_goals(report)
-    return [(f"{report.unit} needed", f"{needed} nats")] if needed else []
+    return f"{report.tol:.2g} nats, {verdict}"
 
 
 def rows_for_goals(report: Any) -> str:
@@ -144,23 +141,20 @@ def rows_text(report: Any) -> str:
     return f"about {round(report.rows_needed / digits) * digits:,} {report.unit}"
 
 
-def _rounding_row(report: Any) -> list[tuple[str, str]]:
+def _rounding_text(report: Any) -> str | None:
     if report.rounding is None:
-        return []
-    text = f"{report.rounding:.1g} nats of the log-density in float32: use in_float64()"
-    return [("rounding", text)]
+        return None
+    return f"{report.rounding:.1g} nats of the log-density in float32: use in_float64()"
 
 
-def _spike_row(report: Any) -> list[tuple[str, str]]:
+def _spike_text(report: Any) -> str | None:
     if report.spike is None:
-        return []
-    text = f"a mode that is {report.spike:.2g} nats too high: start chains at init_params()"
-    return [("spike", text)]
+        return None
+    return f"a mode that is {report.spike:.2g} nats too high: start chains at init_params()"
 
 
-def _pass_rows(report: Any) -> list[tuple[str, str]]:
-    passes = ", ".join(f"{what} {count}" for what, count in report.passes.items())
-    rows = [("passes", passes)] if passes else []
+def _search_rows(report: Any) -> list[tuple[str, str]]:
+    rows = []
     for one in report.candidate_searches:
         text = f"the best further row lowers the objective by {one['largest_decrease']:.1%}"
         if one["num_added"]:
@@ -174,14 +168,11 @@ def _history_rows(report: Any) -> list[tuple[str, str]]:
     rows = []
     for step in report.history:
         if step["what"] == "merge":
-            of_parts = (
-                "at least one of which has an unknown error; the error of the reduction is "
-                f"{step['kl']:.2g} nats"
-                if math.isinf(step["kl_of_parts"])
-                else f"whose errors add up to {step['kl_of_parts']:.2g} nats; the error of the "
-                f"reduction is {step['kl']:.2g} nats"
-            )
-            text = f"of {step['num_coresets']} coresets, {of_parts}"
+            of_parts = f"whose errors add up to {step['kl_of_parts']:.2g} nats"
+            if math.isinf(step["kl_of_parts"]):
+                of_parts = "at least one of which has an unknown error"
+            reduction = f"the error of the reduction is {step['kl']:.2g} nats"
+            text = f"of {step['num_coresets']} coresets, {of_parts}; {reduction}"
         else:
             text = (
                 f"{step['num_rows']:,} rows were added; the effective sample size "
@@ -196,19 +187,16 @@ def _history_rows(report: Any) -> list[tuple[str, str]]:
 def _round_rows(report: Any) -> list[tuple[str, str]]:
     rows = []
     for number, one in enumerate(report.rounds, 1):
-        if len(report.rounds) == 1 and one["own_kl"] is None:
+        text = f"KL {kl_text(one['kl'], one['kl_standard_error'])} under {one['weighting']}"
+        if one["own_kl"] is not None:
+            own = kl_text(one["own_kl"], one["own_kl_standard_error"])
+            verdict = "they are similar" if one.get("alike") else "they differ"
+            verdict = "they agree" if one["agrees"] else verdict
+            text += f", {own} under its own posterior: {verdict}"
+        elif len(report.rounds) == 1:
             continue
-        under = kl_text(one["kl"], one["kl_standard_error"])
-        if one["own_kl"] is None:
-            text = f"KL {under} under {one['weighting']}"
-            if one.get("trouble"):
-                text += f"; the chains on the coreset have not mixed: {one['trouble']}"
-            rows.append((f"round {number}", text))
-            continue
-        own = kl_text(one["own_kl"], one["own_kl_standard_error"])
-        verdict = "they are similar" if one.get("alike") else "they differ"
-        verdict = "they agree" if one["agrees"] else verdict
-        text = f"KL {under} under {one['weighting']}, {own} under its own posterior: {verdict}"
+        elif one.get("trouble"):
+            text += f"; the chains on the coreset have not mixed: {one['trouble']}"
         rows.append((f"round {number}", text))
     return rows
 

@@ -19,8 +19,8 @@ from numpyro.infer.util import unconstrain_fn
 
 from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
+from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.weighting.chains import ChainSamples, samples_of_full
-from jaxcoreset.weighting.laplace import LaplaceApproximation
 
 # A covariance from fewer draws per coordinate misleads more than it helps.
 _DRAWS_PER_COORDINATE = 10
@@ -78,37 +78,16 @@ class WarmStart:
 
 @one_at_a_time
 def warm_start(
-    model: Callable,
-    arguments: tuple[tuple, dict],
-    mcmc: MCMC | Mapping[str, Any] | None = None,
-    approximation: LaplaceApproximation | None = None,
-    *,
-    num_chains: int | None = None,
-    dense_mass: bool | list[tuple[str, ...]] | None = None,
-    key: PRNGKeyArray | None = None,
+    coreset: Any,
+    mcmc: MCMC | Mapping[str, Any] | None,
+    num_chains: int | None,
+    dense_mass: bool | list[tuple[str, ...]] | None,
+    key: PRNGKeyArray | int | None,
 ) -> WarmStart:
-    """Initial points, a step size and a metric for NUTS on all the rows.
-
-    `Coreset.warm_start` calls this with its model, arguments and approximation.
-
-    Args:
-        model: a model with the latent sites of the full one.
-        arguments: its positional and keyword arguments.
-        mcmc: NUTS that has run on the coreset, a dictionary of constrained samples with leading
-            axes (draws,) or (chains, draws), or what `correct` returned. The initial points are
-            draws of it, and the metric is their covariance. The step size is the one that NUTS
-            found, if its metric is of the same kind, and otherwise that for a Gaussian.
-        approximation: used in place of draws if `mcmc` is left out.
-        num_chains: the number of chains on all the rows; by default that of `mcmc`.
-        dense_mass: the kind of the metric, as for `NUTS`; dense by default if there are at least
-            ten draws for each coordinate.
-        key: a JAX random key for the choice of initial points; needed with the approximation.
-            Without it, draws are taken evenly spaced.
-
-    Raises:
-        ValueError: if there are neither draws nor an approximation, a setting or the name of a site
-            is not valid, or a key is missing.
-    """
+    """See `Coreset.warm_start`."""
+    key = None if key is None else as_key(key)
+    model, arguments = coreset.model, (coreset.args, coreset.kwargs)
+    approximation = coreset.approximation
     if num_chains is not None:
         num_chains = check_int("num_chains", num_chains, 1)
     if mcmc is None:

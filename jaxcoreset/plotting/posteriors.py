@@ -7,7 +7,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from numpyro.infer import MCMC
 
-from jaxcoreset.plotting.style import CORESET, DASHES, FULL, literal, new_axes
+from jaxcoreset.plotting.style import CORESET, DASHES, FULL, legend_below, literal, new_axes
 from jaxcoreset.weighting.laplace import LaplaceApproximation, parameter_names
 
 if TYPE_CHECKING:
@@ -62,12 +62,7 @@ def plot_marginals(
         _draw_marginals(ax, i, first, second, labels)
         ax.set_title(names[i], fontsize=9)
     if new:
-        axes[0].get_figure().legend(
-            *axes[0].get_legend_handles_labels(),
-            loc="outside lower center",
-            ncols=2,
-            frameon=False,
-        )
+        legend_below(axes[0].get_figure(), axes[0])
     return axes
 
 
@@ -113,14 +108,7 @@ def plot_contours(
     _draw_contours(ax, parameters, first, second, masses, (1.6, 2.2))
     ax.set(xlabel=names[i], ylabel=names[j])
     if legend:
-        ax.legend(
-            _line_handles(),
-            [labels[1], labels[0]],
-            loc="lower center",
-            bbox_to_anchor=(0.5, 1.0),
-            ncols=2,
-            frameon=False,
-        )
+        _line_legend(ax, labels, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     return ax
 
 
@@ -176,13 +164,7 @@ def plot_pairs(
             ax.set_xlim(*_limits(j, first, second))
             ax.label_outer()
     share = " and ".join(f"{mass:.0%}" for mass in masses)
-    figure.legend(
-        _line_handles(),
-        [labels[1], labels[0]],
-        title=f"regions of {share}",
-        loc="upper right",
-        frameon=False,
-    )
+    _line_legend(figure, labels, loc="upper right", title=f"regions of {share}")
     return axes
 
 
@@ -368,10 +350,10 @@ def _grid_axes(count: int) -> np.ndarray:
     return grid.reshape(-1)[:count]
 
 
-def _line_handles() -> list[Any]:
+def _line_legend(place: Any, labels: tuple[str, str], **settings: Any) -> None:
+    """The legend of contours, in axes or a figure."""
     from matplotlib.lines import Line2D
 
-    return [
-        Line2D([], [], color=FULL, ls="-", lw=2),
-        Line2D([], [], color=CORESET, ls=DASHES[1], lw=1.6),
-    ]
+    full = Line2D([], [], color=FULL, ls="-", lw=2)
+    coreset = Line2D([], [], color=CORESET, ls=DASHES[1], lw=1.6)
+    place.legend([full, coreset], [labels[1], labels[0]], frameon=False, **settings)

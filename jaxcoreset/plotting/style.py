@@ -75,6 +75,12 @@ def clear_legend(ax: "Axes", *args: Any, **kwargs: Any) -> None:
     ax.legend(*args, frameon=True, framealpha=0.9, edgecolor="none", fontsize=9, **kwargs)
 
 
+def legend_below(figure: Any, ax: "Axes") -> None:
+    """Add a legend of what is in the axes below all panels of a figure."""
+    handles = ax.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=2, frameon=False)
+
+
 def log_band(values: np.ndarray, spread: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A band around positive values that stays positive: their logarithms ± spread / values."""
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,5 +1,6 @@
 """`CoresetBuilder`: from a model and data to a coreset whose posterior is the full posterior."""
 
+import inspect
 from functools import partial
 
 import jax
@@ -13,7 +14,7 @@ import jaxcoreset as jc
 from jaxcoreset.builders.preparing import bound_solver
 from jaxcoreset.diagnostics.gaussian import gaussian_kl
 from jaxcoreset.weighting.laplace import laplace_approximation
-from tests.models import by_number, logistic_data, two_sites
+from tests.models import by_number, logistic_data
 from tests.models import logistic_model as logistic
 
 
@@ -88,12 +89,6 @@ def test_an_ordinary_regression_has_no_spike_and_stays_in_float32(coreset):
     assert coreset.init_params(3)["beta"].shape == (3, 4)
 
 
-def test_the_same_key_gives_the_same_coreset(data, coreset):
-    again = build(logistic, *data, size=20)
-    np.testing.assert_array_equal(again.indices, coreset.indices)
-    np.testing.assert_array_equal(again.weights, coreset.weights)
-
-
 def test_tolerance_is_kept_with_as_few_rows_as_the_path_has_and_the_report_has_the_error(
     data, likelihood, full
 ):
@@ -125,13 +120,6 @@ def test_as_many_rows_as_there_are_come_back_whole(data):
     np.testing.assert_array_equal(coreset.kwargs["y"], y[:50])
 
 
-def test_two_sites_in_a_dictionary_are_built():
-    model, args, kwargs = two_sites(num_data=200)
-    coreset = build(model, *args, **kwargs, size=40, num_draws=200, num_held_out=200)
-    assert 0 < len(coreset) <= 40
-    assert coreset.report.kl < 1.0
-
-
 def test_candidates_and_chunks_change_little(data, draws):
     some = {"candidates": 500, "execution": jc.Execution(batch_size=700), "weighting": draws}
     report = build(logistic, *data, size=20, **some).report
@@ -144,25 +132,6 @@ def test_report_prints_what_matters(coreset):
     text = str(coreset.report)
     for word in ("of 3,000", "held-out error", "estimated KL", "nats", "seconds", "peak memory"):
         assert word in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({}, ValueError, "size is None and tol is None"),
-        ({"size": 5, "tol": 0.1}, ValueError, "expected exactly one of them"),
-        ({"size": 0}, ValueError, "size is 0"),
-        ({"size": 2.5}, ValueError, "whole number"),
-        ({"tol": -1.0}, ValueError, "tol is -1.0"),
-        ({"size": 5, "num_draws": 1}, ValueError, "num_draws"),
-        ({"size": 5, "solver": "best"}, TypeError, r"ExchangePursuit\(\)"),
-        ({"size": 5, "weighting": None}, TypeError, r"Laplace\(\)"),
-    ],
-)
-@pytest.mark.usefixtures("untyped")
-def test_bad_settings_are_refused(arguments, error, message):
-    with pytest.raises(error, match=message):
-        jc.CoresetBuilder(logistic, **arguments, proxy=None)
 
 
 def test_fewer_candidates_than_rows_wanted_are_refused(data, draws):
@@ -225,9 +194,22 @@ def test_a_name_in_place_of_labels_is_refused_by_solve():
         jc.solve(problem, 2, jc.AIHT2(constraint=jc.StratifiedTopK("site")))
 
 
+builder = partial(jc.CoresetBuilder, logistic, proxy=None)
+
+
 @pytest.mark.parametrize(
     ("setting", "error", "message"),
     [
+        (lambda: builder(), ValueError, "size is None and tol is None"),
+        (lambda: builder(5, tol=0.1), ValueError, "expected exactly one of them"),
+        (lambda: builder(0), ValueError, "size is 0"),
+        (lambda: builder(2.5), ValueError, "whole number"),
+        (lambda: builder(tol=-1.0), ValueError, "tol is -1.0"),
+        (lambda: builder(5, num_draws=1), ValueError, "num_draws"),
+        (lambda: builder(5, solver="best"), TypeError, r"ExchangePursuit\(\)"),
+        (lambda: builder(5, weighting=None), TypeError, r"Laplace\(\)"),
+        (lambda: builder(5, execution=3), TypeError, "execution is 3"),
+        (lambda: builder(5, proxy=3), TypeError, "proxy is 3"),
         (lambda: jc.Tolerance(0.0), ValueError, "tol is 0.0"),
         (lambda: jc.Tolerance(0.1, max_size=0), ValueError, "max_size is 0"),
         (lambda: jc.Candidates(0), ValueError, "candidates is 0"),
@@ -237,17 +219,18 @@ def test_a_name_in_place_of_labels_is_refused_by_solve():
         (lambda: jc.Execution(jax.make_mesh((1, 1), ("a", "b"))), ValueError, "mesh has the axes"),
         (lambda: jc.Processes(timeout=0), ValueError, "timeout is 0"),
         (lambda: jc.Checkpoint("build", every=-1), ValueError, "every is -1"),
-        (
-            lambda: jc.CoresetBuilder(logistic, 5, execution=3, proxy=None),
-            TypeError,
-            "execution is 3",
-        ),
     ],
 )
 @pytest.mark.usefixtures("untyped")
 def test_bad_values_of_settings_are_refused(setting, error, message):
     with pytest.raises(error, match=message):
         setting()
+
+
+def test_every_setting_that_changes_the_coreset_is_part_of_a_checkpoint():
+    others = {"self", "model", "execution", "checkpoint", "progress_bar"}
+    settings = set(inspect.signature(jc.CoresetBuilder.__init__).parameters)
+    assert set(builder(5).statistical) == settings - others
 
 
 def ratings(num_data=400):

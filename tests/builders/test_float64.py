@@ -6,11 +6,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
 from jaxcoreset.builders import preparing
-from jaxcoreset.diagnostics.gaussian import gaussian_kl
+from tests.builders.conftest import nuts
+from tests.gaussian_coreset import kl, posterior
 
 
 def build(model, *args):
@@ -24,12 +24,6 @@ def regression(x, y=None):
         numpyro.sample("y", dist.Normal(x @ slopes, 1.0), obs=y)
 
 
-def posterior(x, y, weights=1.0):
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    precision = (x.T * weights) @ x + np.eye(x.shape[1]) / 4
-    return np.linalg.solve(precision, (x.T * weights) @ y), np.linalg.inv(precision)
-
-
 @pytest.mark.filterwarnings("ignore:the coreset's log-density")
 def test_a_build_whose_sums_float32_cannot_hold_runs_in_float64():
     # Responses of a Cauchy: a row's log-likelihood is up to 5e7, and rounded to 4 nats.
@@ -38,8 +32,9 @@ def test_a_build_whose_sums_float32_cannot_hold_runs_in_float64():
     noise = np.clip(rng.standard_cauchy(4000), -1e4, 1e4)
     y = (x @ [1, -0.5, 0.3] + noise).astype(np.float32)
     coreset = build(regression, x, y)
-    full, small = posterior(x, y), posterior(*coreset.args, np.asarray(coreset.weights, float))
-    assert gaussian_kl(*full, *small) + gaussian_kl(*small, *full) < 1e-8
+    full = posterior(x, y, np.ones(4000), noise=1.0, prior=2.0)
+    small = posterior(*coreset.args, coreset.weights, noise=1.0, prior=2.0)
+    assert kl(full, small) + kl(small, full) < 1e-8
     assert coreset.report.kl < 1e-8
     assert coreset.report.precision == "float64"
     assert not jax.config.jax_enable_x64
@@ -89,9 +84,7 @@ def test_counts_of_any_type_give_one_coreset_under_x64():
 @pytest.mark.unoptimised
 def test_a_coreset_of_int64_groups_can_be_sampled_without_x64_and_then_with():
     coreset = build(groups, *counts(np.int64))
-    mcmc = MCMC(NUTS(coreset.model), num_warmup=20, num_samples=20, progress_bar=False)
-    mcmc.run(jax.random.key(0), *coreset.args)
+    nuts(coreset, num_warmup=20, num_samples=20)
     with jax.enable_x64(True):
-        mcmc = MCMC(NUTS(coreset.model), num_warmup=20, num_samples=20, progress_bar=False)
-        mcmc.run(jax.random.key(0), *coreset.args)
+        mcmc = nuts(coreset, num_warmup=20, num_samples=20)
     assert mcmc.get_samples()["logits"].dtype == jnp.float64

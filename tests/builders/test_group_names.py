@@ -16,7 +16,7 @@ from jaxcoreset.data.processes import ProcessGroup
 from jaxcoreset.likelihood import ModelError
 from jaxcoreset.likelihood.group_names import GroupNames, labels_of_all
 from jaxcoreset.weighting.chains import samples_of_full
-from tests.builders.conftest import GROUP, NUM_GROUPS, Y
+from tests.builders.conftest import GROUP, NUM_GROUPS, Y, effects_given
 from tests.likelihood.group_models import means, normals
 
 NUM_NEW = 20
@@ -43,15 +43,6 @@ def updated(named):
 @pytest.fixture(scope="module")
 def corrected(named, samples):
     return jc.correct(named, samples, progress_bar=False)
-
-
-def _exact_means(group, y, num_groups, at, weights=None):
-    """The mean of each group's effect over draws of the shared parameters, in closed form."""
-    mu, tau, sigma = (np.asarray(at[name], float)[:, None] for name in ("mu", "tau", "sigma"))
-    sizes = np.bincount(group, minlength=num_groups)
-    sums = np.bincount(group, weights=y, minlength=num_groups)
-    means = (sums / sigma**2 + mu / tau**2) / (sizes / sigma**2 + 1 / tau**2)
-    return np.average(means, axis=0, weights=weights)
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +99,8 @@ def test_effects_after_an_update_are_in_the_order_of_the_names(updated, samples)
     y, num = np.concatenate([Y, NEW_Y]), NUM_GROUPS + NUM_NEW
     found = updated.group_effects(jax.random.key(0), samples, text, num, y, num_draws=64)
     group = np.concatenate([GROUP, NUM_GROUPS + NEW_GROUP])
-    exact = _exact_means(group, y, num, samples)
-    np.testing.assert_allclose(found["mean"].mean(axis=0), exact, atol=0.3)
+    means, _ = effects_given(samples, group, y, num)
+    np.testing.assert_allclose(found["mean"].mean(axis=0), means.mean(axis=0), atol=0.3)
     other = np.where(text == "A03", "B03", text)
     with pytest.raises(ModelError, match="labels 'B03' are unknown"):
         updated.group_effects(jax.random.key(0), samples, other, num, y)
@@ -173,11 +164,10 @@ def test_labels_of_processes_are_joined_in_their_order(parts, expected):
 
 
 def test_effects_are_drawn_from_what_correct_returned(named, samples, corrected):
-    given = {name: np.asarray(x) for name, x in samples.items()}
     found = named.group_effects(jax.random.key(0), corrected, num_draws=64)
     weights = np.exp(np.asarray(corrected["sample_stats"]["log_weight"])).ravel()
-    exact = _exact_means(GROUP, Y, NUM_GROUPS, given, weights)
-    np.testing.assert_allclose(found["mean"].mean(axis=0), exact, atol=0.3)
+    means, _ = effects_given(samples, GROUP, Y, NUM_GROUPS)
+    np.testing.assert_allclose(found["mean"].mean(axis=0), weights @ means, atol=0.3)
 
 
 def test_draws_without_weight_are_left_out_and_resampled_ones_are_taken_as_they_are(

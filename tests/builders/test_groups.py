@@ -12,7 +12,7 @@ from jaxcoreset.data.ragged import order_by_length
 from jaxcoreset.diagnostics.log_ratio import log_ratios
 from jaxcoreset.likelihood import group_layout
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
-from tests.builders.conftest import GROUP, NUM_GROUPS, Y
+from tests.builders.conftest import GROUP, NUM_GROUPS, Y, effects_given, nuts
 from tests.likelihood.group_models import flights, intercepts, normals
 from tests.models import regression_model
 
@@ -82,11 +82,8 @@ def test_effects_of_all_groups_are_those_of_the_closed_form(coreset, samples):
     effects = coreset.group_effects(jax.random.key(1), samples, num_draws=200)["mean"]
     assert effects.shape == (200, NUM_GROUPS)
     at = np.linspace(0, 399, 200).round().astype(int)
-    mu, tau, sigma = (np.asarray(samples[n], float)[at, None] for n in ("mu", "tau", "sigma"))
-    sizes = np.bincount(GROUP, minlength=NUM_GROUPS)
-    sums = np.bincount(GROUP, weights=Y, minlength=NUM_GROUPS)
-    precision = sizes / sigma**2 + 1 / tau**2
-    mean = (sums / sigma**2 + mu / tau**2) / precision
+    used = {name: values[at] for name, values in samples.items()}
+    mean, precision = effects_given(used, GROUP, Y, NUM_GROUPS)
     scores = (effects - mean) * np.sqrt(precision)
     assert abs(scores.mean()) < 0.03
     assert abs(scores.std() - 1) < 0.03
@@ -148,13 +145,10 @@ def test_the_posterior_is_that_of_nuts_with_all_effects():
     X, plane, y = flights(num_planes=60, most=25)
     builder = jc.CoresetBuilder(intercepts, tol=0.01, groups="plane", progress_bar=False)
     coreset = builder.run(jax.random.key(0), X, plane, 60, y)
-    settings = {"num_warmup": 700, "num_samples": 2000, "progress_bar": False}
-    full = MCMC(NUTS(intercepts), **settings)
+    settings = {"num_warmup": 700, "num_samples": 2000}
+    full = MCMC(NUTS(intercepts), **settings, progress_bar=False)
     full.run(jax.random.key(1), X, plane, 60, y)
-    marginal = MCMC(NUTS(coreset.model), **settings)
-    marginal.run(
-        jax.random.key(2), *coreset.args, **coreset.kwargs, init_params=coreset.init_params()
-    )
+    marginal = nuts(coreset, 2, **settings)
     truth, found = full.get_samples(), marginal.get_samples()
     for name in ("beta", "mu", "tau"):
         sd = np.asarray(truth[name]).std(axis=0)

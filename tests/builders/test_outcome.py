@@ -10,7 +10,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
 from jaxcoreset.builders import spikes
@@ -30,11 +29,14 @@ from jaxcoreset.selection.rounds import Checker, Round
 from jaxcoreset.selection.sizes import extrapolate
 from jaxcoreset.weighting.chains import Transitions, mixing_trouble
 from jaxcoreset.weighting.nuts import CoresetSampler
+from tests.builders.conftest import nuts
 from tests.models import logistic_model as logistic
 
 
 def report(kl, **facts):
-    return dataclasses.replace(Report.of_all_rows(100, 10, Clock()), kl=kl, **facts)
+    return dataclasses.replace(
+        Report.without_error("all rows", 100, 100, 10, Clock()), kl=kl, **facts
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,9 +200,7 @@ def test_a_spike_is_found_and_chains_that_start_as_told_do_not_see_it():
         coreset = builder.run(jax.random.key(0), rows_of_mixture(4000))
     assert coreset.report.spike > 100
     assert "start chains at init_params()" in str(coreset.report)
-    mcmc = MCMC(NUTS(coreset.model), num_warmup=200, num_samples=200, progress_bar=False)
-    mcmc.run(jax.random.key(0), *coreset.args, init_params=coreset.init_params())
-    good = jc.certify(coreset, mcmc, num_draws=200, progress_bar=False)
+    good = jc.certify(coreset, nuts(coreset), num_draws=200, progress_bar=False)
     assert good.excess < 1
     assert good.verdict == "good"
     assert dataclasses.replace(good, excess=100.0).verdict == "don't use"
@@ -303,9 +303,7 @@ def test_a_coreset_whose_only_mode_is_far_away_is_blamed_and_not_its_chains(rare
     builder = jc.CoresetBuilder(logistic, size=6, rounds=1, progress_bar=False, proxy=None)
     with pytest.warns(UserWarning, match="don't use"):  # six rows are separable
         coreset = builder.run(jax.random.key(0), *rare_rows)
-    mcmc = MCMC(NUTS(coreset.model), num_warmup=200, num_samples=200, progress_bar=False)
-    mcmc.run(jax.random.key(0), *coreset.args, **coreset.kwargs, init_params=coreset.init_params())
-    found = jc.certify(coreset, mcmc, num_draws=200, progress_bar=False)
+    found = jc.certify(coreset, nuts(coreset), num_draws=200, progress_bar=False)
     assert found.excess > 20
     assert found.separated is False
     assert found.coreset_verdict == "don't use"

@@ -7,12 +7,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-import scipy.special
-from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, autoguide
+from numpyro.infer import SVI, Predictive, Trace_ELBO, autoguide
 from numpyro.infer.util import log_density
 
 import jaxcoreset as jc
-from tests.datasets import _load
+from tests.builders.conftest import nuts
+from tests.datasets import _laplace, _load
 from tests.models import logistic_model as logistic
 from tests.models import regression_model
 
@@ -40,12 +40,8 @@ def densities(coreset, points):
 
 
 def laplace(X, y):
-    """The mode of a logistic regression and the covariance there, by Newton's steps."""
-    mode = np.zeros(X.shape[1])
-    for _ in range(30):
-        mean = scipy.special.expit(X @ mode)
-        precision = (X.T * mean * (1 - mean)) @ X + np.eye(mode.size)
-        mode = mode + np.linalg.solve(precision, X.T @ (y - mean) - mode)
+    """The mode of a logistic regression and the covariance there."""
+    mode, precision = _laplace(X, 2 * y - 1, counts=False)
     return mode, np.linalg.inv(precision)
 
 
@@ -115,9 +111,7 @@ def test_a_linear_gaussian_model_needs_no_rows(goal):
     found = densities(coreset, points)
     np.testing.assert_allclose(found - found[0], exact - exact[0], atol=2e-3)
     if "tol" in goal:  # NUTS takes a model without rows
-        mcmc = MCMC(NUTS(coreset.model), num_warmup=300, num_samples=2000, progress_bar=False)
-        starts = coreset.init_params()
-        mcmc.run(jax.random.key(1), *coreset.args, **coreset.kwargs, init_params=starts)
+        mcmc = nuts(coreset, 1, num_warmup=300, num_samples=2000)
         draws = np.asarray(mcmc.get_samples()["beta"])
         np.testing.assert_allclose((draws.mean(0) - mean) / sd, 0, atol=0.1)
         np.testing.assert_allclose(draws.std(0) / sd, 1, atol=0.08)
@@ -249,11 +243,10 @@ def test_no_second_mode_far_from_the_posterior():
     mode, covariance = laplace(X, y)
     sd = np.sqrt(np.diag(covariance))
     chains = {"num_chains": 2, "chain_method": "vectorized"}
-    mcmc = MCMC(NUTS(coreset.model), num_warmup=300, num_samples=300, **chains, progress_bar=False)
     # From the mode, and from a start that is far from it.
     far = mode + 30 * sd * np.random.default_rng(0).choice([-1, 1], mode.size)
     starts = {"beta": jnp.asarray(np.stack([mode, far]), jnp.float32)}
-    mcmc.run(jax.random.key(1), *coreset.args, **coreset.kwargs, init_params=starts)
+    mcmc = nuts(coreset, 1, num_warmup=300, num_samples=300, starts=starts, **chains)
     distance = np.abs(np.asarray(mcmc.get_samples()["beta"]) - mode) / sd
     assert distance.max() < 8
 
@@ -293,9 +286,7 @@ def test_it_is_one_model_that_numpyro_uses_as_any_other(small):
 def test_certificate_and_correction_see_the_proxy(small):
     coreset, args = small
     chains = {"num_chains": 4, "chain_method": "vectorized"}
-    mcmc = MCMC(NUTS(coreset.model), num_warmup=500, num_samples=1000, **chains, progress_bar=False)
-    starts = coreset.init_params(4)
-    mcmc.run(jax.random.key(1), *coreset.args, **coreset.kwargs, init_params=starts)
+    mcmc = nuts(coreset, 1, num_warmup=500, num_samples=1000, **chains)
     certificate = jc.certify(coreset, mcmc)
     kl, _ = true_kl(coreset, *args)
     assert 0.5 * kl - 2e-5 < certificate.kl < 2 * kl + 2e-5
@@ -360,10 +351,3 @@ def test_a_center_that_is_no_maximum_is_refused():
     proxy = jc.Taylor(center={"a": 0.0, "b": 0.0})
     with pytest.raises(ValueError, match="not concave"):
         build(saddle, *args, size=5, weighting=draws, proxy=proxy)
-
-
-def test_settings_are_checked_and_part_of_a_checkpoint():
-    with pytest.raises(TypeError, match="proxy"):
-        jc.CoresetBuilder(logistic, size=3, proxy=3)
-    builder = jc.CoresetBuilder(logistic, tol=0.1, proxy=jc.Taylor())
-    assert builder.statistical["proxy"] is builder.proxy

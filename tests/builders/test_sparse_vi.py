@@ -127,9 +127,9 @@ def test_weights_are_those_of_the_reference_iterate_by_iterate(
 
 def test_learning_rate_is_that_of_adam_counted_from_one():
     def updates(vi):
-        state, found = vi.optimizer.init(jnp.zeros(2)), []
+        state, found = vi._optimizer.init(jnp.zeros(2)), []
         for gradient in ([3.0, -1.0], [0.5, 2.0], [-1.0, 1.0]):
-            step, state = vi.optimizer.update(jnp.array(gradient), state)
+            step, state = vi._optimizer.update(jnp.array(gradient), state)
             found.append(step)
         return np.array(found)
 
@@ -238,13 +238,6 @@ def test_rows_drawn_anew_stand_for_the_data():
     assert kls[-1] < 0.5 < kls[0]
 
 
-def test_as_many_rows_as_there_are_come_back_whole():
-    coreset = of_gaussian(40).run(jax.random.key(0), gaussian_data())
-    assert coreset.indices.tolist() == list(range(40))
-    assert np.all(coreset.weights == 1)
-    assert coreset.report.kl == 0
-
-
 def test_left_out_draws_count_for_nothing():
     """Draws at which the likelihood is no number change nothing but how many draws there are."""
     x, points = gaussian_data(), icosahedron()
@@ -274,31 +267,6 @@ def test_steps_that_lead_nowhere_are_refused(changes, message):
     vi = of_gaussian(2, num_draws=20, **{"sampler": closed_form(icosahedron()), **changes})
     with pytest.raises(ValueError, match=message):
         vi.run(jax.random.key(0), gaussian_data())
-
-
-# The checker of annotations, which is on in the tests, may be the first to refuse a wrong type.
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"size": 0}, "size is 0"),
-        ({"size": True}, "whole number"),
-        ({"size": 2.0}, "size"),
-        ({"num_draws": 1}, "num_draws is 1"),
-        ({"num_iters": 0}, "num_iters is 0"),
-        ({"redraw_every": 7}, "divisor of num_iters"),
-        ({"num_candidates": 0}, "num_candidates is 0"),
-        ({"num_gradient_rows": -1}, "num_gradient_rows is -1"),
-        ({"optimizer": optax.sgd(1.0), "learning_rate": lambda t: 1}, "one of them"),
-        ({"learning_rate": 0.1}, "learning_rate"),
-        ({"optimizer": "adam"}, "optimizer"),
-        ({"sampler": LaplaceSampler}, "sampler"),
-        ({"weighting": "laplace"}, "weighting"),
-        ({"num_held_out": 1}, "num_held_out is 1"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused_by_name(arguments, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        SparseVI(logistic, **{"size": 5, **arguments})
 
 
 @pytest.mark.usefixtures("unverified")

@@ -18,6 +18,7 @@ from jaxcoreset.command.inputs import model_inputs, regression_inputs
 from jaxcoreset.command.tables import Table, TableError, read_table
 from jaxcoreset.coreset.frame import as_text_cell
 from jaxcoreset.weighting.laplace import LaplaceApproximation
+from tests.command.programs import compiled, prepared
 
 
 def table_of(columns):
@@ -155,11 +156,8 @@ def test_awkward_names_and_categories_work_in_all_programs(suffix, tmp_path, mon
         weighted.to_parquet(path, index=False)
     monkeypatch.chdir(tmp_path)
     found = export.programs(inputs, path, "@w", is_escaped=suffix == ".csv")
-    for name, program in found.items():
-        if name.startswith("Python"):
-            compile(program, name, "exec")
-    namespace = {}
-    exec(found["Python, with NumPyro"].partition("import jax\n")[0], namespace)
+    assert len(compiled(found)) == 3
+    namespace = prepared(found)
     np.testing.assert_allclose(namespace["x"], inputs.arguments["x"], rtol=1e-6)
     np.testing.assert_array_equal(namespace["y"], inputs.arguments["y"])
     brms = found["R, with brms"]

@@ -21,6 +21,7 @@ from jaxcoreset.command.html import compare_laplace, html_report, verdict
 from jaxcoreset.command.inputs import Inputs, regression_inputs
 from jaxcoreset.command.regressions import REGRESSIONS, logistic
 from jaxcoreset.command.tables import Table
+from tests.command.programs import compiled, prepared
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
@@ -215,10 +216,8 @@ def test_programs_weight_the_likelihood_and_scale_by_all_rows(likelihood):
     assert "target += weight[n] * " in stan
     assert_balanced(stan)
     assert_balanced(brms)
-    for name, program in found.items():
-        if name.startswith("Python"):
-            compile(program, name, "exec")
-            assert 'd = pd.read_csv("rows.csv", dtype={"town": str' in program
+    for program in compiled(found).values():
+        assert 'd = pd.read_csv("rows.csv", dtype={"town": str' in program
 
 
 @pytest.mark.parametrize(
@@ -261,10 +260,7 @@ def test_programs_of_a_coreset_with_a_proxy_have_its_density(
     np.testing.assert_allclose(of_program, own, rtol=2e-4, atol=2e-3)
     # The others are compared with this one by hand; here, that they are whole.
     assert_balanced(programs["Stan"])
-    for tool, text in programs.items():
-        if tool.startswith("Python"):
-            compile(text, tool, "exec")
-            assert "c.proxy.json" in text
+    assert all("c.proxy.json" in text for text in compiled(programs).values())
 
 
 def test_python_program_prepares_the_matrix_that_was_built_for(tmp_path, monkeypatch):
@@ -274,9 +270,7 @@ def test_python_program_prepares_the_matrix_that_was_built_for(tmp_path, monkeyp
         encoding="utf-8",
     )
     monkeypatch.chdir(tmp_path)
-    program = export.programs(inputs_of("logistic"), Path("rows.csv"), "w")["Python, with NumPyro"]
-    namespace = {}
-    exec(program.partition("import jax\n")[0], namespace)
+    namespace = prepared(export.programs(inputs_of("logistic"), Path("rows.csv"), "w"))
     np.testing.assert_allclose(namespace["x"], [[1, 0, 1], [-1, 0, 0], [0, 1, 0]])
     np.testing.assert_allclose(namespace["y"], [1, 0, 1])
     np.testing.assert_allclose(namespace["weight"], [2.5, 1.5, 4])
@@ -300,13 +294,12 @@ def test_python_program_finds_the_categories_of_the_table(factor, suffix, tmp_pa
     table = Table(Path("rows.parquet"), frame)
     inputs = regression_inputs(table, "categorical", "z", ["x", "c"], ["c"])
     path = tmp_path / f"rows{suffix}"
-    program = export.programs(inputs, path)["Python, with NumPyro"].partition("import jax\n")[0]
+    programs = export.programs(inputs, path)
     monkeypatch.chdir(tmp_path)
     for rows in ([0, 1, 2, 3], [0], [1, 2], [3]):
         part = frame.iloc[rows].assign(weight=1.0)
         part.to_csv(path, index=False) if suffix == ".csv" else part.to_parquet(path, index=False)
-        namespace = {}
-        exec(program, namespace)
+        namespace = prepared(programs)
         np.testing.assert_allclose(namespace["x"], inputs.arguments["x"][rows])
         np.testing.assert_array_equal(namespace["y"], inputs.arguments["y"][rows])
 
@@ -317,7 +310,7 @@ def test_python_program_refuses_a_category_that_it_does_not_know(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     found = export.programs(inputs_of("logistic"), Path("rows.csv"), "w")
     with pytest.raises(ValueError, match="town has a value that is none of"):
-        exec(found["Python, with NumPyro"].partition("import jax\n")[0], {})
+        prepared(found)
 
 
 def test_r_program_reads_categories_as_text_and_checks_them():

@@ -9,6 +9,7 @@ from jaxcoreset.command import main as cli
 from jaxcoreset.command.inputs import formula_inputs, model_inputs, regression_inputs
 from jaxcoreset.command.problems import without_missing
 from jaxcoreset.command.tables import Table, TableError, read_table
+from tests.command.programs import prepared
 
 RNG = np.random.default_rng(0)
 N = 40
@@ -56,9 +57,7 @@ def test_positive_names_the_outcome_in_the_model_and_in_the_programs(table, tmp_
     FRAME.assign(weight=1.0).to_csv(tmp_path / "core.csv", index=False)
     monkeypatch.chdir(tmp_path)
     found = export.programs(inputs, tmp_path / "core.csv")
-    namespace = {}
-    exec(found["Python, with NumPyro"].partition("import jax\n")[0], namespace)
-    np.testing.assert_array_equal(namespace["y"], inputs.arguments["y"])
+    np.testing.assert_array_equal(prepared(found)["y"], inputs.arguments["y"])
     assert 'd[["late"]] <- as.integer(d[["late"]] == "yes")' in found["R, with brms"]
     with pytest.raises(TableError, match="did you mean 'yes'"):
         regression_inputs(table, "logistic", "late", ["distance"], positive="yess")

@@ -17,6 +17,8 @@ from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.report_table import is_unreliable
 from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.likelihood.arguments import arguments_by_length
+from tests import gaussian_coreset
+from tests.gaussian_coreset import kl
 from tests.models import by_number
 
 NUM_ROWS, NUM_NEW, WIDTH = 1000, 100, 3
@@ -39,17 +41,8 @@ def joined(*parts):
 
 
 def posterior(x, y, weights=None):
-    """Mean and precision of the slopes: a Gaussian, exactly."""
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    weights = np.ones(len(y)) if weights is None else np.asarray(weights, np.float64)
-    precision = (x * weights[:, None]).T @ x + 0.01 * np.eye(WIDTH)
-    return np.linalg.solve(precision, x.T @ (weights * y)), precision
-
-
-def symmetrised_kl(one, two):
-    shift = one[0] - two[0]
-    traces = np.trace(np.linalg.solve(one[1], two[1]) + np.linalg.solve(two[1], one[1]))
-    return 0.5 * (traces - 2 * WIDTH + shift @ (one[1] + two[1]) @ shift)
+    weights = np.ones(len(y)) if weights is None else weights
+    return gaussian_coreset.posterior(x, y, weights, noise=1.0, prior=10.0)
 
 
 def posteriors(coreset, *parts):
@@ -58,7 +51,8 @@ def posteriors(coreset, *parts):
 
 
 def truth(coreset, *parts):
-    return symmetrised_kl(*posteriors(coreset, *parts))
+    full, own = posteriors(coreset, *parts)
+    return kl(full, own) + kl(own, full)
 
 
 def variance(coreset, *parts):
@@ -66,11 +60,10 @@ def variance(coreset, *parts):
 
     That is the symmetrised KL where both are small; with three rows for three slopes they are not.
     """
-    (mean, precision), (own_mean, own_precision) = posteriors(coreset, *parts)
-    covariance = np.linalg.inv(precision)
-    gradient = own_precision @ (own_mean - mean)
-    curved = (precision - own_precision) @ covariance
-    return gradient @ covariance @ gradient + 0.5 * np.trace(curved @ curved)
+    full, own = posteriors(coreset, *parts)
+    gradient = own.precision @ (own.mean - full.mean)
+    curved = (full.precision - own.precision) @ full.covariance
+    return gradient @ full.covariance @ gradient + 0.5 * np.trace(curved @ curved)
 
 
 def build(data, size=7, **settings):
@@ -127,12 +120,12 @@ def test_importance_weights_are_worth_what_the_closed_form_says(updated):
     """A Gaussian posterior whose precision grows by a tenth: Kish's size is known."""
     before, both = posterior(*rows(0)), posterior(*joined(rows(0), NEW))
     rng = np.random.default_rng(0)
-    draws = rng.multivariate_normal(before[0], np.linalg.inv(before[1]), 100_000)
+    draws = rng.multivariate_normal(before.mean, before.covariance, 100_000)
 
-    def log_density(mean, precision):
-        return -0.5 * np.einsum("si,ij,sj->s", draws - mean, precision, draws - mean)
+    def log_density(at):
+        return -0.5 * np.einsum("si,ij,sj->s", draws - at.mean, at.precision, draws - at.mean)
 
-    ratios = np.exp(log_density(*both) - log_density(*before))
+    ratios = np.exp(log_density(both) - log_density(before))
     worth = ratios.sum() ** 2 / (ratios**2).sum() / len(draws)
     assert updated.report.history[0]["relative_ess"] == pytest.approx(worth, rel=0.25)
 
@@ -187,15 +180,15 @@ def test_chains_start_near_the_mode_also_without_an_approximation_and_after_load
     of_draws = build(rows(0), weighting=draws, rounds=1)
     assert of_draws.approximation is None
     for i, (coreset, num) in enumerate(((old, NUM_ROWS), (of_draws, NUM_ROWS), (of_all, 10))):
-        mean, precision = posterior(*rows(0, num))
+        of_all_rows = posterior(*rows(0, num))
         again = jc.load(coreset.save(tmp_path / str(i)), model)
         for one in (coreset, again):
             assert one.init_params()["slopes"].shape == (WIDTH,)
             starts = one.init_params(3)
             assert set(starts) == {"slopes"}
             assert starts["slopes"].shape == (3, WIDTH)
-            for shift in np.asarray(starts["slopes"]) - mean:
-                assert shift @ precision @ shift < 30
+            for shift in np.asarray(starts["slopes"]) - of_all_rows.mean:
+                assert shift @ of_all_rows.precision @ shift < 30
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +21,8 @@ from jaxcoreset.likelihood.totals import log_likelihood_totals
 from jaxcoreset.weighting.psis import khat_limit, pareto_smooth
 from tests.gaussian_coreset import case, coreset_of, kl, regression, whole
 
+certify = partial(jc.certify, progress_bar=False)
+
 
 @pytest.fixture(scope="module")
 def poor():
@@ -28,7 +31,7 @@ def poor():
 
 @pytest.fixture(scope="module")
 def poor_certificate(poor):
-    return jc.certify(coreset_of(poor), poor.samples, num_draws=None, progress_bar=False)
+    return certify(coreset_of(poor), poor.samples, num_draws=None)
 
 
 def certificate(ratios, efficiency=1.0, **options):
@@ -37,7 +40,7 @@ def certificate(ratios, efficiency=1.0, **options):
 
 def refused(message, *args, **kwargs):
     with pytest.raises(ValueError, match=message):
-        jc.certify(*args, **kwargs, progress_bar=False)
+        certify(*args, **kwargs)
 
 
 def within(found, error, true, floor=0.0):
@@ -127,7 +130,7 @@ def test_errors_grow_with_the_chains_autocorrelation():
 
 def test_verdicts_follow_their_thresholds():
     close = case(mismatch=0.0, m=400)
-    found = jc.certify(coreset_of(close), close.samples, progress_bar=False)
+    found = certify(coreset_of(close), close.samples)
     assert kl(close.full, close.small) + kl(close.small, close.full) < 0.02
     assert found.verdict == "good"
     assert found.num_draws == 1000
@@ -138,7 +141,7 @@ def test_verdicts_follow_their_thresholds():
     assert dataclasses.replace(spread, khat=0.68).verdict == "don't use"  # limit 0.667
     assert dataclasses.replace(found, rhat=1.2).verdict == "don't use"
     far = case(mismatch=0.8)
-    assert jc.certify(coreset_of(far), far.samples, progress_bar=False).verdict == "don't use"
+    assert certify(coreset_of(far), far.samples).verdict == "don't use"
 
 
 def rare_level(seed, separated=10, away=0.02, num_draws=1000):
@@ -224,7 +227,7 @@ def test_errors_count_what_the_tail_has_beyond_the_largest_weight():
 
 def test_all_rows_are_certified_without_error(poor):
     coreset = whole(regression, poor.x, poor.y)
-    found = jc.certify(coreset, poor.samples, progress_bar=False)
+    found = certify(coreset, poor.samples)
     assert found.verdict == "good"
     assert found.kl < 1e-6
     assert abs(found.log_evidence_ratio) < 1e-3
@@ -238,9 +241,9 @@ def test_all_rows_are_certified_without_error(poor):
 def test_flat_draws_are_one_chain_and_thinning_is_even(poor, poor_certificate):
     coreset = coreset_of(poor)
     flat = {"b": poor.samples["b"].reshape(-1, 3)}
-    found = jc.certify(coreset, flat, progress_bar=False)
+    found = certify(coreset, flat)
     assert (found.num_chains, found.num_draws) == (1, 1000)
-    by_chain = jc.certify(coreset, poor.samples, progress_bar=False)
+    by_chain = certify(coreset, poor.samples)
     assert (by_chain.num_chains, by_chain.num_draws) == (4, 1000)
     places = np.linspace(0, 999, 250).round().astype(int)
     expected = poor_certificate.log_ratios[:, places]
@@ -289,10 +292,8 @@ def test_loaded_coreset_is_certified_and_corrected_with_the_data_given_again(poo
         r"loaded, updated or merged; pass the model's arguments with all rows, .* the new ones"
     )
     refused(message, loaded, poor.samples)
-    here = jc.certify(coreset, poor.samples, progress_bar=False)
-    there = jc.certify(
-        loaded, poor.samples, x.astype(np.float32), jnp.asarray(y), progress_bar=False
-    )
+    here = certify(coreset, poor.samples)
+    there = certify(loaded, poor.samples, x.astype(np.float32), jnp.asarray(y))
     np.testing.assert_allclose(here.log_ratios, there.log_ratios, atol=0.05)
     corrected = jc.correct(loaded, poor.samples, x, y, num_draws=1000, progress_bar=False)
     found = corrected["sample_stats"]["log_ratio"]
@@ -307,7 +308,7 @@ def test_other_data_are_refused(poor):
     refused("have the structure", coreset, draws, x, y=y)
     refused("not the coreset's own rows", coreset, draws, *coreset.args)
     refused("expected only one of them", coreset, draws, x, y, likelihood=poor.likelihood)
-    assert jc.certify(coreset, draws, likelihood=poor.likelihood).num_draws == 1000
+    assert certify(coreset, draws, likelihood=poor.likelihood).num_draws == 1000
 
 
 def test_arguments_that_are_no_data_must_be_the_same():
@@ -321,7 +322,7 @@ def test_arguments_that_are_no_data_must_be_the_same():
     draws = {"b": rng.normal(size=(1000, 2)) * 0.1}
     coreset = whole(model, x, scales, 300, y=y)
     coreset.likelihood = None
-    found = jc.certify(coreset, draws, x, scales, 300, y=y, progress_bar=False)
+    found = certify(coreset, draws, x, scales, 300, y=y)
     assert found.num_data == 300
     refused("other arguments", coreset, draws, x, 2 * scales, 300, y=y)
 
@@ -377,8 +378,8 @@ def test_certificate_knows_the_rounding_of_the_coreset_unless_the_draws_are_in_f
     coreset.report = dataclasses.replace(coreset.report, rounding=0.4)
     assert "in_float64" in coreset.report.verdict
     b = poor.samples["b"]
-    assert jc.certify(coreset, {"b": b}, progress_bar=False).rounding == 0.4
+    assert certify(coreset, {"b": b}).rounding == 0.4
     exact = {"b": b.astype(np.float64)}
-    assert jc.certify(coreset, exact, progress_bar=False).rounding is None
+    assert certify(coreset, exact).rounding is None
     refused(r"never moved.*in_float64", coreset, {"b": np.full_like(b, 0.5)})
     refused(r"have mixed.*in_float64", coreset, {"b": np.tile(b[:, :2], (1, 500, 1))})

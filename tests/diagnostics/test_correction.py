@@ -1,5 +1,7 @@
 """Corrected draws against the full posterior in closed form, and warm starts for exact chains."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from jaxcoreset.diagnostics.correction import CorrectionError, systematic_resamp
 from tests.gaussian_coreset import case, coreset_of, regression, whole
 
 QUIET = {"progress_bar": False}
+correct = partial(jc.correct, **QUIET)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +26,7 @@ def poor():
 
 @pytest.fixture(scope="module")
 def corrected(poor):
-    return jc.correct(coreset_of(poor), poor.samples, **QUIET)
+    return correct(coreset_of(poor), poor.samples)
 
 
 def weighted_moments(data):
@@ -46,7 +49,7 @@ def test_weighted_draws_have_the_moments_of_the_full_posterior(poor, corrected):
 
 def test_resampled_draws_need_no_weights(poor):
     coreset = coreset_of(poor)
-    data = jc.correct(coreset, poor.samples, resample=True, key=jax.random.key(0), **QUIET)
+    data = correct(coreset, poor.samples, resample=True, key=jax.random.key(0))
     b = np.asarray(data["posterior"]["b"], np.float64)
     assert b.shape == poor.samples["b"].shape
     assert "log_weight" not in data["sample_stats"]
@@ -55,7 +58,7 @@ def test_resampled_draws_need_no_weights(poor):
     known = {row.tobytes() for row in poor.samples["b"].reshape(-1, 3)}
     assert all(row.astype(np.float32).tobytes() in known for row in b.reshape(-1, 3)[::97])
     with pytest.raises(ValueError, match="key is missing"):
-        jc.correct(coreset, poor.samples, resample=True)
+        correct(coreset, poor.samples, resample=True)
 
 
 def test_systematic_resampling_keeps_order_and_counts_to_within_one():
@@ -74,7 +77,7 @@ def test_correction_refuses_where_khat_is_too_large():
     with pytest.raises(
         CorrectionError, match=r"k-hat is [12]\.\d\d; expected at most 0\.70"
     ) as caught:
-        jc.correct(coreset, far.samples, **QUIET)
+        correct(coreset, far.samples)
     assert caught.value.certificate.khat > 0.7
     assert "larger coreset" in str(caught.value)
     assert isinstance(caught.value, ValueError)
@@ -87,7 +90,7 @@ def test_correction_is_made_where_all_weights_are_nearly_equal(poor, monkeypatch
     t = np.random.default_rng(0).uniform(size=4000)
     monkeypatch.setattr(module, "log_ratios", lambda *_, **__: np.log1p(1e-6 * (t**-0.85 - 1)))
     samples = {"b": poor.samples["b"].reshape(4, -1, 3)[:, :1000]}
-    data = jc.correct(coreset_of(poor), samples, **QUIET)
+    data = correct(coreset_of(poor), samples)
     assert 0.7 < data.attrs["khat"] < 1
     assert data.attrs["verdict"] == "good"
     np.testing.assert_allclose(np.exp(data["sample_stats"]["log_weight"]) * 4000, 1, atol=0.05)
@@ -107,7 +110,7 @@ def test_nuts_is_corrected_in_arvizs_own_layout(poor, nuts):
     import arviz
 
     coreset, mcmc = nuts
-    data = jc.correct(coreset, mcmc, num_draws=400, **QUIET)
+    data = correct(coreset, mcmc, num_draws=400)
     plain = arviz.from_numpyro(mcmc, log_likelihood=False, dims={}, pred_dims={})
     posterior, expected = data["posterior"], plain["posterior"]
     assert set(posterior.data_vars) == set(expected.data_vars) == {"b", "first"}
@@ -158,7 +161,7 @@ def test_axes_have_the_names_that_arviz_gives_without_weights():
     expected = arviz.from_numpyro(mcmc, log_likelihood=False)["posterior"]
     coreset = whole(grouped, group, y)
     for given in (mcmc.get_samples(), mcmc.get_samples(group_by_chain=True)):
-        found = jc.correct(coreset, given, **QUIET)["posterior"]
+        found = correct(coreset, given)["posterior"]
         for name in ("effect", "loading", "level"):
             assert found[name].dims == expected[name].dims, name
             np.testing.assert_array_equal(found[name], expected[name])

@@ -1,5 +1,7 @@
 """Leave-one-out from a coreset's draws: ArviZ on all rows, refits in closed form, and groups."""
 
+from functools import partial
+
 import arviz
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from jaxcoreset.diagnostics.leave_one_out import LeaveOneOut
 from jaxcoreset.diagnostics.loo import difference_estimate
 from tests.gaussian_coreset import NOISE, case, coreset_of, posterior, regression, whole
 
-QUIET = {"progress_bar": False}
+loo = partial(jc.loo, progress_bar=False)
 MODERN = not arviz.__version__.startswith("0.")
 elpd_loo, p_loo, loo_i = ("elpd", "p", "elpd_i") if MODERN else ("elpd_loo", "p_loo", "loo_i")
 
@@ -37,7 +39,7 @@ def exact(poor):
 
 
 def test_every_row_agrees_with_a_refit_without_it(poor, exact):
-    found = jc.loo(coreset_of(poor), poor.samples, num_draws=None, **QUIET)
+    found = loo(coreset_of(poor), poor.samples, num_draws=None)
     off = np.abs(poor.small.mean - poor.full.mean) / np.sqrt(np.diag(poor.full.covariance))
     assert off.max() > 0.3  # without the weights to the full posterior, the values would be off
     np.testing.assert_allclose(found[loo_i], exact, atol=0.01)
@@ -99,9 +101,9 @@ def test_difference_estimator_is_unbiased_and_its_errors_cover():
 
 def test_subsample_is_within_its_error_of_all_rows(poor):
     coreset, key = coreset_of(poor), jax.random.key(3)
-    data = jc.correct(coreset, poor.samples, num_draws=1000, **QUIET)
-    every = jc.loo(coreset, data, **QUIET)
-    part = jc.loo(coreset, data, subsample=60, key=key, **QUIET)
+    data = jc.correct(coreset, poor.samples, num_draws=1000, progress_bar=False)
+    every = loo(coreset, data)
+    part = loo(coreset, data, subsample=60, key=key)
     assert abs(part[elpd_loo] - every[elpd_loo]) < 3 * part.subsampling_se
     assert part.subsampling_se < 0.1 * every.se
     assert part.se == pytest.approx(every.se, rel=0.02)
@@ -110,12 +112,12 @@ def test_subsample_is_within_its_error_of_all_rows(poor):
     np.testing.assert_allclose(part[loo_i][used], every[loo_i][used], atol=1e-5)
     assert np.isnan(part.pareto_k).sum() == 440
     assert str(part)
-    again = jc.loo(coreset, data, subsample=60, key=key, **QUIET)
+    again = loo(coreset, data, subsample=60, key=key)
     np.testing.assert_array_equal(again.loo_subsample_observations, used)
     with pytest.raises(ValueError, match="key is missing"):
-        jc.loo(coreset, data, subsample=60)
+        loo(coreset, data, subsample=60)
     with pytest.raises(ValueError, match="at most the 500 rows"):
-        jc.loo(coreset, data, subsample=501, key=key)
+        loo(coreset, data, subsample=501, key=key)
 
 
 def test_arviz_compares_models(poor, exact):
@@ -134,8 +136,8 @@ def test_arviz_compares_models(poor, exact):
     likelihood = jc.model_likelihood(sure, (poor.x, poor.y))
     coreset = coreset_of(poor, sure, likelihood=likelihood)
     both = {
-        "right": jc.loo(coreset_of(poor), poor.samples, **QUIET),
-        "sure": jc.loo(coreset, {"b": b}, **QUIET),
+        "right": loo(coreset_of(poor), poor.samples),
+        "sure": loo(coreset, {"b": b}),
     }
     table = arviz.compare(both)
     assert list(table.index) == ["right", "sure"]
@@ -157,7 +159,7 @@ def test_blocks_of_rows_are_all_that_is_evaluated(monkeypatch):
         return plain(args, rows, counted)
 
     monkeypatch.setattr(module, "block", block)
-    found = jc.loo(coreset_of(big), big.samples, **QUIET)
+    found = loo(coreset_of(big), big.samples)
     assert (found.n_samples, found.n_data_points) == (1000, 4000)
     assert max(shapes) * 1000 <= 2**20  # at most 1,024 of the rows at once
 
@@ -168,12 +170,12 @@ def test_saved_coreset_takes_the_data_again_and_sources_are_streamed(poor, tmp_p
     coreset = coreset_of(poor)
     loaded = jc.load(coreset.save(tmp_path / "rows"), model=regression)
     with pytest.raises(ValueError, match="arguments with all rows"):
-        jc.loo(loaded, poor.samples)
-    here = jc.loo(coreset, poor.samples, **QUIET)
+        loo(loaded, poor.samples)
+    here = loo(coreset, poor.samples)
     table = pyarrow.table({"y": poor.y} | {f"x{j}": poor.x[:, j] for j in range(3)})
     parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=90)
     rows = jc.sources.parquet(tmp_path / "rows.parquet", x=["x0", "x1", "x2"], y="y").arrays
-    there = jc.loo(loaded, poor.samples, rows["x"], rows["y"], **QUIET)
+    there = loo(loaded, poor.samples, rows["x"], rows["y"])
     np.testing.assert_allclose(here[loo_i], there[loo_i], atol=1e-4)
 
 
@@ -184,12 +186,12 @@ def test_bad_rows_are_named_and_a_poor_coreset_is_refused(poor):
     full = posterior(x, y, np.ones(30))
     b = full.mean + np.sqrt(full.covariance[0]) * rng.normal(size=(500, 1))
     with pytest.warns(UserWarning, match="for 1 of 30 rows, the first of them 7:"):
-        found = jc.loo(whole(regression, x, y), {"b": b}, **QUIET)
+        found = loo(whole(regression, x, y), {"b": b})
     assert list(found.bad_rows) == [7]
     assert found.warning
     far = case(mismatch=0.8, n=500)
     with pytest.raises(jc.diagnostics.CorrectionError, match="k-hat"):
-        jc.loo(coreset_of(far), far.samples, **QUIET)
+        loo(coreset_of(far), far.samples)
 
 
 def test_unit_left_out_of_a_coreset_of_groups_is_a_group(groups):
@@ -201,7 +203,7 @@ def test_unit_left_out_of_a_coreset_of_groups_is_a_group(groups):
     total = precision.sum() + 1 / 4
     normal = np.random.default_rng(1).normal(size=2000)
     mu = precision @ means / total + normal / np.sqrt(total)
-    found = jc.loo(coreset, {"mu": mu}, num_draws=None, **QUIET)
+    found = loo(coreset, {"mu": mu}, num_draws=None)
     assert found[loo_i].dims == ("group",)
     assert found.n_data_points == 60
     for group, size in enumerate(sizes):

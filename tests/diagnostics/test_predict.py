@@ -1,5 +1,7 @@
 """Predictions against closed forms, with the weights to the full posterior, and checks of them."""
 
+from functools import partial
+
 import arviz
 import jax
 import jax.numpy as jnp
@@ -15,8 +17,10 @@ from jaxcoreset.likelihood.arguments import ModelError
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
 from tests.gaussian_coreset import NOISE, case, coreset_of, regression, whole
 
-QUIET = {"progress_bar": False}
 KEY = jax.random.key(0)
+predict = partial(jc.predict, key=KEY, progress_bar=False)
+# Of the coreset posterior as it is.
+unweighted = partial(predict, reweight=False, quantiles=())
 
 
 def predictive(posterior, x):
@@ -27,33 +31,31 @@ def test_new_rows_have_the_predictive_distribution_of_the_full_posterior(poor, c
     """At rows so far out that the parameters are most of the uncertainty."""
     x = 60 * np.random.default_rng(0).normal(size=(40, 3))
     coreset = coreset_of(poor)
-    found = jc.predict(coreset, corrected, x, key=KEY, num_draws=None, **QUIET)
+    found = predict(coreset, corrected, x, num_draws=None)
     mean, sd = predictive(poor.full, x)
     assert np.max(np.abs(predictive(poor.small, x)[0] - mean) / sd) > 0.25
     np.testing.assert_allclose((found.mean["y"] - mean) / sd, 0, atol=0.06)
     np.testing.assert_allclose(found.sd["y"], sd, rtol=0.06)
     levels = norm.ppf([[0.05], [0.5], [0.95]])
     np.testing.assert_allclose((found.quantiles["y"] - mean) / sd, levels + 0 * mean, atol=0.1)
-    plain = jc.predict(
-        coreset, poor.samples, x, None, key=KEY, num_draws=None, reweight=False, **QUIET
-    )
+    plain = predict(coreset, poor.samples, x, None, num_draws=None, reweight=False)
     own, sd = predictive(poor.small, x)
     np.testing.assert_allclose((plain.mean["y"] - own) / sd, 0, atol=0.06)
     assert not found.observed
     assert not found.draws
 
 
-DRAWN = {"num_draws": 200, "draws": True, **QUIET}
+DRAWN = {"num_draws": 200, "draws": True}
 
 
 @pytest.fixture(scope="module")
 def drawn(poor, corrected):
-    return jc.predict(coreset_of(poor), corrected, key=KEY, **DRAWN)
+    return predict(coreset_of(poor), corrected, **DRAWN)
 
 
 def test_rows_of_the_build_are_the_default_and_draws_are_kept_on_request(poor, corrected, drawn):
     coreset, found = coreset_of(poor), drawn
-    same = jc.predict(coreset, corrected, poor.x, y=poor.y, sites=["y"], key=KEY, **DRAWN)
+    same = predict(coreset, corrected, poor.x, y=poor.y, sites=["y"], **DRAWN)
     np.testing.assert_array_equal(found.draws["y"], same.draws["y"])
     assert found.draws["y"].shape == (200, 500)
     expected = np.quantile(found.draws["y"], found.levels, axis=0, method="inverted_cdf")
@@ -66,9 +68,9 @@ def test_rows_of_the_build_are_the_default_and_draws_are_kept_on_request(poor, c
     np.testing.assert_allclose(data["observed_data"]["y"], poor.y, rtol=1e-6)
     if not hasattr(data, "children"):
         arviz.plot_ppc(data, num_pp_samples=5, backend_kwargs={})
-    other = jc.predict(coreset, corrected, key=jax.random.key(1), **DRAWN)
+    other = predict(coreset, corrected, key=jax.random.key(1), **DRAWN)
     assert not np.array_equal(other.draws["y"], found.draws["y"])
-    new = jc.predict(coreset, corrected, poor.x, key=KEY, **QUIET)
+    new = predict(coreset, corrected, poor.x)
     with pytest.raises(ValueError, match="the draws were not kept"):
         new.to_arviz()
     with pytest.raises(ValueError, match="Pass the responses"):
@@ -76,7 +78,7 @@ def test_rows_of_the_build_are_the_default_and_draws_are_kept_on_request(poor, c
 
 
 def test_statistics_of_replicated_data_have_their_closed_form(poor, corrected):
-    found = jc.predict(coreset_of(poor), corrected, key=KEY, quantiles=(), **QUIET)
+    found = predict(coreset_of(poor), corrected, quantiles=())
     check = found.check(lambda y: y)
     center = poor.x.mean(0)
     mean = center @ poor.full.mean
@@ -122,7 +124,7 @@ def test_blocks_of_rows_are_all_that_is_drawn(monkeypatch):
 
     monkeypatch.setattr(module, "_block", block)
     big = case(mismatch=0.02, n=4000)
-    found = jc.predict(coreset_of(big), big.samples, key=KEY, quantiles=(), reweight=False, **QUIET)
+    found = unweighted(coreset_of(big), big.samples)
     assert found.mean["y"].shape == (4000,)
     assert max(shapes) * found.num_draws <= 2**19
     residual = (found.mean["y"] - big.x @ big.small.mean) * np.sqrt(1000) / NOISE
@@ -133,18 +135,18 @@ def test_blocks_of_rows_are_all_that_is_drawn(monkeypatch):
 def test_coreset_without_its_data_says_what_it_needs(poor, corrected, tmp_path):
     loaded = jc.load(coreset_of(poor).save(tmp_path / "rows"), model=regression)
     with pytest.raises(ValueError, match="for the weights"):
-        jc.predict(loaded, poor.samples, poor.x, key=KEY)
-    given = jc.predict(loaded, poor.samples, poor.x, key=KEY, likelihood=poor.likelihood, **QUIET)
-    there = jc.predict(loaded, corrected, poor.x, key=KEY, **QUIET)
+        predict(loaded, poor.samples, poor.x)
+    given = predict(loaded, poor.samples, poor.x, likelihood=poor.likelihood)
+    there = predict(loaded, corrected, poor.x)
     assert given.mean["y"].shape == there.mean["y"].shape == (500,)
     with pytest.raises(ValueError, match="there are no rows to predict"):
-        jc.predict(loaded, corrected, key=KEY)
+        predict(loaded, corrected)
     with pytest.raises(ModelError, match="no argument holds rows"):
-        jc.predict(loaded, corrected, None, None, key=KEY)
+        predict(loaded, corrected, None, None)
     with pytest.raises(ModelError, match="differ in their number"):
-        jc.predict(loaded, corrected, poor.x, poor.y[:9], key=KEY)
+        predict(loaded, corrected, poor.x, poor.y[:9])
     with pytest.raises(ModelError, match=r"sites names 'first'.* 'y'"):
-        jc.predict(loaded, corrected, poor.x, key=KEY, sites=["first"])
+        predict(loaded, corrected, poor.x, sites=["first"])
 
 
 def test_sites_counts_and_responses_are_those_of_the_model():
@@ -162,9 +164,7 @@ def test_sites_counts_and_responses_are_those_of_the_model():
     coreset = whole(model, {"x": x}, 300, y)
     samples = {"b": np.full(100, 0.7) + 0.1 * rng.normal(size=100)}
     new = np.array([-1.0, 0.0, 2.0])
-    found = jc.predict(
-        coreset, samples, {"x": new}, 3, None, key=KEY, sites=["p", "y"], reweight=False, **QUIET
-    )
+    found = predict(coreset, samples, {"x": new}, 3, None, sites=["p", "y"], reweight=False)
     p = 1 / (1 + np.exp(-samples["b"][:, None] * new))
     np.testing.assert_allclose(found.mean["p"], p.mean(0), rtol=1e-5)
     np.testing.assert_allclose(found.mean["y"], p.mean(0), atol=0.2)
@@ -189,7 +189,7 @@ def test_observed_sites_that_are_no_responses_keep_their_values():
     fixed = numpyro.handlers.condition(of_rows, {"scale": jnp.array(0.5)})
     coreset = whole(fixed, y, y)
     samples = {"b": np.linspace(-0.1, 0.1, 1000)}
-    found = jc.predict(coreset, samples, np.zeros(40), key=KEY, reweight=False, **QUIET)
+    found = unweighted(coreset, samples, np.zeros(40))
     np.testing.assert_allclose(found.mean["y"], 2, atol=0.08)
     np.testing.assert_allclose(found.sd["y"], np.hypot(0.5, 0.058), rtol=0.1)
 
@@ -209,12 +209,13 @@ def test_labels_are_those_of_the_build_and_kinds_of_groups_are_kept():
             numpyro.sample("y", dist.Normal(mu + 8.0 * kind[label], 1.0), obs=y)
 
     names = np.array([1, 2, 3, 4, 5, 6])
-    coreset = jc.CoresetBuilder(model, size=6, groups="label", **QUIET).run(KEY, names[label], 6, y)
+    coreset = jc.CoresetBuilder(model, size=6, groups="label", progress_bar=False).run(
+        KEY, names[label], 6, y
+    )
     samples = {"mu": 0.1 * rng.normal(size=400)}
-    options = {"key": KEY, "reweight": False, "quantiles": (), **QUIET}
-    found = jc.predict(coreset, samples, np.array([1, 2, 4, 5]), 6, **options)
+    found = unweighted(coreset, samples, np.array([1, 2, 4, 5]), 6)
     np.testing.assert_allclose(found.mean["y"], [0, 8, 8, 0], atol=0.3)
-    new = jc.predict(coreset, samples, np.array([6, 9, 5, 7]), 8, **options)
+    new = unweighted(coreset, samples, np.array([6, 9, 5, 7]), 8)
     np.testing.assert_allclose(new.mean["y"], [8, 4, 0, 4], atol=0.8)
     np.testing.assert_allclose(new.sd["y"], [1, np.sqrt(17), 1, np.sqrt(17)], rtol=0.15)
 
@@ -234,9 +235,7 @@ def responses_of_groups(label, y):
 def test_groups_of_the_build_keep_their_effects_and_new_ones_are_drawn_from_the_prior(groups):
     (coreset, label, y), samples = groups, samples_of_mu()
     rows = np.array([*range(60), 60, 61, 60])
-    found = jc.predict(
-        coreset, samples, rows, 62, key=KEY, draws=True, reweight=False, quantiles=(), **QUIET
-    )
+    found = unweighted(coreset, samples, rows, 62, draws=True)
     mean, sd = responses_of_groups(label, y)
     np.testing.assert_allclose((found.mean["y"][:60] - mean) / sd, 0, atol=0.15)
     np.testing.assert_allclose(found.sd["y"][:60], sd, rtol=0.12)
@@ -246,35 +245,31 @@ def test_groups_of_the_build_keep_their_effects_and_new_ones_are_drawn_from_the_
     correlation = np.corrcoef(draws.T)
     assert correlation[0, 2] > 0.9  # rows of one new group share its effect
     assert abs(correlation[0, 1]) < 0.15
-    checked = jc.predict(
-        coreset, samples, label, 60, y, key=KEY, reweight=False, quantiles=(), **QUIET
-    )
+    checked = unweighted(coreset, samples, label, 60, y)
     assert 0.05 < checked.check(lambda y: y).p_value < 0.95
 
 
 def test_groups_that_do_not_fit_the_build_are_refused(groups):
     (coreset, label, _), samples = groups, samples_of_mu()
-    options = {"key": KEY, "reweight": False, **QUIET}
     with pytest.raises(ValueError, match="pass the model's arguments"):
-        jc.predict(coreset, samples, **options)
+        unweighted(coreset, samples)
     with pytest.raises(ModelError, match="belong to 59 groups, but the coreset was built from 60"):
-        jc.predict(coreset, samples, label, 59, **options)
+        unweighted(coreset, samples, label, 59)
     with pytest.raises(ModelError, match="labels from 0 to 70 for 62 groups"):
-        jc.predict(coreset, samples, np.array([0, 70]), 62, **options)
+        unweighted(coreset, samples, np.array([0, 70]), 62)
 
 
 def test_saved_coreset_of_groups_takes_their_likelihood(groups, tmp_path):
     (coreset, label, y), samples = groups, samples_of_mu()
     model = coreset.full_model
     loaded = jc.load(coreset.save(tmp_path / "groups"), model=model)
-    options = {"key": KEY, "reweight": False, "quantiles": (), **QUIET}
     with pytest.raises(ValueError, match=r"for the effects of groups.*group_likelihood"):
-        jc.predict(loaded, samples, label, 60, **options)
+        unweighted(loaded, samples, label, 60)
     likelihood = group_likelihood(model, (label, 60, y), groups="label")
-    found = jc.predict(loaded, samples, label, 60, likelihood=likelihood, **options)
+    found = unweighted(loaded, samples, label, 60, likelihood=likelihood)
     mean, sd = responses_of_groups(label, y)
     np.testing.assert_allclose((found.mean["y"] - mean[label]) / sd[label], 0, atol=0.15)
-    here = jc.predict(coreset, samples, label, 60, **options)
+    here = unweighted(coreset, samples, label, 60)
     np.testing.assert_allclose(found.mean["y"], here.mean["y"], atol=1e-3)
 
 
@@ -289,11 +284,9 @@ def test_effect_of_a_row_of_its_own_is_drawn_anew():
             numpyro.sample("y", dist.Normal(a + e + x, 0.5), obs=y)
 
     x = np.zeros(40)
-    coreset = jc.CoresetBuilder(model, size=40, **QUIET).run(KEY, 40, y, x)
+    coreset = jc.CoresetBuilder(model, size=40, progress_bar=False).run(KEY, 40, y, x)
     samples, new = {"a": 0.1 * rng.normal(size=2000)}, np.array([0.0, 3.0, 3.0])
-    found = jc.predict(
-        coreset, samples, 3, None, new, key=KEY, draws=True, reweight=False, num_draws=None, **QUIET
-    )
+    found = unweighted(coreset, samples, 3, None, new, draws=True, num_draws=None)
     np.testing.assert_allclose(found.mean["y"], new, atol=0.12)
     np.testing.assert_allclose(found.sd["y"], np.sqrt(1.26), rtol=0.08)
     assert abs(np.corrcoef(found.draws["y"].T)[1, 2]) < 0.1

@@ -17,6 +17,7 @@ from numpyro.infer import HMC, MCMC
 import jaxcoreset as jc
 from jaxcoreset import plotting
 from jaxcoreset.coreset.report import Report
+from jaxcoreset.data.utils import Clock
 from jaxcoreset.selection.comparison import Comparison
 
 mpl.use("Agg")
@@ -86,9 +87,7 @@ def test_kl_curve_has_its_band_the_tolerance_and_this_coreset():
 
 
 def test_coreset_without_error_has_no_curve_to_draw():
-    numbers = (9, 9, 9, 9, 0, 0, 0.0, 0.0, 0.0, 0.0)
-    curve = {name: np.zeros(1) for name in report().curve}
-    whole = Report(*numbers, "all rows", True, "none needed", curve, {})
+    whole = Report.without_error("all rows", 9, 9, 9, Clock())
     for draw in (plotting.plot_kl, plotting.plot_error):
         with pytest.raises(ValueError, match="a coreset of all rows has no error"):
             draw(whole)
