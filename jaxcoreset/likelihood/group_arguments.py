@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
@@ -258,7 +257,8 @@ def one_group(
             filled[i] = leaf[None]
         else:
             filled[i], num_rows = leaf, leaf.shape[0]
-    labels = jnp.zeros(num_rows, jnp.int32) if labels is None else labels
+    # NumPy's labels index both NumPy's arrays, as the user's may be, and traced ones.
+    labels = np.zeros(num_rows, np.int32) if labels is None else labels
     return positions.call_with(filled, num_rows, 1, labels), mask
 
 

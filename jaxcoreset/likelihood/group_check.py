@@ -40,6 +40,8 @@ _NUM_GROUPS, _MOST_ROWS, _OTHERS = 5, 6, 2
 # The widths of the unconstrained values at which they are: a dependence may vanish near zero.
 _RADII = (0.5, 1.0, 2.0)
 _ROUNDING = 3e-3
+# At most this many numbers of groups are tried.
+_MOST_NUMBERS = 100_000
 
 
 def check_groups(marginal: GroupModel, layout: Layout, sizes: Int[np.ndarray, " g"]) -> None:
@@ -54,6 +56,7 @@ def check_groups(marginal: GroupModel, layout: Layout, sizes: Int[np.ndarray, " 
     shared: dict[str, Any] = {}
     for number, radius in enumerate(_RADII):
         shared = groups.check_at(np.random.default_rng(number), radius)
+    groups.check_numbers(np.random.default_rng(len(_RADII)), sizes.size, shared)
     groups.check_priors(shared)
 
 
@@ -174,7 +177,7 @@ class _Groups:
             return shared[name]
 
         labels = self.labels.astype(np.int32)
-        leaves = marginal.positions.call_with(self.leaves, labels.size, self.num_groups, labels)
+        leaves = marginal.positions.call_with(self.leaves, labels.size, len(effects), labels)
         sites = run(marginal.model, jax.tree.unflatten(marginal.tree, leaves), fill)
         of_rows, of_priors = (
             {name: np.asarray(summed_but(log_prob(sites[name]), dim)) for name, dim in dims.items()}
@@ -186,6 +189,46 @@ class _Groups:
             if site["type"] == "sample" and name not in {*of_rows, *of_priors}
         }
         return of_rows, of_priors, of_shared
+
+    def check_numbers(
+        self, generator: np.random.Generator, total: int, shared: dict[str, Any]
+    ) -> None:
+        """Raise a ModelError if a group's rows or effect depend on the number that it has.
+
+        The groups of a coreset are numbered anew, and each is evaluated as number 0.
+
+        Args:
+            generator: for the point.
+            total: the number of all groups.
+            shared: the values of the shared sites.
+        """
+        marginal, few = self.marginal, self.num_groups
+        structure, positions = marginal.structure, marginal.positions
+        if positions.labels is None:
+            return
+        # All numbers, each with the effect and the first row of one of these groups.
+        group_of = generator.permutation(np.resize(np.arange(few), total))
+        numbers = np.sort(generator.permutation(total)[:_MOST_NUMBERS])
+        rows = np.searchsorted(self.labels, group_of[numbers])
+        leaves = list(self.leaves)
+        for i in positions.groups:
+            leaves[i] = leaves[i][group_of]
+        for i in positions.rows:
+            leaves[i] = leaves[i][rows]
+        renumbered = _Groups(marginal, leaves, numbers, self.alone)
+        effects = generator.uniform(-1, 1, (few, structure.num_dims))
+        effects = jnp.asarray(effects, default_float())
+        choices = structure.choices[generator.integers(len(structure.choices), size=few)]
+        of_rows, of_priors, _ = self.together(effects, choices, jnp.zeros, shared)
+        by_row, by_group, _ = renumbered.together(
+            effects[group_of], choices[group_of], jnp.zeros, shared
+        )
+        for name, values in of_rows.items():
+            if not _are_same(values[rows], by_row[name]):
+                raise _uses_numbers(f"a row of observed site {name!r}", total)
+        for name, values in of_priors.items():
+            if not _are_same(values[group_of], by_group[name]):
+                raise _uses_numbers(f"the density of site {name!r} of a group", total)
 
     def check_priors(self, shared: Mapping[str, Any]) -> None:
         """Raise a ModelError if a density that has no rows is computed from some."""
@@ -234,6 +277,16 @@ def _sees_rows(name: str) -> ModelError:
         "expected rows that are independent given the parameters and the effects. Compute means, "
         "sizes and earlier values before the build, and pass them as arguments, with one entry for "
         "each row or for each group."
+    )
+
+
+def _uses_numbers(what: str, total: int) -> ModelError:
+    return ModelError(
+        f"{what} changes if its group gets another number, with the same effect; expected labels "
+        "that only index arrays with one entry per group, since the groups of a coreset are "
+        "numbered anew. A table of the module, or one that is longer than the groups, and "
+        "comparisons such as group < 30 depend on the numbers: compute them before the build, and "
+        f"pass the result as an argument with {total:,} entries, one for each group."
     )
 
 

@@ -344,7 +344,13 @@ def _shapes(
         data[labels] = jax.ShapeDtypeStruct((rows,), np.int32)
 
     def fill(given: dict[int, Any]) -> tuple[tuple, dict]:
-        leaves = [given.get(i, leaf) for i, leaf in enumerate(arguments.leaves)]
+        # Traced labels index a table if it is one of JAX's arrays.
+        tables = {
+            i: jnp.asarray(leaf)
+            for i, leaf in enumerate(arguments.leaves)
+            if i not in given and isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biuf"
+        }
+        leaves = [(given | tables).get(i, leaf) for i, leaf in enumerate(arguments.leaves)]
         own = None if labels is None else given[labels]
         leaves = positions.call_with(leaves, rows, groups, own)
         return jax.tree.unflatten(arguments.tree, leaves)

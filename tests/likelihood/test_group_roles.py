@@ -15,6 +15,9 @@ G, N = 30, 200
 RNG = np.random.default_rng(0)
 GROUP = np.concatenate([np.arange(G), RNG.integers(0, G, N - G)]).astype(np.int32)
 REGION = RNG.integers(0, 50, N).astype(np.int32)
+# Of groups that are numbered district by district, whose first ones are alike.
+DISTRICT = np.repeat(np.arange(3.0), 10)
+LONGER = np.append(DISTRICT, np.full(40, 3.0))
 X, Y = RNG.normal(size=(2, N)).astype(np.float32)
 
 
@@ -123,9 +126,42 @@ def summed_rows(group, num, y=None):
     numpyro.factor("summed", jax.ops.segment_sum(values, group, num))
 
 
+def by_number(group, num, y=None):
+    rows(group, effects(num)[group] + 2.0 * (group < 20), y)
+
+
+def of_one_number(group, num, y=None):
+    rows(group, effects(num)[group] + 2.0 * (group == 17), y)
+
+
+def by_table(group, num, table, y=None):
+    rows(group, effects(num)[group] + table[group], y)
+
+
+def by_table_of_the_module(group, num, y=None):
+    by_table(group, num, jnp.asarray(DISTRICT), y)
+
+
+def prior_by_number(group, num, y=None):
+    rows(group, effects(num, jnp.arange(num) / 10)[group], y)
+
+
+@pytest.mark.parametrize("table", [np.asarray, jnp.asarray])
+def test_a_table_with_one_entry_for_each_group_may_be_indexed_by_labels(table):
+    with pytest.raises(FoundError) as error:
+        group_likelihood(by_table, (GROUP, G, table(DISTRICT), Y), groups="group")
+    assert error.value.args[0].positions.groups == (2,)
+
+
 @pytest.mark.parametrize(
     ("model", "args", "message"),
     [
+        (by_number, (GROUP, G, Y), "'y' changes if its group gets another number"),
+        (of_one_number, (GROUP, G, Y), "'y' changes if its group gets another number"),
+        (by_table_of_the_module, (GROUP, G, Y), "'y' changes if.* an argument with 30 entries"),
+        (by_table, (GROUP, G, LONGER, Y), "'y' changes if.*longer than the groups"),
+        (by_table, (GROUP, G, jnp.asarray(LONGER), Y), "'y' changes if.*longer than the groups"),
+        (prior_by_number, (GROUP, G, Y), "density of site 'effect' of a group depends"),
         (prior_of_rows_of_a_group, (GROUP, G, X, Y), "density of site 'effect' of a group depends"),
         (prior_of_other_groups, (GROUP, X[:G], Y), "density of site 'effect' of a group depends"),
         (size_in_prior, (GROUP, G, Y), "with a prior that does not use rows"),

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxcoreset.solvers.arguments import as_integer
 
+from jaxcoreset.solvers.arguments import as_integer
 from jaxcoreset.solvers.numerics import divide, first_true, project_simplex
 
 
