@@ -75,21 +75,15 @@ class CoresetMCMC(UniformSupport):
         expected = "an optax transformation, for instance optax.adam(0.01)"
         check_type("optimizer", self.optimizer, optax.GradientTransformation, expected)
 
-    def _refine(
-        self, likelihood: ModelLikelihood, num_rows: int, data: PyTree, kept: PyTree, key: Any
-    ) -> Refined:
-        start = self._sampler.start(likelihood)
-        counts = self.size, num_rows, self.num_draws, self.num_iters
-        return _refine(
-            likelihood.program, self._sampler, self.optimizer, counts, data, kept, start, key
-        )
+    def _refine(self, *given: Any) -> Refined:
+        return _refine(self.optimizer, *given)
 
 
 @eqx.filter_jit
 def _refine(
+    optimizer: optax.GradientTransformation,
     program: ModelLikelihood,
     sampler: PosteriorSampler,
-    optimizer: optax.GradientTransformation,
     counts: tuple[int, int, int, int],
     data: PyTree,
     kept: PyTree,

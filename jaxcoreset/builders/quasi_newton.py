@@ -69,20 +69,16 @@ class QuasiNewton(UniformSupport):
             )
         self.regularisation = float(self.regularisation)
 
-    def _refine(
-        self, likelihood: ModelLikelihood, num_rows: int, data: PyTree, kept: PyTree, key: Any
-    ) -> Refined:
-        counts = self.size, num_rows, self.num_draws, self.num_iters
-        given = self._sampler, counts, self.regularisation, data, kept
-        return _refine(likelihood.program, *given, self._sampler.start(likelihood), key)
+    def _refine(self, *given: Any) -> Refined:
+        return _refine(self.regularisation, *given)
 
 
 @eqx.filter_jit
 def _refine(
+    regularisation: float,
     program: ModelLikelihood,
     sampler: PosteriorSampler,
     counts: tuple[int, int, int, int],
-    regularisation: float,
     data: PyTree,
     kept: PyTree,
     start: PyTree,

@@ -36,10 +36,13 @@ class UniformSupport(ComparisonBuilder, abc.ABC):
     """Rows drawn at random with weights n/k, which a subclass improves."""
 
     @abc.abstractmethod
-    def _refine(
-        self, likelihood: ModelLikelihood, num_rows: int, data: PyTree, kept: PyTree, key: Any
-    ) -> Refined:
-        """Weights for the rows `kept`, the relative error at the last draws, and reliability."""
+    def _refine(self, *given: Any) -> Refined:
+        """Weights for the rows drawn, the relative error at the last draws, and reliability.
+
+        Args:
+            *given: the likelihood, the sampler, the numbers of rows of the coreset, of rows for the
+                data, of draws and of steps; the data, the rows drawn, the sampler's state, a key.
+        """
 
     @one_at_a_time
     def run(self, key: PRNGKeyArray | int, *args: Any, **kwargs: Any) -> Coreset:
@@ -71,9 +74,10 @@ class UniformSupport(ComparisonBuilder, abc.ABC):
         with clock.stage("weights"):
             data = jax.tree.map(jnp.asarray, likelihood.data)
             num_rows = min(n, self.num_gradient_rows or n)
-            found, relative_error, reliable = self._refine(
-                likelihood, num_rows, data, kept, keys[2]
-            )
+            counts = self.size, num_rows, self.num_draws, self.num_iters
+            given = likelihood.program, self._sampler, counts, data, kept
+            start = self._sampler.start(likelihood)
+            found, relative_error, reliable = self._refine(*given, start, keys[2])
             weights = np.stack([np.full(self.size, n / self.size), np.asarray(found)])
         if not weights[1].any():
             raise ValueError(
@@ -82,11 +86,9 @@ class UniformSupport(ComparisonBuilder, abc.ABC):
             )
         with clock.stage("held-out error"):
             fit_key, draws_key = jax.random.split(keys[3])
-            state = self._sampler.start(likelihood)
-            weighted = jnp.asarray(found, default_float()), kept
-            draws = self._held_out_draws(
-                likelihood, state, *weighted, (fit_key, draws_key, fit_key)
-            )
+            weighted = start, jnp.asarray(found, default_float()), kept
+            all_keys = fit_key, draws_key, fit_key
+            draws = self._held_out_draws(likelihood, *weighted, all_keys)
             curve, num_held_out = held_out_curve(likelihood, draws, support, weights)
         curve["size"] = np.full(2, self.size)
         curve["iteration"] = np.array([0, self.num_iters])

@@ -249,7 +249,11 @@ def model_inputs(
         if name in categorical:
             values[name], levels[name] = table.labels(name)
             return
-        values[name] = table.numbers(name, _hint(name))
+        hint = (
+            f"If {name!r} is a category, use --categorical {name}; to leave it out of a matrix, "
+            "name the other columns with --columns."
+        )
+        values[name] = table.numbers(name, hint)
         table.check_held(name, values[name])
 
     check_each(read, used)
@@ -268,13 +272,6 @@ def model_inputs(
         response=response,
         columns=[name for name in table.columns if name in used and name != response],
         levels=levels,
-    )
-
-
-def _hint(name: str) -> str:
-    return (
-        f"If {name!r} is a category, use --categorical {name}; to leave it out of a matrix, name "
-        "the other columns with --columns."
     )
 
 

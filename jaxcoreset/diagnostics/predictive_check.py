@@ -12,8 +12,13 @@ from jaxtyping import Array
 from jaxcoreset.data.blocks import pairwise_sum
 from jaxcoreset.data.messages import listed
 
-# Over the blocks of a group, and over groups.
-_REDUCE = {"mean": (np.sum, np.add), "max": (np.max, np.maximum), "min": (np.min, np.minimum)}
+# Over the blocks of a group, and over groups; over the rows of a block by bin, and what stands for
+# a row that does not count.
+_REDUCE = {
+    "mean": (np.sum, np.add, jax.ops.segment_sum, 0.0),
+    "max": (np.max, np.maximum, jax.ops.segment_max, -np.inf),
+    "min": (np.min, np.minimum, jax.ops.segment_min, np.inf),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +82,7 @@ def check_statistic(
             "from 0 on."
         )
     at, num_bins = at.astype(np.int32), int(at.max()) + 1
-    over, add = _REDUCE[reduce]
+    over, add, _, _ = _REDUCE[reduce]
     totals = None
     for _, _, parts in blocks(_Statistics(statistic, site, reduce, num_bins), (at,)):
         parts = [over(np.asarray(x, np.float64), axis=0) for x in parts]
@@ -116,12 +121,8 @@ class _Statistics:
             )
         found = found.astype(jnp.result_type(float))
         counted = counted.reshape(-1, *[1] * (found.ndim - 1))
-        if self.reduce == "mean":
-            found = jnp.where(counted, found, 0)
-            if self.num_bins == 1:
-                return pairwise_sum(found)[None]
-            return jax.ops.segment_sum(found, at, self.num_bins)
-        is_max = self.reduce == "max"
-        found = jnp.where(counted, found, -jnp.inf if is_max else jnp.inf)
-        segments = jax.ops.segment_max if is_max else jax.ops.segment_min
-        return segments(found, at, self.num_bins)
+        _, _, reduce, nothing = _REDUCE[self.reduce]
+        found = jnp.where(counted, found, nothing)
+        if self.reduce == "mean" and self.num_bins == 1:
+            return pairwise_sum(found)[None]
+        return reduce(found, at, self.num_bins)

@@ -95,7 +95,8 @@ def plot_rows(
     if names is not None:
         ax.set(xlabel=names[0], ylabel=names[1])
     if legend and indices.size:
-        marks = sorted({_round(largest * part) for part in (0.25, 0.5, 1.0)})
+        # With two significant digits.
+        marks = sorted({float(f"{largest * part:.2g}") for part in (0.25, 0.5, 1.0)})
         handles = [ax.scatter([], [], s=area(mark), **style) for mark in marks]
         for handle in handles:  # the legend's samples are not data
             handle.remove()
@@ -214,8 +215,3 @@ def _project(points: np.ndarray) -> np.ndarray:
     # Fix the sign of each direction, which the eigensolver leaves open.
     signs = np.sign(leading[np.abs(leading).argmax(axis=0), [0, 1]])
     return centred @ (leading * signs)
-
-
-def _round(value: float) -> float:
-    """Round to two significant digits."""
-    return float(f"{value:.2g}")

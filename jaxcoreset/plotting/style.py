@@ -51,7 +51,9 @@ def plain_log_axis(axis: Any, low: float, high: float) -> None:
 
 def count_axis(ax: "Axes") -> None:
     """Make the x axis logarithmic, with ticks at integers; linear up to 1 if it has a zero."""
-    counts = np.concatenate([np.ravel(line.get_xdata()) for line in ax.lines if _is_data(ax, line)])
+    # The x of a line that axhline made is not in data coordinates.
+    lines = [line for line in ax.lines if line.get_transform() == ax.transData]
+    counts = np.concatenate([np.ravel(line.get_xdata()) for line in lines])
     if counts.size and counts.min() > 0:
         ax.set_xscale("log")
         plain_log_axis(ax.xaxis, *ax.get_xlim())
@@ -63,11 +65,6 @@ def count_axis(ax: "Axes") -> None:
     ax.set_xticks([tick for tick in ticks if tick <= max(most, 1)])
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.minorticks_off()
-
-
-def _is_data(ax: "Axes", line: Any) -> bool:
-    """True if a line has its x in data coordinates, as those of axhline have not."""
-    return line.get_transform() == ax.transData
 
 
 def clear_legend(ax: "Axes", *args: Any, **kwargs: Any) -> None:

@@ -166,6 +166,14 @@ def test_awkward_names_and_categories_work_in_all_programs(suffix, tmp_path, mon
     assert "$" not in found["Stan"]
 
 
+def test_a_category_may_have_the_name_of_a_column_in_an_escaped_file():
+    columns = {"c = b": list("pqpq"), "c": list("abba"), "x": [1.0, 2, 4, 3], "y": [0, 1, 1, 0]}
+    inputs = regression_inputs(table_of(columns), "logistic", "y", categorical=["c = b", "c"])
+    assert (
+        export._escaped(inputs).coefficients == inputs.coefficients == ["c = b = q", "c = b", "x"]
+    )
+
+
 def test_dollars_in_names_are_drawn_as_they_are():
     approximation = LaplaceApproximation.__new__(LaplaceApproximation)
     for name, value in {"mode": np.zeros(2), "covariance": np.eye(2)}.items():
