@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
+from numpyro.primitives import Messenger
 
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.utils import check_int, progress_bar
@@ -18,6 +19,7 @@ from jaxcoreset.diagnostics.log_ratio import full_likelihood, log_ratios, starti
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import needs_float64
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
+from jaxcoreset.likelihood.weighted import WeightedModel
 from jaxcoreset.weighting.chains import (
     MIN_DRAWS,
     ChainSamples,
@@ -85,7 +87,7 @@ def certificate_cost(
 
     The arguments are those of `certify`. `correct` uses all draws by default: num_draws=None.
     """
-    chains, draws = _samples(coreset, mcmc).thin(_checked(num_draws))[0].shape
+    chains, draws = samples_of(coreset, mcmc).thin(_checked(num_draws))[0].shape
     return chains * draws * coreset.report.num_data
 
 
@@ -98,7 +100,7 @@ def measure(
     show_progress: bool,
 ) -> tuple[Certificate, ChainSamples, np.ndarray]:
     """The certificate, the draws that it uses, and their positions in the chains."""
-    samples = _samples(coreset, mcmc)
+    samples = samples_of(coreset, mcmc)
     # Chains whose draws are in float64 were rounded less.
     is_exact = any(samples.sites[name].dtype == np.float64 for name in samples.latent)
     rounding = None if is_exact else coreset.report.rounding
@@ -281,13 +283,22 @@ def _checked(num_draws: int | None) -> int | None:
     return None if num_draws is None else check_int("num_draws", num_draws, MIN_DRAWS)
 
 
-def _samples(coreset: Coreset, mcmc: MCMC | Mapping[str, Any]) -> ChainSamples:
-    """The draws, after a check that they are not those of the model without weights."""
-    if isinstance(mcmc, MCMC) and getattr(mcmc.sampler, "model", None) is getattr(
-        coreset.model, "model", None
-    ):
-        raise ValueError(
-            "mcmc has run on the model without weights; run NUTS on coreset.model, with "
-            "coreset.args and coreset.kwargs."
-        )
+def samples_of(coreset: Coreset, mcmc: MCMC | Mapping[str, Any]) -> ChainSamples:
+    """The draws, after a check that an MCMC did not run on another model.
+
+    Raises:
+        ValueError: if `mcmc` has run on the model without weights or with those of another coreset.
+    """
+    if isinstance(mcmc, MCMC):
+        ran = getattr(mcmc.sampler, "model", None)
+        while isinstance(ran, Messenger):  # such as a reparametrisation
+            ran = ran.fn
+        expected = "run NUTS on coreset.model, with coreset.args and coreset.kwargs."
+        if isinstance(coreset.model, WeightedModel) and ran is coreset.model.model:
+            raise ValueError(f"mcmc has run on the model without weights; {expected}")
+        if isinstance(ran, WeightedModel) and not ran.weighs_as(coreset.model):
+            raise ValueError(
+                f"mcmc has run on the model of another coreset, of {ran.weights.size:,} rows, with "
+                f"other weights or another proxy than this one of {len(coreset):,}; {expected}"
+            )
     return chain_samples(mcmc, latent_shapes(coreset.model, (coreset.args, coreset.kwargs)))

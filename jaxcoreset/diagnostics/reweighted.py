@@ -12,10 +12,9 @@ from numpyro.infer import MCMC
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.arviz import corrected
 from jaxcoreset.diagnostics.correction import require_reweightable
-from jaxcoreset.diagnostics.measurement import measure
+from jaxcoreset.diagnostics.measurement import measure, samples_of
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
-from jaxcoreset.likelihood.trace import latent_shapes
-from jaxcoreset.weighting.chains import ChainSamples, chain_samples, effective_size
+from jaxcoreset.weighting.chains import ChainSamples, effective_size
 from jaxcoreset.weighting.psis import log_sum_exp
 
 
@@ -45,8 +44,7 @@ class ReweightedDraws:
 
 def plain_draws(coreset: Coreset, samples: Any, num_draws: int | None) -> ReweightedDraws:
     """Draws with equal weights."""
-    found = chain_samples(samples, latent_shapes(coreset.model, (coreset.args, coreset.kwargs)))
-    used = found.thin(num_draws)[0]
+    used = samples_of(coreset, samples).thin(num_draws)[0]
     zeros = np.zeros(used.shape)
     return ReweightedDraws(used, zeros, zeros - np.log(zeros.size))
 

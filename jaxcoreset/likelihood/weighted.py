@@ -74,6 +74,13 @@ class WeightedModel:
         name = getattr(self.model, "__name__", type(self.model).__name__)
         return f"WeightedModel({name}, {self.weights.shape[0]} weights)"
 
+    def weighs_as(self, other: object) -> bool:
+        """True if another weighted model has the same weights and the same proxy."""
+        if not isinstance(other, WeightedModel):
+            return False
+        own, theirs = (jax.tree.leaves((one.weights, one.proxy)) for one in (self, other))
+        return len(own) == len(theirs) and all(map(np.array_equal, own, theirs))
+
     def _identity(self) -> tuple:
         arrays = [self.weights, *jax.tree.leaves(self.proxy)]
         return self.model, tuple(self.data_dims.items()), tuple(map(_mark, arrays))

@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 import pytest
 import scipy.special
 import scipy.stats
+from numpyro.handlers import reparam
 from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
@@ -18,6 +19,7 @@ from jaxcoreset.diagnostics.correction import CorrectionError, require_reweighta
 from jaxcoreset.diagnostics.gaussian import gaussian_kl
 from jaxcoreset.diagnostics.measurement import certificate_of
 from jaxcoreset.likelihood.totals import log_likelihood_totals
+from jaxcoreset.likelihood.weighted import weighted_model
 from jaxcoreset.weighting.psis import khat_limit, pareto_smooth
 from tests.gaussian_coreset import case, coreset_of, kl, regression, whole
 
@@ -288,6 +290,7 @@ def test_loaded_coreset_is_certified_and_corrected_with_the_data_given_again(poo
     x, y, coreset = poor.x, poor.y, coreset_of(poor)
     loaded = jc.load(coreset.save(tmp_path / "rows"), trust=True)
     assert loaded.likelihood is None
+    assert loaded.model.weighs_as(coreset.model)
     message = (
         r"loaded, updated or merged; pass the model's arguments with all rows, .* the new ones"
     )
@@ -338,6 +341,8 @@ def test_samples_that_do_not_fit_are_refused(poor):
     settings = {"num_warmup": 5, "num_samples": 60}
     refused("no samples yet", coreset, MCMC(NUTS(coreset.model), **settings))
     refused("without weights", coreset, MCMC(NUTS(regression), **settings))
+    other = weighted_model(coreset.model.model, 2 * coreset.weights, coreset.data_dims)
+    refused("of another coreset", coreset, MCMC(NUTS(reparam(other, config={})), **settings))
 
 
 def test_chain_that_never_moved_is_refused(poor):
