@@ -45,7 +45,8 @@ def as_arrays(
         DataError: if an argument is a sparse matrix or an array in a file, a table holds text,
             dates or missing values, or `groups` is a column of a table without its argument.
     """
-    leaves = jax.tree.leaves((*args, *kwargs.values()), is_leaf=_is_list)
+    given = (*args, *kwargs.values())
+    leaves = [leaf for one in given for leaf in jax.tree.leaves(one, is_leaf=_is_list)]
     lengths = [len(leaf) for leaf in leaves if _has_rows(leaf) and not _is_list(leaf)]
     lengths = lengths or [len(leaf) for leaf in leaves if _is_list(leaf)]
     num_rows = max(lengths, default=0)

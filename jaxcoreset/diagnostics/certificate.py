@@ -32,6 +32,8 @@ _FINE_RHAT = 1.01
 # least this fraction of the draws, the tail beyond the largest weight contributes far less than
 # `GOOD_KL` to the KL; see "What the error bars mean" in the documentation.
 _NARROW, _NEARLY_ALL = 0.5, 0.997
+# If the weights leave this part of the draws, only their tail is in doubt.
+_MOST_DRAWS = 0.5
 # Draws whose density is overrated by more nats than this are not where the coreset was built.
 _ELSEWHERE = 20.0
 
@@ -151,7 +153,7 @@ class Certificate(ShownAsTable):
         """The verdicts on the coreset and on the chains, in a sentence."""
         khat = f"k-hat {self.khat:.2f}"
         coreset = {
-            "don't use": f"too far from the full posterior ({khat}, limit {self.khat_limit:.2f})",
+            "don't use": f"{self.distance} ({khat}, limit {self.khat_limit:.2f})",
             "not known": "not judged" if self._is_elsewhere else f"not judged ({khat})",
         }.get(
             self.coreset_verdict,
@@ -241,7 +243,7 @@ class Certificate(ShownAsTable):
             return (
                 f"k-hat is {self.khat:.2f}, above the limit {self.khat_limit:.2f}: the tail of the "
                 "weights is so long that a few draws dominate the averages, and the numbers above "
-                f"cannot be trusted. {self._remedy}"
+                f"cannot be trusted. {self.remedy}"
             )
         tail = f"k-hat is at most {self.khat_limit:.2f}"
         if not self.khat <= self.khat_limit:
@@ -257,10 +259,24 @@ class Certificate(ShownAsTable):
         )
 
     @property
-    def _remedy(self) -> str:
-        if self.rounding is None:
-            return REMEDY
-        return f"The reason may be that {needs_float64(self.rounding)}. {REMEDY}"
+    def distance(self) -> str:
+        """Where the coreset posterior is if its draws cannot be reweighted, in a clause."""
+        if self._has_long_tail:
+            return f"{self.kl:.2g} nats from the full posterior, but with a long tail"
+        return "too far from the full posterior"
+
+    @property
+    def _has_long_tail(self) -> bool:
+        """True if the draws are near the full posterior, but for a few of them."""
+        is_near = self.kl <= GOOD_KL and self.weight_ess >= _MOST_DRAWS * self.num_draws
+        return bool(is_near and np.isfinite(self.khat) and not self.khat <= self.khat_limit)
+
+    @property
+    def remedy(self) -> str:
+        """What to do if the draws cannot be reweighted, in a sentence or two."""
+        if self.rounding is not None:
+            return f"The reason may be that {needs_float64(self.rounding)}. {REMEDY}"
+        return LONG_TAIL_REMEDY if self._has_long_tail else REMEDY
 
     @property
     def _has_few(self) -> bool:
@@ -324,6 +340,11 @@ def is_elsewhere(excess: float | None) -> bool:
     return excess is not None and excess > _ELSEWHERE
 
 
+LONG_TAIL_REMEDY = (
+    "A few draws in a tail may be much likelier than the coreset says. Run longer chains, since "
+    "the limit rises with the number of draws, up to 0.7; or build with a smaller tol, or with "
+    "proxy=None."
+)
 REMEDY = (
     "Build a larger coreset (size, or a smaller tol), or use better draws (weighting, rounds), or "
     "run NUTS on all rows from coreset.warm_start(mcmc)."

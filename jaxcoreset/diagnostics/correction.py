@@ -10,7 +10,7 @@ from numpyro.infer import MCMC
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.arviz import container, groups_of_mcmc, groups_of_samples
 from jaxcoreset.data.utils import host_generator
-from jaxcoreset.diagnostics.certificate import REMEDY, Certificate
+from jaxcoreset.diagnostics.certificate import Certificate
 from jaxcoreset.diagnostics.log_ratio import full_likelihood
 from jaxcoreset.diagnostics.measurement import measure
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -43,9 +43,9 @@ def require_reweightable(certificate: Certificate) -> None:
         )
     raise CorrectionError(
         f"k-hat is {certificate.khat:.2f}; expected at most {certificate.khat_limit:.2f} to "
-        f"reweight {certificate.num_draws} draws. The coreset posterior is too far from the "
-        f"full one for a correction to be trusted. {REMEDY} The `certificate` of this error "
-        "has the numbers.",
+        f"reweight {certificate.num_draws} draws. The coreset is {certificate.distance}, so that a "
+        f"correction cannot be trusted. {certificate.remedy} The `certificate` of this error has "
+        "the numbers.",
         certificate,
     )
 

@@ -152,6 +152,8 @@ def _rows(
         model = None if full is None else full.model
         names = model.names if isinstance(model, GroupModel) else None
         arguments = rows_to_predict(coreset, args, kwargs, names)
+        if not arguments.num_data:
+            raise ValueError(f"there are no rows to predict; found {arguments}.")
         return arguments, Rows(arguments.data)
     if coreset.grouping is not None:
         raise ValueError(

@@ -33,6 +33,10 @@ def test_coreset_and_chains_are_judged_apart():
     far = dataclasses.replace(good, khat=1.2, ess=3.0, weight_ess=5.0)
     assert (far.coreset_verdict, far.chains_verdict) == ("don't use", "converged")
     assert "coreset too far from the full posterior (k-hat 1.20, limit 0.67)" in far.summary
+    tail = dataclasses.replace(good, khat=0.8, weight_ess=900.0)
+    assert tail.verdict == "don't use"
+    assert "nats from the full posterior, but with a long tail (k-hat 0.80" in tail.summary
+    assert "Run longer chains" in tail.reason
     few = dataclasses.replace(good, khat=1.2, ess=3.0)  # and the weights are nearly equal
     assert (few.coreset_verdict, few.chains_verdict) == ("not known", "short")
     assert few.verdict == "don't use"

@@ -141,6 +141,8 @@ def test_coreset_without_its_data_says_what_it_needs(poor, corrected, tmp_path):
     assert given.mean["y"].shape == there.mean["y"].shape == (500,)
     with pytest.raises(ValueError, match="there are no rows to predict"):
         predict(loaded, corrected)
+    with pytest.raises(ValueError, match=r"there are no rows to predict; found x \(0, 3\)"):
+        predict(loaded, corrected, poor.x[:0])
     with pytest.raises(ModelError, match="no argument holds rows"):
         predict(loaded, corrected, None, None)
     with pytest.raises(ModelError, match="differ in their number"):

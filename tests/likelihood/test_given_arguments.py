@@ -79,6 +79,12 @@ def test_what_holds_numbers_becomes_arrays(kind):
     np.testing.assert_array_equal(y, Y)
 
 
+def test_two_lists_of_numbers_are_two_columns():
+    (x, y), _ = plain_call(model, (X[:, 0].tolist(), Y.tolist()), {})
+    np.testing.assert_array_equal(x, X[:, 0])
+    np.testing.assert_array_equal(y, Y)
+
+
 def test_a_table_and_a_column_give_the_likelihood_of_arrays():
     found = model_likelihood(model, GIVEN["nullable"]())
     at = {"b": jnp.array([0.5, -1.0])}
