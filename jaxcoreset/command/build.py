@@ -1,12 +1,13 @@
 """The command ``jaxcoreset build``: from a file of rows to a file of weighted rows."""
 
 import argparse
+import re
 import shlex
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxcoreset.command.inputs import Inputs, formula_inputs, model_inputs, regression_inputs
 from jaxcoreset.command.options import (
@@ -20,6 +21,9 @@ from jaxcoreset.command.regressions import PRIOR_SCALE, REGRESSIONS
 from jaxcoreset.command.tables import SUFFIXES, Table, TableError, read_table
 from jaxcoreset.data.messages import require
 from jaxcoreset.data.utils import write_whole
+
+if TYPE_CHECKING:
+    from jaxcoreset.coreset.coreset import Coreset
 
 _OUTPUTS = (".csv", ".parquet", ".npz")
 _TOL = 0.01
@@ -248,7 +252,7 @@ def _build(options: argparse.Namespace, arguments: Sequence[str]) -> None:
             print(text, file=sys.stderr, flush=True)
 
     say(f"Reading {options.file} ...")
-    table = read_table(options.file)
+    table = read_table(options.file, _categories(options))
     say(f"{len(table):,} rows, {len(table.columns):,} columns.")
     suffix = options.out.suffix.lower()
     for name in (options.weight_column, options.row_column):
@@ -259,8 +263,8 @@ def _build(options: argparse.Namespace, arguments: Sequence[str]) -> None:
             )
     inputs = _inputs(options, table)
     table = inputs.table
-    for note in inputs.notes:
-        say(note)
+    for note in inputs.notes:  # such as the number of rows that are left out
+        print(note, file=sys.stderr, flush=True)
     say(f"Building a coreset for {inputs.title} ...")
 
     import jax
@@ -284,8 +288,7 @@ def _build(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     if suffix == ".npz":
         written = coreset.save(options.out)
     elif suffix == ".csv":
-        escape = not options.keep_formulas
-        written = coreset.to_csv(options.out, table.frame, escape_formulas=escape, **names)
+        written = _write_csv(coreset, options, table, names)
     else:
         written = coreset.to_parquet(options.out, table.frame, **names)
     print(coreset.report)
@@ -295,6 +298,30 @@ def _build(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     if options.report is not None:
         _report(options, arguments, table, inputs, coreset, tol)
         print(f"Wrote {options.report}.")
+
+
+def _categories(options: argparse.Namespace) -> list[str]:
+    """The columns that hold categories, by the options."""
+    found = [*(options.categorical or ())]
+    if options.formula is not None:
+        found += [name.strip("` ") for name in re.findall(r"\bC\(([^,)]+)", options.formula)]
+    if options.likelihood == "categorical" and options.response is not None:
+        found.append(options.response)
+    return found
+
+
+def _write_csv(
+    coreset: "Coreset", options: argparse.Namespace, table: Table, names: dict[str, Any]
+) -> Path:
+    """Write the rows, with the text of the file if that is text."""
+    from jaxcoreset.coreset.frame import without_formulas
+
+    frame = coreset.to_frame(table.frame, **names).reset_index(drop=True)
+    if table.separator:
+        added = frame[[options.row_column, options.weight_column]]
+        frame = added.join(table.as_written(coreset.indices))
+    frame = frame if options.keep_formulas else without_formulas(frame)
+    return write_whole(options.out, lambda file: frame.to_csv(file, index=False, encoding="utf-8"))
 
 
 def _inputs(options: argparse.Namespace, table: Table) -> Inputs:

@@ -51,8 +51,13 @@ def without_missing(table: Table, names: Sequence[str]) -> tuple[Table, list[str
         return table, []
     if dropped.all():
         raise TableError(f"{table.path} has no row with a value in each of {listed(names)}.")
-    of = listed([str(name) for name in missing.columns[missing.any()]])
-    note = f"Left out {dropped.sum():,} of {len(table):,} rows, with missing values in {of}."
+    names = [str(name) for name in missing.columns[missing.any()]]
+    note = (
+        f"Left out {dropped.sum():,} of {len(table):,} rows, with missing values in "
+        f"{listed(names)}."
+    )
+    if written := {table.written_as(name, missing[name].to_numpy()) for name in names} - {""}:
+        note += f" Cells with {', '.join(sorted(written))} count as missing."
     kept = np.flatnonzero(~dropped)
     frame = table.frame.iloc[kept].reset_index(drop=True)
     return Table(table.path, frame, table.separator, kept), [note]

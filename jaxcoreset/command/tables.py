@@ -12,13 +12,13 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Int, Num
+from jaxtyping import Bool, Int, Num
 
 from jaxcoreset.data.dtypes import first_lost, handed_on, held_by
 from jaxcoreset.data.messages import (
@@ -77,13 +77,23 @@ class Table:
         """
         self.check(name)
         values: Any = self.frame[name]
+        missing = values.isna().to_numpy()
+        written = self.written_as(name, missing)
+        other = "" if not written else f" If {written} is a category, write it in another way."
         self.refuse(
             name,
-            values.isna().to_numpy(),
-            "a value is missing",
-            "Fill it in, or drop such rows (--drop-missing).",
+            missing,
+            f"a value is missing{f' (written {written})' if written else ''}",
+            f"Fill it in, or drop such rows (--drop-missing).{other}",
         )
         return values
+
+    def written_as(self, name: str, missing: Bool[np.ndarray, " n"]) -> str:
+        """The text of the first missing value of a column, such as 'NA'; empty if it has none."""
+        if not self.separator or not missing.any():
+            return ""
+        text = self.as_written(np.flatnonzero(missing)[:1])[name].iloc[0].strip()
+        return repr(text) if text else ""
 
     def check(self, name: str) -> None:
         """Check that there is a column of this name.
@@ -246,14 +256,32 @@ class Table:
         lines = [line for line, _ in itertools.islice(records, rows[-1] + 2)]
         return [lines[row + 1] for row in rows]
 
+    def as_written(self, rows: Int[np.ndarray, " m"]) -> "pd.DataFrame":
+        """Some rows of a text file with the text of the file: 007 stays 007, and NA stays NA.
 
-def read_table(path: str | os.PathLike) -> Table:
+        Args:
+            rows: row numbers in `frame`.
+        """
+        import pandas as pd
+
+        in_file = rows if self.rows is None else self.rows[rows]
+        wanted, values = set(in_file.tolist()), {}
+        for row, (_, record) in enumerate(_records(self.path, self.separator), -1):
+            if row in wanted:
+                values[row] = record + [""] * (len(self.columns) - len(record))
+        found = [values[row] for row in in_file.tolist()]
+        return pd.DataFrame(found, columns=self.columns, dtype=object)
+
+
+def read_table(path: str | os.PathLike, categories: Collection[str] = ()) -> Table:
     """Read a table.
 
     Args:
         path: a file that ends in ``.csv`` or ``.tsv`` (text in UTF-8 with a header, separated by
             commas, semicolons or tabs), ``.parquet``, or ``.npz``. In the last, an array of shape
             (n,) is a column, and one of shape (n, d) the columns ``name[0]`` to ``name[d-1]``.
+        categories: the names of columns that hold categories. In a text file they stay text unless
+            all are plain numbers, since 01 and 1 may be two categories.
 
     Raises:
         TableError: if there is no such file, or it is not such a table, or it has no rows.
@@ -279,7 +307,7 @@ def read_table(path: str | os.PathLike) -> Table:
         table = Table(path, _read_parquet(path))
     else:
         separator = _separator(path)
-        table = Table(path, _read_text(path, separator), separator)
+        table = Table(path, _read_text(path, separator, categories), separator)
     if not len(table):
         raise TableError(f"{path} has a header and no rows; expected at least one row of data.")
     return table
@@ -332,7 +360,7 @@ def _not_utf8(path: Path) -> TableError:
     )
 
 
-def _read_text(path: Path, separator: str) -> "pd.DataFrame":
+def _read_text(path: Path, separator: str, categories: Collection[str]) -> "pd.DataFrame":
     import pandas as pd
 
     try:
@@ -347,7 +375,12 @@ def _read_text(path: Path, separator: str) -> "pd.DataFrame":
             # Otherwise pandas only warns when it cuts off lines that are longer than the header.
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(
-                path, sep=separator, index_col=False, low_memory=False, encoding="utf-8-sig"
+                path,
+                sep=separator,
+                index_col=False,
+                low_memory=False,
+                encoding="utf-8-sig",
+                dtype={name: str for name in header if name.strip() in categories},
             )
     except UnicodeDecodeError as error:
         raise _not_utf8(path) from error
@@ -358,7 +391,18 @@ def _read_text(path: Path, separator: str) -> "pd.DataFrame":
     stripped = [name.strip() or name for name in frame.columns]
     if len(set(stripped)) == len(stripped):  # "y, age" has a column age
         frame.columns = stripped
+    for name in set(categories) & set(frame.columns):
+        if all(map(_is_plain, frame[name].dropna().unique())):
+            frame[name] = pd.to_numeric(frame[name])
     return frame
+
+
+def _is_plain(text: str) -> bool:
+    """True if a text is a number as Python writes it."""
+    try:
+        return text == str(float(text)) or text == str(int(text))
+    except ValueError:
+        return False
 
 
 def _first_bad_line(path: Path, separator: str) -> str:

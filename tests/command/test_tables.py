@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxcoreset.command.inputs import import_model, model_inputs, regression_inputs
+from jaxcoreset.command.problems import without_missing
 from jaxcoreset.command.regressions import REGRESSIONS
 from jaxcoreset.command.tables import Table, TableError, read_table
 
@@ -52,6 +53,26 @@ def test_table_read_is_the_table_written(suffix, tmp_path):
     codes, levels = table.labels("town")
     assert [levels[code] for code in codes] == FRAME["town"].tolist()
     assert levels == sorted(levels)
+
+
+def test_categories_and_rows_have_the_text_of_the_file(tmp_path):
+    path = tmp_path / "codes.csv"
+    path.write_text("code,grade,id,x\n01,1,007,1.50\n1,2,008,2\n10,10,009,NA\n01,2,010,\n")
+    table = read_table(path, ["code", "grade"])
+    numbers, names = table.labels("code")
+    assert (numbers.tolist(), names) == ([0, 1, 2, 0], ["01", "1", "10"])
+    assert table.labels("grade")[1] == ["1", "2", "10"]
+    written = table.as_written(np.array([0, 2, 3]))
+    assert written.to_numpy().tolist() == [
+        ["01", "1", "007", "1.50"],
+        ["10", "10", "009", "NA"],
+        ["01", "2", "010", ""],
+    ]
+    with pytest.raises(TableError, match=r"line 4, column 'x': .* \(written 'NA'\).*another way"):
+        table.column("x")
+    kept, (note,) = without_missing(table, ["x"])
+    assert "Left out 2 of 4 rows, with missing values in 'x'. Cells with 'NA' count as" in note
+    assert kept.as_written(np.array([1]))["id"].tolist() == ["008"]
 
 
 def test_semicolons_and_a_byte_order_mark_are_understood(tmp_path):
