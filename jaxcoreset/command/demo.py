@@ -193,7 +193,7 @@ def _figure(
     from jaxcoreset.plotting import plot_kl, plot_marginals
     from jaxcoreset.plotting.style import legend_below
 
-    figure = new_figure(12, 5.6)
+    figure = new_figure(12.0, 5.6)
     parts = figure.subfigures(1, 2, width_ratios=[2.1, 1], squeeze=False)
     left, right = parts[0]
     labels = ("coreset, NUTS", "all rows, Laplace")

@@ -137,7 +137,7 @@ def _figure(path: Path, table: "pd.DataFrame", spread: tuple[float, float, float
     """A caterpillar plot: all aircraft, and the best and the worst ones by name."""
     from jaxcoreset.plotting.style import CORESET, FULL, GREY, literal, tidy
 
-    figure = new_figure(11, 7)
+    figure = new_figure(11.0, 7.0)
     grid = figure.add_gridspec(2, 2, width_ratios=[1.5, 1])
     whole = figure.add_subplot(grid[:, 0])
     places = np.arange(len(table))

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 
 from jaxcoreset.data.dtypes import as_float64
 from jaxcoreset.data.rows import State
+from jaxcoreset.likelihood.closures import float64_for
 from jaxcoreset.likelihood.group_model import GROUP_SITE, GroupModel
 from jaxcoreset.likelihood.integration import (
     AdaptiveQuadrature,
@@ -114,7 +115,7 @@ def _num_departures(likelihood: ModelLikelihood, draws: Params) -> int:
     def add(state: State, values: Any, first: int, num: int) -> State:
         return {"num": np.asarray(state["num"] + np.sum(values))}
 
-    with jax.enable_x64(True):
+    with float64_for(likelihood.model):
         at = {name: jnp.asarray(as_float64(x[0])) for name, x in draws.items()}
         states = likelihood.rows.map_reduce(
             _departures, (program.by_site, at), 1, {"num": np.zeros(())}, add, what="closed forms"

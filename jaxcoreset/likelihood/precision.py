@@ -166,7 +166,7 @@ def exactly(likelihood: ModelLikelihood, evaluate: Callable, *given: Any) -> Any
     if default_float() == np.float64 or not runs_in_float64(likelihood):
         found = evaluate(*on_device(given))
     else:
-        found = in_float64(evaluate, *given)
+        found = _in_float64(likelihood, evaluate, *given)
     return jax.tree.map(lambda x: np.asarray(x, np.float64), found)
 
 

@@ -184,8 +184,8 @@ def kernel_problem(
     if is_concrete(diagonal, weights):
         factor = _factor(kernel, points, diagonal, limit, tol)
     else:
-        factor = pivoted_cholesky(kernel, points, limit, tol)
-    return CoresetProblem(factor.factor, product(weights, factor.factor))
+        factor = pivoted_cholesky(kernel, points, limit, tol).factor
+    return CoresetProblem(factor, product(weights, factor))
 
 
 def simplex_problem(problem: CoresetProblem) -> CoresetProblem:
@@ -328,7 +328,9 @@ def _more_columns(
 _compiled_more_columns = eqx.filter_jit(_more_columns)
 
 
-def _factor(kernel: Kernel, points: Array, diagonal: Array, limit: int, tol: float) -> KernelFactor:
+def _factor(
+    kernel: Kernel, points: Array, diagonal: Array, limit: int, tol: float
+) -> Float[Array, "n r"]:
     """Compute as many columns as `tol` needs, in arrays that grow."""
     if not (jnp.isfinite(diagonal).all() and (diagonal > 0).all()):
         raise ValueError(
@@ -354,8 +356,7 @@ def _factor(kernel: Kernel, points: Array, diagonal: Array, limit: int, tol: flo
         )
     # Round the rank up, so that kernels and data of similar rank share their compiled solvers.
     step = max(8, 1 << max(0, size.bit_length() - 3))
-    rank = min(limit, -(-max(1, size) // step) * step)
-    return dataclasses.replace(factor, factor=factor.factor[:, :rank])
+    return factor.factor[:, : min(limit, -(-max(1, size) // step) * step)]
 
 
 def _checked_points(points: ArrayLike) -> Array:

@@ -42,7 +42,7 @@ def test_atoms_are_centred_log_likelihoods_whatever_the_chunks(problem_data, bat
     expected, close = expected_atoms(draws, data), 2e-6 if dtype == np.float32 else 1e-14
     np.testing.assert_allclose(problem.atoms, expected, atol=close)
     np.testing.assert_allclose(problem.target, expected.sum(0), atol=100 * close)
-    np.testing.assert_allclose(problem.atoms.sum(1), 0, atol=5 * close)
+    np.testing.assert_allclose(np.asarray(problem.atoms).sum(1), 0, atol=5 * close)
 
 
 def test_sum_keeps_small_differences_under_a_large_constant():

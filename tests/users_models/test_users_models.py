@@ -73,19 +73,20 @@ def test_refusal_says_what_is_wrong(name):
         builder.run(jax.random.key(0), *case.args, **case.kwargs)
 
 
-def test_arrays_of_a_closure_are_no_hindrance_in_float64_nor_after_it():
+@pytest.mark.parametrize("proxy", [None, jc.Taylor()])
+def test_arrays_of_a_closure_are_no_hindrance_in_float64_nor_after_it(proxy):
     knots = np.linspace(-1, 1, 3)
 
     def model(x, y=None):
         w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
         with numpyro.plate("rows", x.shape[0]):
             mean = jnp.sum(w * jnp.maximum(x[:, None] + jnp.zeros(3) - knots, 0), axis=1)
-            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+            numpyro.sample("y", dist.StudentT(3.0, mean, 1.0), obs=y)
 
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(2, 500)).astype(np.float32)
     builder = jc.CoresetBuilder(
-        model, size=5, num_draws=50, rounds=1, num_held_out=50, progress_bar=False, proxy=None
+        model, size=5, num_draws=50, rounds=1, num_held_out=50, progress_bar=False, proxy=proxy
     )
     coreset = builder.run(jax.random.key(0), x, y)
     with coreset.in_float64():
