@@ -23,6 +23,7 @@ from jaxcoreset.diagnostics.log_ratio import full_likelihood
 from jaxcoreset.diagnostics.reweighted import reweighted_draws
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.trace import one_at_a_time
+from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.weighting.psis import khat_limit
 
 # The numbers that a row becomes for each draw, beside its log-likelihood.
@@ -35,7 +36,7 @@ def loo(
     mcmc: MCMC | Mapping[str, Any],
     *args: Any,
     subsample: int | None = None,
-    key: PRNGKeyArray | None = None,
+    key: PRNGKeyArray | int | None = None,
     num_draws: int | None = 1000,
     likelihood: ModelLikelihood | None = None,
     batch_size: int | None = None,
@@ -63,8 +64,8 @@ def loo(
             evaluated at one point only, the posterior mean of the unconstrained parameters, and the
             *difference estimator* corrects their sum (Magnusson, Vehtari, Jonasson and Andersen,
             AISTATS 2020). If None, all rows.
-        key: a JAX random key, for `subsample`; use the same key for all models that you compare, so
-            that they have the same rows.
+        key: a JAX random key or an integer seed, for `subsample`; use the same one for all models
+            that you compare, so that they have the same rows.
         num_draws: see `certify`.
         likelihood: see `certify`.
         batch_size: see `certify`.
@@ -112,7 +113,7 @@ def loo(
             variance = n * float(np.var(elpd_i))
         else:
             assert key is not None
-            used = np.sort(host_generator(key).choice(n, subsample, replace=False))
+            used = np.sort(host_generator(as_key(key)).choice(n, subsample, replace=False))
             found = _leave_out(full, _rows_of(full, used), flat, leave, bar.update)
             approximation = _at_the_mean(full, flat, leave, bar.update)
             elpd_i, estimate = difference_estimate(found["elpd"], approximation, used)

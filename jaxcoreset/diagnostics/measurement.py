@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Float
 from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
-from numpyro.primitives import Messenger
 
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.utils import check_int, progress_bar
@@ -19,7 +18,7 @@ from jaxcoreset.diagnostics.log_ratio import full_likelihood, log_ratios, starti
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import needs_float64
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
-from jaxcoreset.likelihood.weighted import WeightedModel
+from jaxcoreset.likelihood.weighted import check_ran_on
 from jaxcoreset.weighting.chains import (
     MIN_DRAWS,
     ChainSamples,
@@ -284,21 +283,6 @@ def _checked(num_draws: int | None) -> int | None:
 
 
 def samples_of(coreset: Coreset, mcmc: MCMC | Mapping[str, Any]) -> ChainSamples:
-    """The draws, after a check that an MCMC did not run on another model.
-
-    Raises:
-        ValueError: if `mcmc` has run on the model without weights or with those of another coreset.
-    """
-    if isinstance(mcmc, MCMC):
-        ran = getattr(mcmc.sampler, "model", None)
-        while isinstance(ran, Messenger):  # such as a reparametrisation
-            ran = ran.fn
-        expected = "run NUTS on coreset.model, with coreset.args and coreset.kwargs."
-        if isinstance(coreset.model, WeightedModel) and ran is coreset.model.model:
-            raise ValueError(f"mcmc has run on the model without weights; {expected}")
-        if isinstance(ran, WeightedModel) and not ran.weighs_as(coreset.model):
-            raise ValueError(
-                f"mcmc has run on the model of another coreset, of {ran.weights.size:,} rows, with "
-                f"other weights or another proxy than this one of {len(coreset):,}; {expected}"
-            )
+    """The draws, after a check that an MCMC ran on the coreset's model."""
+    check_ran_on(coreset.model, mcmc)
     return chain_samples(mcmc, latent_shapes(coreset.model, (coreset.args, coreset.kwargs)))

@@ -16,6 +16,7 @@ from numpyro.infer import MCMC
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.arviz import predictive
 from jaxcoreset.data.messages import listed
+from jaxcoreset.data.reading import is_streamed
 from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.data.utils import progress_bar as bar_of
@@ -28,6 +29,7 @@ from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import precision_of
 from jaxcoreset.likelihood.trace import one_at_a_time
+from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.weighting.chains import systematic_resample
 
 _NO_DATA = (
@@ -41,7 +43,7 @@ def predict(
     coreset: Coreset,
     mcmc: MCMC | Mapping[str, Any],
     *args: Any,
-    key: PRNGKeyArray,
+    key: PRNGKeyArray | int,
     sites: Sequence[str] | None = None,
     quantiles: Sequence[float] = (0.05, 0.5, 0.95),
     draws: bool = False,
@@ -75,7 +77,7 @@ def predict(
         *args: the model's positional arguments with the rows to predict. The response may be None
             or missing, if the model allows that. If you pass it, it is replaced by new responses,
             and kept for checks.
-        key: a JAX random key.
+        key: a JAX random key or an integer seed.
         sites: names of sites with one value per row, deterministic ones among them; by default the
             observed sites.
         quantiles: the levels of the quantiles to compute, between 0 and 1. Quantiles are values
@@ -116,7 +118,7 @@ def predict(
     elif found is None:
         full = full_likelihood(coreset, (), {}, likelihood)
         found = reweighted_draws(coreset, mcmc, full, num_draws, batch_size, progress_bar)
-    resample_key, effect_key, key = jax.random.split(key, 3)
+    resample_key, effect_key, key = jax.random.split(as_key(key), 3)
     flat = found.samples.flat()
     if np.ptp(found.log_weights) > 0:
         chosen = systematic_resample(found.log_weights, host_generator(resample_key))
@@ -140,8 +142,18 @@ def predict(
         mesh = None if full is None else full.rows.context.mesh
         rows.context = dataclasses.replace(rows.context, batch_size=batch_size, mesh=mesh)
         simulation = Simulation.of(coreset.full_model, arguments, responses, sites)
+        if args or kwargs:
+            simulation.refuse_unknown_indices(at, arguments.data, _known(full))
         stream = _Stream(simulation, rows, at, key, context, progress_bar)
         return stream.summary(levels, draws)
+
+
+def _known(full: ModelLikelihood | None) -> dict[str, Any]:
+    """The data of the build that are in memory as arrays of rows, by the names of the arguments."""
+    if full is None or isinstance(full.model, GroupModel):
+        return {}
+    named = zip(full.arguments.data_names, full.arguments.data, strict=True)
+    return {name: leaf for name, leaf in named if not is_streamed(leaf)}
 
 
 def _rows(

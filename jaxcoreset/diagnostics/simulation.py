@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import checkify
 from jaxtyping import Array, PRNGKeyArray
 from numpyro.handlers import uncondition
 from numpyro.infer import Predictive
@@ -22,6 +23,7 @@ from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.coreset.group_effects import effects_at
 from jaxcoreset.data.dtypes import widened
 from jaxcoreset.data.messages import listed
+from jaxcoreset.data.reading import is_streamed
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.arguments import Arguments, ModelError, flatten, is_array
 from jaxcoreset.likelihood.trace import fill_origin, full_precision, is_latent, run
@@ -196,6 +198,46 @@ class Simulation:
             name: jnp.moveaxis(jnp.asarray(sites[name]["value"]), self.axes[name], 0)
             for name in self.observed
         }
+
+    def refuse_unknown_indices(
+        self, draws: Mapping[str, Array], data: tuple, known: Mapping[str, Any]
+    ) -> None:
+        """Raise a ModelError if a row has an index that the model has no entry for.
+
+        JAX reads the last entry in place of one that does not exist, so the predictions of a
+        category that the build did not have would be those of another one.
+
+        Args:
+            draws: constrained draws, with a leading axis.
+            data: all rows.
+            known: data of the build by the names of their arguments.
+        """
+        rows, ranges, data = [0], [], list(data)
+        for at, (name, leaf) in enumerate(zip(self.arguments.data_names, data, strict=True)):
+            if is_streamed(leaf) or not np.issubdtype(leaf.dtype, np.integer):
+                continue
+            values = np.asarray(leaf).reshape(len(leaf), -1)
+            low, high = int(values.min(initial=0)), int(values.max(initial=0))
+            of_build = np.asarray(known.get(name, np.zeros(0, int)))
+            if of_build.size and of_build.min() <= low and high <= of_build.max():
+                continue
+            rows += [*values.argmin(axis=0), *values.argmax(axis=0)]
+            ranges.append(f"{name} from {low:,} to {high:,}")
+            # As an index a negative number counts from the end.
+            data[at] = np.where(np.asarray(leaf) < 0, np.iinfo(np.int32).max, leaf)
+        if not ranges:
+            return
+        few = tuple(np.asarray(leaf[np.unique(rows)]) for leaf in data)
+        one = {name: x[:1] for name, x in draws.items()}
+        draw = checkify.checkify(self.draw, errors=checkify.index_checks)
+        if found := jax.jit(draw)(one, jax.random.key(0), few)[0].get():
+            size = found.rpartition("with size ")[2].split(".")[0].strip()
+            raise ModelError(
+                f"the rows to predict have {', '.join(ranges)}, and the model takes a number that "
+                f"is too large, or negative, as an index of {size} entries. Expected the numbers "
+                "that the build had, or a model with entries for further categories; -1 often "
+                "means a missing value."
+            )
 
 
 class _Redraw(uncondition):

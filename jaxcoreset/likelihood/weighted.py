@@ -10,6 +10,7 @@ import numpyro
 from jax.core import Tracer
 from jaxtyping import Array
 from numpyro.distributions.transforms import biject_to
+from numpyro.infer import MCMC
 from numpyro.primitives import Messenger
 
 from jaxcoreset.data.dtypes import check_held, default_float, is_number, widened
@@ -84,6 +85,27 @@ class WeightedModel:
     def _identity(self) -> tuple:
         arrays = [self.weights, *jax.tree.leaves(self.proxy)]
         return self.model, tuple(self.data_dims.items()), tuple(map(_mark, arrays))
+
+
+def check_ran_on(model: Callable, mcmc: Any) -> None:
+    """Check that an MCMC ran on a weighted model, if its sampler has a model that tells.
+
+    Raises:
+        ValueError: if it ran on the model without weights, or with those of another coreset.
+    """
+    if not (isinstance(mcmc, MCMC) and isinstance(model, WeightedModel)):
+        return
+    ran = getattr(mcmc.sampler, "model", None)
+    while isinstance(ran, Messenger):  # such as a reparametrisation
+        ran = ran.fn
+    expected = "run NUTS on coreset.model, with coreset.args and coreset.kwargs."
+    if ran is model.model:
+        raise ValueError(f"mcmc has run on the model without weights; {expected}")
+    if isinstance(ran, WeightedModel) and not ran.weighs_as(model):
+        raise ValueError(
+            f"mcmc has run on the model of another coreset, of {ran.weights.size:,} rows, with "
+            f"other weights or another proxy than this one of {model.weights.size:,}; {expected}"
+        )
 
 
 def _mark(array: Any) -> Any:

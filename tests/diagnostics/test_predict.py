@@ -292,3 +292,23 @@ def test_effect_of_a_row_of_its_own_is_drawn_anew():
     np.testing.assert_allclose(found.mean["y"], new, atol=0.12)
     np.testing.assert_allclose(found.sd["y"], np.sqrt(1.26), rtol=0.08)
     assert abs(np.corrcoef(found.draws["y"].T)[1, 2]) < 0.1
+
+
+@pytest.mark.parametrize("level", [4, -1])
+def test_an_index_that_the_model_has_no_entry_for_is_refused(level):
+    """JAX would take the last entry, and predict for another category."""
+
+    def levels(x, level, y=None):
+        with numpyro.plate("levels", 4):
+            mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(mean[level] + x, 1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    x, known = rng.normal(size=60).astype(np.float32), np.arange(60, dtype=np.int32) % 4
+    coreset = whole(levels, x, known, x)
+    draws = {"mean": rng.normal(size=(100, 4)).astype(np.float32)}
+    found = partial(unweighted, coreset, draws)
+    assert found(x[:2], np.array([0, 3])).mean["y"].shape == (2,)
+    with pytest.raises(ModelError, match=f"level from .*{level}.* an index of 4 entries"):
+        found(x[:2], np.array([0, level]))
