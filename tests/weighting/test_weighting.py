@@ -137,6 +137,12 @@ def test_flat_direction_is_named():
         laplace_approximation(jc.model_likelihood(model, (x, y)))
 
 
+def test_the_direction_along_which_a_posterior_falls_is_named():
+    hessian = np.array([[2.0, 0.1, 0.0], [0.1, -100.0, 0.2], [0.0, 0.2, 3.0]])
+    with pytest.raises(ValueError, match=r"falling along b, .*eigenvalue -1 of the scaled"):
+        laplace._inverse_hessian(hessian, ["a", "b", "c"])
+
+
 def test_mode_is_found_where_the_first_steps_overflow():
     """An outcome that is not centred: on the way its variance passes through all of float32."""
 
