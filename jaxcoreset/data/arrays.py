@@ -170,11 +170,13 @@ def encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
         return {"value": value}
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         array, is_jax = np.asarray(value), isinstance(value, jax.Array)
-        arrays[name] = storable(array)
-        if arrays[name] is array:
+        if array.dtype.isbuiltin != 2:
+            arrays[name] = array
             return {"array": name, "jax": is_jax}
-        # Under a key of its own, so that older versions do not read the bits as integers.
-        return {"bits": name, "type": type_name(array.dtype), "jax": is_jax}
+        # NumPy cannot store the types of other packages, such as bfloat16: their bits become
+        # integers, under a key of their own, so that older versions do not read them as such.
+        arrays[name] = array.view(f"u{array.dtype.itemsize}")
+        return {"bits": name, "type": array.dtype.name, "jax": is_jax}
     if type(value) in (list, tuple):
         items = [encode(item, arrays, f"{name}.{i}") for i, item in enumerate(value)]
         return {type(value).__name__: items}
@@ -198,7 +200,7 @@ def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         name = value["array"] if "array" in value else value["bits"]
         array = arrays[name]
         if "bits" in value:
-            array = restored(array, np.dtype(value["type"]))
+            array = array.view(np.dtype(value["type"]))
         if not value["jax"]:
             return array
         check_held(array, name)  # it may have been saved with x64 on
@@ -207,23 +209,3 @@ def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         return {key: decode(item, arrays) for key, item in value["dict"].items()}
     kind = tuple if "tuple" in value else list
     return kind(decode(item, arrays) for item in value[kind.__name__])
-
-
-def storable(array: np.ndarray) -> np.ndarray:
-    """An array that NumPy can store: the bits of bfloat16 and similar types become integers."""
-    return array.view(f"u{array.dtype.itemsize}") if _is_foreign(array.dtype) else array
-
-
-def restored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The inverse of `storable`, given the type of its argument."""
-    return array.view(dtype) if _is_foreign(dtype) else array
-
-
-def type_name(dtype: np.dtype) -> str:
-    """The name of a type in a file; `np.dtype` of the name is the type."""
-    return dtype.name if _is_foreign(dtype) else dtype.str
-
-
-def _is_foreign(dtype: np.dtype) -> bool:
-    """Return whether a type is from another package, such as ml_dtypes, and not NumPy's own."""
-    return dtype.isbuiltin == 2

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from jaxcoreset.data.messages import require
+
 
 def groups_of_mcmc(mcmc: Any, dims: Mapping[str, list[str]]) -> dict[str, Any]:
     """The groups of ``arviz.from_numpyro(mcmc)``: data sets by name.
@@ -27,10 +29,8 @@ def groups_of_samples(
     samples: Mapping[str, np.ndarray], dims: Mapping[str, list[str]]
 ) -> dict[str, Any]:
     """The group "posterior" of arrays with leading axes (chains, draws)."""
-    arviz, dims = _arviz(), {name: names for name, names in dims.items() if name in samples}
-    if _is_modern():
-        return _groups(arviz.from_dict({"posterior": dict(samples)}, dims=dims))
-    return _groups(arviz.from_dict(posterior=dict(samples), dims=dims))
+    dims = {name: names for name, names in dims.items() if name in samples}
+    return _groups(_from_dict({"posterior": dict(samples)}, dims=dims))
 
 
 def posterior_of_groups(draws: Mapping[str, np.ndarray], dimension: str, labels: np.ndarray) -> Any:
@@ -42,10 +42,8 @@ def posterior_of_groups(draws: Mapping[str, np.ndarray], dimension: str, labels:
         labels: shape (G,), its coordinates.
     """
     found = {"posterior": {name: x[None] for name, x in draws.items()}}
-    names = {"dims": {site: [dimension] for site in draws}, "coords": {dimension: labels}}
-    if _is_modern():
-        return _arviz().from_dict(found, **names)
-    return _arviz().from_dict(**found, **names)
+    dims = {site: [dimension] for site in draws}
+    return _from_dict(found, dims=dims, coords={dimension: labels})
 
 
 def predictive(
@@ -60,10 +58,7 @@ def predictive(
     """
     found = {"posterior_predictive": dict(draws), "observed_data": dict(observed)}
     found = {name: values for name, values in found.items() if values}
-    names = {site: dims for site in draws}
-    if _is_modern():
-        return _arviz().from_dict(found, dims=names)
-    return _arviz().from_dict(**found, dims=names)
+    return _from_dict(found, dims={site: dims for site in draws})
 
 
 def psislw(
@@ -98,17 +93,14 @@ def posterior_of(data: Any) -> dict[str, np.ndarray] | None:
     found = data["posterior"]
     if not hasattr(found, "data_vars"):  # a site of this name
         return None
-    return {str(name): np.asarray(found[name]) for name in found.data_vars}
+    return _arrays(found)
 
 
 def corrected(data: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:
     """The arrays of "posterior" and "sample_stats" of what `correct` returned; None of all else."""
     if not isinstance(data, Mapping) or not {"posterior", "sample_stats"} <= set(data):
         return None
-    posterior, stats = (
-        {str(name): np.asarray(data[group][name]) for name in data[group].data_vars}
-        for group in ("posterior", "sample_stats")
-    )
+    posterior, stats = _arrays(data["posterior"]), _arrays(data["sample_stats"])
     return (posterior, stats) if "log_ratio" in stats else None
 
 
@@ -156,6 +148,17 @@ def elpd_data(
     return found
 
 
+def _from_dict(groups: Mapping[str, Any], **names: Any) -> Any:
+    """A container of arrays by group and name."""
+    if _is_modern():
+        return _arviz().from_dict(groups, **names)
+    return _arviz().from_dict(**groups, **names)
+
+
+def _arrays(group: Any) -> dict[str, np.ndarray]:
+    return {str(name): np.asarray(group[name]) for name in group.data_vars}
+
+
 def _groups(found: Any) -> dict[str, Any]:
     if not _is_modern():
         return {name: found[name] for name in found.groups()}
@@ -173,18 +176,10 @@ def _is_modern() -> bool:
 
 
 def _arviz() -> Any:
+    why = "certificates, corrections, loo and ArviZ's containers need it"
     try:
-        try:
-            import arviz
-        except FileNotFoundError:
-            # ArviZ 0.23 writes and renames a file in the user's cache once a day. If two processes
-            # do so at the same time, the rename fails in one of them.
-            import arviz
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"{error.name} is missing; certificates, corrections, loo and ArviZ's containers "
-            "need it: "
-            "pip install 'jaxcoreset[arviz]'",
-            name=error.name,
-        ) from error
-    return arviz
+        return require("arviz", why, "arviz")
+    except FileNotFoundError:
+        # ArviZ 0.23 writes and renames a file in the user's cache once a day. If two processes do
+        # so at the same time, the rename fails in one of them.
+        return require("arviz", why, "arviz")

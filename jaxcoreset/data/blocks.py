@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, PyTree
 
 from jaxcoreset.data.arrays import leading
+from jaxcoreset.data.dtypes import handed_on
 from jaxcoreset.data.reading import read_chunks
 from jaxcoreset.data.utils import available_memory
 
@@ -63,11 +64,8 @@ def group_bytes() -> int:
 
 def row_bytes(tree: PyTree) -> int:
     """The size in bytes of one row of the arrays on the device."""
-    total = 0
-    for leaf in jax.tree.leaves(tree):
-        itemsize = jax.dtypes.canonicalize_dtype(leaf.dtype).itemsize
-        total += itemsize * math.prod(leaf.shape[1:])
-    return max(total, 1)
+    shapes = ((handed_on(x.dtype), x.shape[1:]) for x in jax.tree.leaves(tree))
+    return max(sum(dtype.itemsize * math.prod(shape) for dtype, shape in shapes), 1)
 
 
 def pairwise_sum(values: Array) -> Array:
@@ -81,14 +79,6 @@ def column_sums(values: Array) -> Array:
     """Sums along the last axis, of 256 entries each; its length is a power of two."""
     num = values.shape[-1]
     return jnp.sum(values.reshape(*values.shape[:-1], -1, math.gcd(num, _PART)), axis=-1)
-
-
-def partial_sums(values: Array, num: int) -> Array:
-    """Sums of `num` rows each, for float64 on the host to add; the last one may be of fewer."""
-    spare = -values.shape[0] % num
-    padded = jnp.pad(values, ((0, spare), *((0, 0) for _ in values.shape[1:])))
-    parts = padded.reshape(-1, num, *values.shape[1:])
-    return pairwise_sum(jnp.moveaxis(parts, 1, 0))
 
 
 def group_blocks(
@@ -192,9 +182,8 @@ def _evaluate(fn: Callable, args: PyTree, chunk: tuple, counted: Array, mesh: Me
 def _place(tree: PyTree, shape: tuple[int, int], mesh: Mesh | None) -> PyTree:
     """Arrays of a group on the devices, with blocks as their leading axis."""
     stacked = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), tree)
-    if mesh is None:
-        return jax.device_put(stacked)
-    return jax.device_put(stacked, NamedSharding(mesh, PartitionSpec(mesh.axis_names[0])))
+    axis = None if mesh is None else NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
+    return jax.device_put(stacked, axis)
 
 
 def _groups(leaves: list, size: int, first: int) -> Iterator[tuple[int, int, tuple]]:

@@ -23,14 +23,7 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
-from jaxcoreset.data.arrays import (
-    decode,
-    encode,
-    load_archive,
-    require_type,
-    save_archive,
-    usable,
-)
+from jaxcoreset.data.arrays import decode, encode, load_archive, require_type, save_archive, usable
 from jaxcoreset.data.messages import warn_user
 from jaxcoreset.data.processes import ProcessGroup
 from jaxcoreset.data.reading import fingerprint
@@ -104,7 +97,7 @@ class Pass:
         """Record the end of the pass, and write the file."""
         self.progress = state, self.progress[1]
         self.is_done = True
-        self.checkpoint.write_if_due(after=0.0)
+        self.checkpoint.write_if_due(is_last=True)
 
 
 class CheckpointFile:
@@ -161,12 +154,9 @@ class CheckpointFile:
 
         If the file has another pass at this place, that pass and all later ones are dropped.
         """
-        if self._at < len(self.passes):
-            kept = self.passes[self._at]
-            if (kept.what, kept.digest) != (what, digest):
-                del self.passes[self._at :]
-        if self._at == len(self.passes):
-            self.passes.append(Pass(self, what, digest))
+        kept = self.passes[self._at] if self._at < len(self.passes) else None
+        if kept is None or (kept.what, kept.digest) != (what, digest):
+            self.passes[self._at :] = [Pass(self, what, digest)]
         self._at += 1
         return self.passes[self._at - 1]
 
@@ -198,12 +188,12 @@ class CheckpointFile:
             "it resumes there"
         )
 
-    def write_if_due(self, after: float | None = None) -> None:
-        """Write the file if the last write is longer ago than `after`, by default the interval.
+    def write_if_due(self, is_last: bool = False) -> None:
+        """Write the file if the interval is over, and at the end of a pass.
 
         Warns if it cannot be written. The build continues, and tries again after the interval.
         """
-        if time.monotonic() - self._written < (self.interval if after is None else after):
+        if not is_last and time.monotonic() - self._written < self.interval:
             return
         try:
             self.write()
@@ -211,7 +201,7 @@ class CheckpointFile:
             warn_user(
                 f"the checkpoint {str(self.path)!r} could not be written: "
                 f"{failure.strerror or failure}. The build goes on; if it is interrupted, it "
-                "resumes from what was written before.",
+                "resumes from what was written before."
             )
 
     def _read(self) -> None:

@@ -1,6 +1,6 @@
 """Some of the groups, as lists in memory, read from files or received from other processes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,34 +20,24 @@ def read_groups(data: Sequence, indices: Int[np.ndarray, " m"], copy: bool = Fal
         return tuple(
             leaf.select(indices) if isinstance(leaf, Ragged) else leaf[indices] for leaf in data
         )
-    entries = entries_of(starts, sizes)
-    columns = [leaf for leaf in lists if leaf.values is not None]
-    if is_streamed:  # these are columns of one object
-        taken = take_rows(columns[0].values.rows.leaves, entries)
-        values = [np.asarray(taken[leaf.values.at]) for leaf in columns]
-    else:
-        values = [leaf.values[entries] for leaf in columns]
-    return _as_lists(data, indices, values, np.cumsum(sizes) - sizes, sizes)
+    entries, taken = entries_of(starts, sizes), ()
+    if is_streamed:  # the lists are columns of one object
+        column = next(leaf.values for leaf in lists if leaf.values is not None)
+        taken = take_rows(column.rows.leaves, entries)
 
-
-def _as_lists(
-    data: Sequence, indices: Int[np.ndarray, " m"], values: list, starts: np.ndarray, sizes: Any
-) -> tuple:
-    rest, found = iter(values), []
-    for leaf in data:
+    def copied(leaf: Any) -> Any:
         if not isinstance(leaf, Ragged):
-            found.append(np.asarray(leaf[indices]))
-        else:
-            own = None if leaf.values is None else next(rest)
-            found.append(Ragged(own, starts, sizes, leaf.lengths))
-    return tuple(found)
+            return np.asarray(leaf[indices])
+        values = leaf.values
+        if values is not None:
+            values = np.asarray(taken[values.at]) if is_streamed else values[entries]
+        return Ragged(values, np.cumsum(sizes) - sizes, sizes, leaf.lengths)
+
+    return tuple(map(copied, data))
 
 
 def exchange_groups(
-    own: tuple,
-    processes: ProcessGroup,
-    owner: Int[np.ndarray, " m"],
-    place: Int[np.ndarray, " m"],
+    own: tuple, processes: ProcessGroup, owner: Int[np.ndarray, " m"], place: Int[np.ndarray, " m"]
 ) -> tuple:
     """The chosen groups of all processes, on each of them.
 
@@ -59,17 +49,17 @@ def exchange_groups(
     """
     sizes = next(leaf.sizes for leaf in own if isinstance(leaf, Ragged))
     counts = processes.gather({"groups": np.asarray(sizes.size), "rows": np.asarray(sizes.sum())})
-    most = {name: max(1, *(int(one[name]) for one in counts)) for name in ("groups", "rows")}
-    state = {"sizes": padded(sizes, most["groups"])}
+    groups, rows = (max(1, *(int(one[name]) for one in counts)) for name in ("groups", "rows"))
+    state = {"sizes": padded(sizes, groups)}
     for i, leaf in enumerate(own):
         if not isinstance(leaf, Ragged):
-            state[str(i)] = padded(np.asarray(leaf), most["groups"])
+            state[str(i)] = padded(np.asarray(leaf), groups)
         elif leaf.values is not None:
-            state[str(i)] = padded(leaf.values, most["rows"])
+            state[str(i)] = padded(leaf.values, rows)
     found = processes.gather(state)
-    starts = np.stack([np.cumsum(one["sizes"]) - one["sizes"] for one in found])
-    starts += most["rows"] * np.arange(len(found))[:, None]
-    starts, sizes = (x[owner, place] for x in (starts, np.stack([one["sizes"] for one in found])))
+    all_sizes = np.stack([one["sizes"] for one in found])
+    starts = np.cumsum(all_sizes, axis=1) - all_sizes + rows * np.arange(len(found))[:, None]
+    starts, sizes = starts[owner, place], all_sizes[owner, place]
     joined = []
     for i, leaf in enumerate(own):
         parts = [one[str(i)] for one in found if str(i) in one]
@@ -79,6 +69,18 @@ def exchange_groups(
         else:
             joined.append(np.stack(parts)[owner, place])
     return tuple(joined)
+
+
+def gather_rows(
+    processes: ProcessGroup, values: Mapping[str, np.ndarray], counts: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """Arrays with rows of each process, as many as its count, joined to those of all processes."""
+    most = max(counts)
+    states = processes.gather({name: padded(x, most) for name, x in values.items()})
+    return {
+        name: np.concatenate([state[name][:num] for state, num in zip(states, counts, strict=True)])
+        for name in values
+    }
 
 
 def padded(values: np.ndarray, num: int) -> np.ndarray:

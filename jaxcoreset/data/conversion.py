@@ -96,19 +96,21 @@ def _has_rows(leaf: Any) -> bool:
 
 def _is_list(part: Any) -> bool:
     """True for a list or tuple of at least two numbers, or of lists of numbers of one length."""
-    if type(part) not in (list, tuple) or len(part) < 2:
+    if not _is_sequence(part):
         return False
-    if isinstance(part[0], list | tuple):
-        alike = all(isinstance(row, list | tuple) and len(row) == len(part[0]) for row in part)
-        return alike and all(isinstance(x, _NUMBERS) for row in part for x in row)
-    return all(isinstance(x, _NUMBERS) for x in part)
+    rows = part if isinstance(part[0], list | tuple) else [part]
+    alike = all(isinstance(row, list | tuple) and len(row) == len(rows[0]) for row in rows)
+    return alike and all(isinstance(x, _NUMBERS) for row in rows for x in row)
 
 
 def _is_column(part: Any) -> bool:
     """True for a list or tuple of at least two texts, numbers and missing values."""
-    if type(part) not in (list, tuple) or len(part) < 2:
-        return False
-    return all(isinstance(x, (str, *_NUMBERS)) or _is_missing(x) for x in part)
+    kinds = (str, *_NUMBERS)
+    return _is_sequence(part) and all(isinstance(x, kinds) or _is_missing(x) for x in part)
+
+
+def _is_sequence(part: Any) -> bool:
+    return type(part) in (list, tuple) and len(part) >= 2
 
 
 def _labels(leaf: Any, name: str, num_rows: int) -> Any:

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int, UInt
 
+from jaxcoreset.data.chosen_groups import gather_rows
 from jaxcoreset.data.reading import read_chunks
 from jaxcoreset.data.rows import Rows
 
@@ -84,8 +85,8 @@ def find_distinct(
 
     Returns:
         The distinct rows; None where they are not counted: of ragged rows, of rows that are not in
-        memory as above,
-        or of several processes one of which has more than 2²⁰ distinct rows or has to read them.
+        memory as above, or of several processes one of which has more than 2²⁰ distinct rows or has
+        to read them.
     """
     if rows.is_ragged:
         return None
@@ -95,24 +96,19 @@ def find_distinct(
     if any(state["streamed"] for state in states):
         return _of_source(rows, leaves, hash_words) if may_read and rows.is_local else None
     arrays = [np.asarray(leaf) for leaf in leaves]
-    hashes = np.concatenate(
-        [hash_words(_words(arrays, at)) for at in _chunks(rows.num_local, _row_bytes(arrays))]
-    )
-    local = _of_hashes(hashes, lambda at: _words(arrays, at), _CHUNK_BYTES)
+    chunks = _chunks(rows.num_local, sum(array[:1].nbytes for array in arrays))
+    hashes = np.concatenate([hash_words(_words(arrays, at)) for at in chunks])
+    local = _of_hashes(hashes, lambda at: _words(arrays, at))
     return local if rows.is_local else _of_processes(rows, local, hashes[local.first])
 
 
-def _of_hashes(
-    hashes: UInt[np.ndarray, " n"], words_of: Callable[[Any], Words], chunk_bytes: int
-) -> DistinctRows:
+def _of_hashes(hashes: UInt[np.ndarray, " n"], words_of: Callable[[Any], Words]) -> DistinctRows:
     """The distinct ones of rows in memory."""
     ordered = np.sort(hashes)
     if not (ordered[1:] == ordered[:-1]).any():
         return DistinctRows(np.arange(hashes.size), np.ones(hashes.size, np.int64))
-    leaders = _leaders(hashes, words_of, chunk_bytes)
-    counts = np.bincount(leaders, minlength=hashes.size)
-    first = np.flatnonzero(counts)
-    return DistinctRows(first, counts[first])
+    leaders = _leaders(hashes, words_of, _CHUNK_BYTES)
+    return DistinctRows(*_counted(leaders))
 
 
 def _leaders(
@@ -157,31 +153,22 @@ def _of_processes(
     if max(sizes) > _MOST_SHARED:
         return None
     parts = {"row": rows.offset + local.first, "hash": hashes, "count": local.counts}
-    spare = max(sizes) - local.num
-    states = processes.gather({name: np.pad(part, (0, spare)) for name, part in parts.items()})
-    row, joined, count = (
-        np.concatenate([state[name][:size] for state, size in zip(states, sizes, strict=True)])
-        for name in parts
-    )
+    row, joined, count = gather_rows(processes, parts, sizes).values()
 
     def words_of(at: Any) -> Words:
         # Every process asks for the same rows.
-        return _words(
-            [np.asarray(leaf) for leaf in jax.tree.leaves(rows.take(row[at]))], slice(None)
-        )
+        taken = jax.tree.leaves(rows.take(row[at]))
+        return _words([np.asarray(leaf) for leaf in taken], slice(None))
 
-    leaders = _leaders(joined, words_of, _SHARED_CHUNK_BYTES)
-    first = np.unique(leaders)
-    counts = np.zeros(row.size, np.int64)
-    np.add.at(counts, leaders, count)
-    return DistinctRows(row[first], counts[first])
+    first, counts = _counted(_leaders(joined, words_of, _SHARED_CHUNK_BYTES), count)
+    return DistinctRows(row[first], counts)
 
 
 def _of_source(rows: Rows, leaves: Sequence, hash_words: HashWords) -> DistinctRows | None:
     """The distinct rows of a source, in one pass that holds the distinct rows that it has seen."""
     head = [np.asarray(leaf) for leaf in jax.tree.leaves(rows.head(_HEAD_ROWS))]
     words = _words(head, slice(None))
-    found = _of_hashes(hash_words(words), lambda at: words[at], _CHUNK_BYTES)
+    found = _of_hashes(hash_words(words), lambda at: words[at])
     if found.num > (1 - _LEAST_REPEATED) * len(words):
         return None
     rows.count_pass("distinct rows")
@@ -192,17 +179,23 @@ def _of_source(rows: Rows, leaves: Sequence, hash_words: HashWords) -> DistinctR
         for start, parts in chunks:
             new = _words([np.asarray(part) for part in parts], slice(None))
             # Those of the chunk first, which are few, and then with those before.
-            own = _of_hashes(hash_words(new), lambda at, new=new: new[at], _CHUNK_BYTES)
+            own = _of_hashes(hash_words(new), lambda at, new=new: new[at])
             joined = np.concatenate([kept, new[own.first]])
             leaders = _leaders(hash_words(joined), lambda at, all=joined: all[at], _CHUNK_BYTES)
-            places = np.unique(leaders)
-            total = np.zeros(len(joined), np.int64)
-            np.add.at(total, leaders, np.concatenate([counts, own.counts]))
-            first = np.concatenate([first, start + own.first])[places]
-            kept, counts = joined[places], total[places]
+            places, counts = _counted(leaders, np.concatenate([counts, own.counts]))
+            first, kept = np.concatenate([first, start + own.first])[places], joined[places]
             if kept.nbytes > _MOST_BYTES:
                 return None
     return DistinctRows(first, counts)
+
+
+def _counted(
+    leaders: Int[np.ndarray, " n"], counts: Int[np.ndarray, " n"] | None = None
+) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]]:
+    """The positions of the rows that lead, and how often they and those that equal them occur."""
+    total = np.bincount(leaders, counts)
+    places = np.flatnonzero(total)
+    return places, total[places].astype(np.int64)
 
 
 def _mixed(words: np.ndarray) -> np.ndarray:
@@ -225,10 +218,6 @@ def _words(arrays: Sequence[np.ndarray], at: Any) -> Words:
     joined = np.zeros((len(parts[0]), -(-width // 8) * 8), np.uint8)
     np.concatenate(parts, axis=1, out=joined[:, :width])
     return joined.view(np.uint64)
-
-
-def _row_bytes(arrays: Sequence[np.ndarray]) -> int:
-    return max(sum(array[:1].nbytes for array in arrays), 1)
 
 
 def _chunks(num: int, row_bytes: int, chunk_bytes: int = _CHUNK_BYTES) -> list[slice]:

@@ -14,10 +14,6 @@ from jaxcoreset.data.ragged import Ragged
 T = TypeVar("T")
 
 
-# The types that JAX makes of types of eight bytes unless x64 is on.
-_NARROW = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
-
-
 def is_float(dtype: Any) -> bool:
     """True if a type is one of real numbers that can be NaN or infinite, bfloat16 among them."""
     return bool(jnp.issubdtype(dtype, np.floating))
@@ -35,10 +31,7 @@ def default_float() -> np.dtype:
 
 def handed_on(dtype: Any) -> np.dtype:
     """The type that JAX makes of another, in the machine's byte order."""
-    dtype = np.dtype(dtype).newbyteorder("=")
-    if default_float() == np.float64:
-        return dtype
-    return np.dtype(_NARROW.get(dtype.name, dtype))
+    return np.dtype(jax.dtypes.canonicalize_dtype(np.dtype(dtype).newbyteorder("=")))
 
 
 def cast(values: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, int | None]:
@@ -77,11 +70,8 @@ def first_lost(values: np.ndarray, dtype: Any = None) -> int | None:
     if not values.size or not is_number(values.dtype) or np.can_cast(values.dtype, dtype, "safe"):
         return None
     if is_float(values.dtype):  # of NaN and infinities both types know
-        low, high = (
-            float(np.fmin.reduce(values, axis=None)),
-            float(np.fmax.reduce(values, axis=None)),
-        )
-        largest = max(abs(low), abs(high))
+        ends = (float(end.reduce(values, axis=None)) for end in (np.fmin, np.fmax))
+        largest = max(map(abs, ends))
         if is_float(dtype) and (np.isnan(largest) or largest <= float(jnp.finfo(dtype).max)):
             is_zero = values.size > 1 and 0 < largest < float(jnp.finfo(dtype).tiny)
             return int(np.argmax(values != 0)) if is_zero else None

@@ -21,7 +21,7 @@ from jaxtyping import Int
 
 from jaxcoreset.data.messages import DataError
 from jaxcoreset.data.reading import read_chunks
-from jaxcoreset.data.sources.base import BATCH_BYTES
+from jaxcoreset.data.sources.base import BATCH_BYTES, row_bytes
 
 # The bytes of a window, unless a single group has more.
 _WINDOW_BYTES = 1 << 25
@@ -133,11 +133,6 @@ def gather(
 def gathered_bytes(leaves: Sequence[Any]) -> int:
     """The bytes of temporary files that gathering takes."""
     return leaves[0].shape[0] * (row_bytes(leaves) + 4)
-
-
-def row_bytes(leaves: Sequence[Any]) -> int:
-    """The bytes of one row of some arrays."""
-    return sum(int(np.prod(leaf.shape[1:])) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
 
 
 def _chunk_rows(leaves: Sequence[Any]) -> int:

@@ -7,6 +7,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 _LISTED = 12
 
@@ -57,18 +58,25 @@ def warn_user(message: str) -> None:
     warnings.warn(message, stacklevel=level + 1)
 
 
-def require(package: str) -> None:
-    """Check that a package of the extra ``tables`` is installed.
+def require(package: str, why: str = "tables need it", extra: str = "tables") -> Any:
+    """A package of an extra.
+
+    Args:
+        package: its name, or that of a module in it.
+        why: what needs it, for the message.
+        extra: the extra.
 
     Raises:
-        ModuleNotFoundError: if it is not.
+        ModuleNotFoundError: if it is not installed.
     """
     try:
         __import__(package)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{package} is missing; tables need it: pip install 'jaxcoreset[tables]'", name=package
+            f"{error.name} is missing; {why}: pip install 'jaxcoreset[{extra}]'",
+            name=error.name,
         ) from error
+    return sys.modules[package]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

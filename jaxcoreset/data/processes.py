@@ -20,7 +20,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -185,7 +185,6 @@ class DistributedProcesses(ProcessGroup):
     """
 
     timeout: float = 600.0
-    _number: Any = field(default=BARRIERS, repr=False)
 
     def __post_init__(self) -> None:
         from jax._src.distributed import global_state
@@ -291,7 +290,7 @@ class DistributedProcesses(ProcessGroup):
         Returns:
             What each of the other processes reports of itself, as `form` does of this one.
         """
-        number = next(self._number)
+        number = next(BARRIERS)
         prefix = f"jaxcoreset/{number}"
         own = failure or _OK + json.dumps(dict(form or {}))
         self._client.key_value_set(f"{prefix}/{self.index}", own)

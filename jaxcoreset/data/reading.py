@@ -16,7 +16,7 @@ import numpy as np
 from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.dtypes import check_held
 from jaxcoreset.data.fingerprint import Hash, file_state
-from jaxcoreset.data.sources.base import RowSource, SourceArray, checked_rows
+from jaxcoreset.data.sources.base import RowSource, SourceArray, checked_rows, close
 from jaxcoreset.data.sources.npy import check_unchanged
 from jaxcoreset.data.utils import check_int
 
@@ -139,13 +139,10 @@ def _joined(
     try:
         for start, read in streamed:
             rows = min(size, num_rows - start)
-            yield (
-                start,
-                tuple(
-                    read[i] if i in read else _slice(leaf, start, rows)
-                    for i, leaf in enumerate(leaves)
-                ),
+            chunk = (
+                read[i] if i in read else _slice(leaf, start, rows) for i, leaf in enumerate(leaves)
             )
+            yield start, tuple(chunk)
     finally:
         streamed.close()
 
@@ -203,9 +200,7 @@ def _resized(
         if parts:
             yield _concatenated(parts)
     finally:
-        close = getattr(batches, "close", None)
-        if callable(close):
-            close()
+        close(batches)
 
 
 def _concatenated(parts: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.blocks import block_rows, evaluate_blocks, row_bytes
 from jaxcoreset.data.checkpoint import CheckpointFile, digest_of
-from jaxcoreset.data.chosen_groups import exchange_groups, padded, read_groups
+from jaxcoreset.data.chosen_groups import exchange_groups, gather_rows, padded, read_groups
 from jaxcoreset.data.folding import Folding
 from jaxcoreset.data.processes import SINGLE_PROCESS, ProcessGroup
 from jaxcoreset.data.ragged import Ragged, Runs, lists_of
@@ -187,12 +187,12 @@ class Rows:
 
     def select(self, indices: Int[np.ndarray, " m"]) -> PyTree:
         """As `take`, for rows that are evaluated by `Rows` of their own: ragged ones stay so."""
-        if not self.is_ragged:
-            return self.take(indices)
         indices = checked_rows(indices, self.num_rows, "the data")
         if (at := self._kept_at(indices)) is not None:
-            return read_groups(self._kept[1], at)
-        return self._select(indices)
+            leaves = tuple(_rows_of(leaf, at) for leaf in self._kept[1])
+        else:
+            leaves = self._select(indices) if self.is_ragged else self._take(indices)
+        return jax.tree.unflatten(self._tree, leaves)
 
     def chunks(self, size: int) -> Iterator[tuple[tuple, int]]:
         """Rows of this process in chunks of one size, with the index of each one's first row.
@@ -217,16 +217,7 @@ class Rows:
         """Arrays with an entry for each row of this process, joined to those of all processes."""
         if self.is_local:
             return dict(values)
-        most = int(self._counts.max())
-        states = self.context.processes.gather(
-            {name: padded(x, most) for name, x in values.items()}
-        )
-        return {
-            name: np.concatenate(
-                [state[name][:num] for state, num in zip(states, self._counts, strict=True)]
-            )
-            for name in values
-        }
+        return gather_rows(self.context.processes, values, self._counts.tolist())
 
     def close_checkpoint(self) -> None:
         """Stop writing the results of passes to the checkpoint."""
@@ -238,12 +229,8 @@ class Rows:
 
     def take(self, indices: Int[np.ndarray, " m"]) -> PyTree:
         """The rows with the given numbers, on every process; NumPy leaves stay NumPy."""
-        indices = checked_rows(indices, self.num_rows, "the data")
-        if self.is_ragged:
-            return tuple(leaf[:] for leaf in self.select(indices))
-        if (at := self._kept_at(indices)) is not None:
-            return jax.tree.unflatten(self._tree, [leaf[at] for leaf in self._kept[1]])
-        return jax.tree.unflatten(self._tree, self._take(indices))
+        found = self.select(indices)
+        return tuple(leaf[:] for leaf in found) if self.is_ragged else found
 
     def _kept_at(self, indices: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"] | None:
         """The positions of rows among those that `keep` has read; None if one is not there."""
@@ -269,20 +256,8 @@ class Rows:
         indices = np.unique(indices)
         if not self.is_ragged:
             self.remember(indices, self._take(indices))
-            return
-        known, kept = self._kept
-        indices = np.setdiff1d(indices, known)
-        if not indices.size:
-            return
-        found = self._select(indices)
-        joined = np.concatenate([known, indices])
-        if known.size:
-            found = tuple(
-                one.joined(other) if isinstance(one, Ragged) else np.concatenate([one, other])
-                for one, other in zip(kept, found, strict=True)
-            )
-        order = np.argsort(joined)
-        self._kept = joined[order], read_groups(found, order)
+        elif (missing := np.setdiff1d(indices, self._kept[0])).size:
+            self.remember(missing, self._select(missing))
 
     def remember(self, indices: Int[np.ndarray, " m"], leaves: tuple) -> None:
         """Hold on to rows that were read: different ones, with their leaves, in any order."""
@@ -290,15 +265,8 @@ class Rows:
         new = np.flatnonzero(~np.isin(indices, known))
         joined = np.concatenate([known, indices[new]])
         order = np.argsort(joined)
-        self._kept = (
-            joined[order],
-            tuple(
-                np.concatenate([before, leaf[new]])[order]
-                if known.size
-                else np.asarray(leaf[order])
-                for before, leaf in zip(kept or leaves, leaves, strict=True)
-            ),
-        )
+        pairs = zip(kept or [None] * len(leaves), leaves, strict=True)
+        self._kept = joined[order], tuple(_joined(*pair, new, order) for pair in pairs)
 
     def map_reduce(
         self,
@@ -454,3 +422,17 @@ class Rows:
             parts = take_rows(leaves, rows)
             entry.finish({str(i): np.asarray(part) for i, part in enumerate(parts)})
         return tuple(entry.state[str(i)] for i in range(len(leaves)))
+
+
+def _rows_of(leaf: Any, at: np.ndarray) -> Any:
+    """Some rows of a leaf, in memory; lists stay ragged."""
+    return leaf.select(at) if isinstance(leaf, Ragged) else np.asarray(leaf[at])
+
+
+def _joined(before: Any, leaf: Any, new: np.ndarray, order: np.ndarray) -> Any:
+    """The rows of a leaf that are kept and the new ones of others, in an order."""
+    found = _rows_of(leaf, new)
+    if before is not None:
+        is_ragged = isinstance(leaf, Ragged)
+        found = before.joined(found) if is_ragged else np.concatenate([before, found])
+    return _rows_of(found, order)

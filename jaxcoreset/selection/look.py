@@ -219,5 +219,6 @@ class _First(Rows):
             places = np.linspace(0, rows.num_local - 1, num).round().astype(np.int64)
         super().__init__(rows.select(places) if rows.is_ragged else rows.head(num), alone)
 
-    def block(self, width: int, at: int = 0) -> int:
-        return super().block(width, at) if self.is_ragged else self._whole.block(width)
+    def block(self, width: int, at: int = 0, typical: int | None = None) -> int:
+        one = self if self.is_ragged else self._whole
+        return Rows.block(one, width, at, typical)

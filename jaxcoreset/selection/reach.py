@@ -201,7 +201,7 @@ class PosteriorOfRows:
     def gradients(self, points: Float[np.ndarray, "p d"]) -> Float[np.ndarray, "p d"]:
         """See `Density.gradients`."""
         flat = jnp.asarray(points, default_float())
-        args = _FlatLogLikelihood(self._bounded(), self.likelihood.unravel), flat
+        args = self._bounded(), flat
         start = {"gradient": np.zeros(points.shape)}
         rows, counts = self.rows.folded() or (self.rows, None)
         per_row = () if counts is None else (counts.astype(default_float()),)
@@ -213,7 +213,7 @@ class PosteriorOfRows:
 
     def _bounded(self) -> "_Bounded":
         center = self.likelihood.unravel(self.center.astype(default_float()))
-        return _Bounded(self.likelihood.program.log_likelihood, center)
+        return _Bounded(self.likelihood.program.log_likelihood, center, self.likelihood.unravel)
 
 
 def _slopes(args: tuple, rows: tuple, counted: Array) -> Float[Array, "p d"]:
@@ -221,7 +221,7 @@ def _slopes(args: tuple, rows: tuple, counted: Array) -> Float[Array, "p d"]:
     data, counts = rows
 
     def total(flat: Array) -> Float[Array, ""]:
-        values = log_likelihood(flat, data)
+        values = log_likelihood(log_likelihood.unravel(flat), data)
         return jnp.sum(jnp.where(counted, values * counts[0] if counts else values, 0))
 
     return jax.vmap(jax.grad(total))(points)
@@ -231,21 +231,12 @@ def _add_slopes(state: State, values: np.ndarray, first: int, num: int) -> State
     return {"gradient": state["gradient"] + values.sum(axis=0, dtype=np.float64)}
 
 
-class _FlatLogLikelihood(eqx.Module):
-    """Log-likelihoods of rows as a function of the flat parameters."""
-
-    log_likelihood: "_Bounded"
-    unravel: Unravel = eqx.field(static=True)
-
-    def __call__(self, flat: Array, data: PyTree) -> Float[Array, " n"]:
-        return self.log_likelihood(self.unravel(flat), data)
-
-
 class _Bounded(eqx.Module):
     """Log-likelihoods of rows; −inf where they are not finite or far lower than at the center."""
 
     log_likelihood: LogLikelihood = eqx.field(static=True)
     center: Params
+    unravel: Unravel = eqx.field(static=True)
 
     def __call__(self, draw: Mapping[str, Array], data: PyTree) -> Float[Array, " n"]:
         values = self.log_likelihood(draw, data)

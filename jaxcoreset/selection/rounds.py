@@ -69,10 +69,10 @@ class Round:
             if they have mixed.
         next_temperature: the divisor of the coreset's log-likelihood in the posterior that is the
             next π̂; 1 if `own_kl` is at most one nat.
-        efficiency: the effective sample size of the weighting's draws for the full posterior, as a
-            fraction of their number. The importance weights use a Gaussian with the draws' mean and
-            covariance, or the Laplace approximation if the draws come from it. None if it was not
-            measured.
+        relative_ess: the effective sample size of the weighting's draws for the full posterior, as
+            a fraction of their number. The importance weights use a Gaussian with the draws' mean
+            and covariance, or the Laplace approximation if the draws come from it. None if it was
+            not measured.
     """
 
     weighting: str

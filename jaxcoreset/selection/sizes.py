@@ -93,16 +93,13 @@ def _within_tolerance(
         if within:
             return min(within, key=lambda one: one.num_rows).among(pool.indices)
         found += tried
-        best = tried[-1]
-        if pool.expansion is not None:
-            best = min(found, key=lambda one: one.estimate.upper)
-        best = best.among(pool.indices)
+        of_all = found if pool.expansion is not None else tried[-1:]
+        best = min(of_all, key=lambda one: one.estimate.upper).among(pool.indices)
         if pool.indices is not None:  # larger sizes have other candidates, and these rows too
             construction.joined.append(pool.indices[best.positions])
         if size == n and "rows" in construction.approaches(pool):
             return None
-        needed = _rows_needed(construction, found)
-        best = dataclasses.replace(best, rows_needed=needed)
+        best = dataclasses.replace(best, rows_needed=_rows_needed(construction, found))
         no_draws_for_more = pool.is_exhausted and size == enough
         if size == largest or no_draws_for_more:
             return best

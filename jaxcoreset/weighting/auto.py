@@ -55,9 +55,7 @@ class AutoWeighting(Weighting):
             source.weighting = name
             if failures:
                 found = "; ".join(f"{failed} failed: {error.reason}" for failed, error in failures)
-                warn_user(
-                    f"{found}; the build goes on with {weighting}.",
-                )
+                warn_user(f"{found}; the build goes on with {weighting}.")
             return source
         (_, first), *others = failures
         rest = "".join(f" {name} was tried as well: {error.reason}." for name, error in others)

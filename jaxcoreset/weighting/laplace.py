@@ -369,7 +369,7 @@ def _decrement(gradient: np.ndarray, hessian: np.ndarray) -> float:
 
 def _inverse_hessian(hessian: np.ndarray, names: list[str]) -> np.ndarray:
     """The inverse of a positive definite Hessian, or an error that names the flat directions."""
-    scale = 1 / np.sqrt(np.maximum(np.diag(hessian), np.finfo(np.float64).tiny))
+    scale = 1 / np.sqrt(np.maximum(np.abs(np.diag(hessian)), np.finfo(np.float64).tiny))
     values, vectors = np.linalg.eigh(hessian * np.outer(scale, scale))
     if not values[0] * _LARGEST_CONDITION[str(np.dtype(default_float()))] > values[-1]:
         worst = ", ".join(names[i] for i in np.argsort(-np.abs(vectors[:, 0] * scale))[:3])

@@ -14,14 +14,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxcoreset.data.bad_rows import BadRows
-from jaxcoreset.data.blocks import partial_sums
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import Rows, State
 from jaxcoreset.likelihood.expansion import derivatives
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 
-# Log-likelihoods added in float32 on the device before float64 takes over on the host.
-_BLOCK = 256
 # The number of points whose values and derivatives are remembered.
 _NUM_REMEMBERED = 2
 # A part of many rows, on which a mode is first searched: the least number of rows, one row in this
@@ -32,7 +29,7 @@ _SUMS = ("value", "gradient", "hessian")
 
 
 def _block_terms(args: tuple, rows: tuple, counted: Array) -> tuple:
-    """Sums over a block of weighted log-likelihoods and two derivatives; which rows are bad."""
+    """The log-likelihoods of a block's rows, and two derivatives of their weighted sum."""
     flat, terms = args
     data, weights = rows
     counts = jnp.where(counted, weights[0] if weights else 1.0, 0.0).astype(flat.dtype)
@@ -46,22 +43,7 @@ def _block_terms(args: tuple, rows: tuple, counted: Array) -> tuple:
         return gradient, (gradient, values)
 
     hessian, (gradient, values) = jax.jacfwd(slope, has_aux=True)(flat)
-    parts = partial_sums(jnp.where(counted, counts * values, 0), _BLOCK)
-    return parts, gradient, hessian, ~jnp.isfinite(values)
-
-
-def _terms_of_distinct(args: tuple, rows: tuple, counted: Array) -> tuple:
-    """As `_block_terms`, with each row's log-likelihood in place of their weighted sums."""
-    _, gradient, hessian, bad = _block_terms(args, rows, counted)
-    flat, terms = args
-    return terms.log_likelihood(flat, rows[0]), gradient, hessian, bad
-
-
-def _add_terms(state: State, values: tuple, first: int, num: int) -> State:
-    parts, gradients, hessians, bad = values
-    added = zip(_SUMS, (parts.ravel(), gradients, hessians), strict=True)
-    sums = {name: np.asarray(state[name] + x.sum(axis=0, dtype=np.float64)) for name, x in added}
-    return sums | BadRows.add(state, bad, first, num)
+    return values, gradient, hessian
 
 
 def typical_rows(num_rows: int) -> int:
@@ -120,14 +102,15 @@ class LogPosterior:
     ):
         self.terms, self.on_pass, self.numbers = terms, on_pass, numbers
         self._factor = factor
-        self.counts: Float[np.ndarray, " m"] | None = None
+        self._counts: Float[np.ndarray, " m"] | None = None
         if weights is None and (folded := rows.folded()) is not None:
             assert rows.folding is not None
-            self.numbers, (rows, weights) = rows.folding.first, folded
-            self.counts = weights
+            self.numbers, (rows, self._counts) = rows.folding.first, folded
         self.rows = rows
         self._typical = typical_rows(rows.num_rows) if typical is None else typical
-        self.per_row = () if weights is None else (np.asarray(weights, default_float()),)
+        weights = self._counts if weights is None else np.asarray(weights, np.float64)
+        self._weights = weights
+        self._per_row = () if weights is None else (weights.astype(default_float()),)
         self.num_passes = 0
         self.bad_rows: tuple[int, list[int]] = 0, []
         self._memory: dict[bytes, tuple] = {}
@@ -152,15 +135,14 @@ class LogPosterior:
         shapes = ((), (size,), (size, size))
         start = {name: np.zeros(shape) for name, shape in zip(_SUMS, shapes, strict=True)}
         args, start = (flat, self.terms), start | BadRows.start()
-        is_folded = self.counts is not None
         states = self.rows.map_reduce(
-            _terms_of_distinct if is_folded else _block_terms,
+            _block_terms,
             args,
             4 * size,
             start,
-            self._add_distinct if is_folded else _add_terms,
+            self._add,
             what="Laplace",
-            per_row=self.per_row,
+            per_row=self._per_row,
             typical=self._typical,
         )
         count, shown = BadRows.merged(states)
@@ -173,11 +155,14 @@ class LogPosterior:
         # Rounding makes sums in float32 asymmetric, by more than flat directions are curved.
         return float(value), gradient, (hessian + hessian.T) / 2
 
-    def _add_distinct(self, state: State, values: tuple, first: int, num: int) -> State:
-        """Add the rows' log-likelihoods in float64, since counts may be large."""
-        assert self.counts is not None
-        by_row, gradients, hessians, bad = values
-        by_row = by_row.reshape(-1)[:num].astype(np.float64)
-        value = np.asarray(self.counts[first : first + num] @ by_row)[None]
-        added = _add_terms(state, (value, gradients, hessians, bad), first, num)
-        return added | BadRows.add(state, bad, first, num, self.counts)
+    def _add(self, state: State, values: tuple, first: int, num: int) -> State:
+        """Add the terms of some blocks, log-likelihoods in float64 since counts may be large."""
+        by_row, gradients, hessians = values
+        by_row = by_row.ravel()[:num].astype(np.float64)
+        if self._weights is not None:
+            by_row = by_row * self._weights[first - self.rows.offset :][:num]
+        added = zip(_SUMS, (by_row, gradients, hessians), strict=True)
+        sums = {
+            name: np.asarray(state[name] + x.sum(axis=0, dtype=np.float64)) for name, x in added
+        }
+        return sums | BadRows.add(state, ~np.isfinite(by_row), first, num, self._counts)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxcoreset.data.blocks import block_rows
+from jaxcoreset.data.messages import require
 from jaxcoreset.data.utils import check_int
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.solvers.numerics import HIGHEST
@@ -150,12 +151,4 @@ def log_posterior(
 
 
 def _blackjax() -> Any:
-    try:
-        from blackjax.vi import pathfinder
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "Pathfinder needs BlackJAX, which is not installed; install the extra: "
-            "pip install 'jaxcoreset[pathfinder]'.",
-            name=error.name,
-        ) from error
-    return pathfinder
+    return require("blackjax.vi.pathfinder", "Pathfinder needs it", "pathfinder")

@@ -1,8 +1,8 @@
 """One process of several builds in a row, for `test_processes`: writes what it found as JSON.
 
-process_program.py WHAT,...                        one process alone
-process_program.py WHAT,... mpirun                 one of those that mpirun started
-process_program.py WHAT,... ADDRESS COUNT INDEX    one of COUNT processes
+python -m tests.data.process_program WHAT,...                        one process alone
+python -m tests.data.process_program WHAT,... mpirun                 one of those of mpirun
+python -m tests.data.process_program WHAT,... ADDRESS COUNT INDEX    one of COUNT processes
 
 With "" as the address, JAX takes it from its variable.
 """
@@ -24,14 +24,9 @@ import jaxcoreset as jc
 from jaxcoreset.data import rows
 from jaxcoreset.weighting import auto
 from jaxcoreset.weighting.errors import UnusableWeightingError
+from tests.models import logistic_model
 
 NUM_ROWS = 3 << 12
-
-
-def model(x, y):
-    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([3]).to_event(1))
-    with numpyro.plate("data", x.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=x @ slopes), obs=y)
 
 
 def table(num_rows=NUM_ROWS):
@@ -149,6 +144,21 @@ def ways(likelihood):
     yield jc.SubsampleNUTS(num_rows=300, num_warmup=200, num_samples=200, num_chains=2)
 
 
+def builder_of(has_groups, **settings):
+    """A builder of few rows or groups, with few draws."""
+    unit = {"groups": "group", "size": 4} if has_groups else {"size": 6}
+    few = {"num_draws": 100, "num_held_out": 100, "rounds": 1, "progress_bar": False}
+    return jc.CoresetBuilder(hierarchy if has_groups else logistic_model, **unit | few | settings)
+
+
+def rows_of(coreset):
+    return {
+        "indices": coreset.indices.tolist(),
+        "weights": coreset.weights.tolist(),
+        "kl": coreset.report.kl,
+    }
+
+
 def build(what, index, count):
     has_groups, is_last = "group" in what, index == count - 1
     part = part_of(what, index, count)
@@ -158,29 +168,20 @@ def build(what, index, count):
         patches.enter_context(mock.patch.object(rows, "evaluate_blocks", die))
     if what == "no mode":
         patches.enter_context(mock.patch.object(auto, "_ways", ways))
-    builder = jc.CoresetBuilder(
-        hierarchy if has_groups else model,
-        groups="group" if has_groups else None,
-        size=4 if has_groups else 7 if what == "other size" and is_last else 6,
-        num_draws=100,
-        num_held_out=100,
+    processes = jc.Processes(5 if what.endswith("dies") else 120) if count > 1 else None
+    builder = builder_of(
+        has_groups,
         candidates=jc.Candidates(500, extra_passes=1),
-        execution=jc.Execution(
-            processes=jc.Processes(5 if what.endswith("dies") else 120) if count > 1 else None
-        ),
-        rounds=1,
-        progress_bar=False,
+        execution=jc.Execution(processes=processes),
         proxy=jc.Taylor() if what == "proxy" else None,
+        **({"size": 7} if what == "other size" and is_last else {}),
     )
     # Which of many groups that are alike are chosen depends on the rounding of float32; and without
     # a mode in float32 the builder would start again in float64.
     with patches, jax.enable_x64(has_groups or what == "no mode"):
         coreset = builder.run(jax.random.key(0), *part)
-        found = {
-            "indices": coreset.indices.tolist(),
-            "weights": coreset.weights.tolist(),
+        found = rows_of(coreset) | {
             "rows": coreset.args[-1 if has_groups else 0].tolist(),
-            "kl": coreset.report.kl,
             "num_data": coreset.report.num_data,
             "num_local": len(part[0]),
             "weighting": coreset.report.weighting,

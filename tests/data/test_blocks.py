@@ -12,7 +12,6 @@ from jaxcoreset.data.blocks import (
     evaluate_blocks,
     group_blocks,
     pairwise_sum,
-    partial_sums,
 )
 from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
@@ -66,15 +65,8 @@ def test_sums_of_equal_float32_numbers_keep_six_digits():
     values = jnp.full((1 << 15, 2), 0.1, jnp.float32)
     exact = np.asarray(values, np.float64).sum(0)
     np.testing.assert_allclose(np.asarray(pairwise_sum(values), np.float64), exact, rtol=1e-6)
-    np.testing.assert_allclose(np.asarray(partial_sums(values, 1000)).sum(0), exact, rtol=1e-6)
     in_columns = np.asarray(jnp.sum(column_sums(values.T), axis=-1), np.float64)
     np.testing.assert_allclose(in_columns, exact, rtol=1e-6)
-
-
-def test_partial_sums_adds_every_row_once():
-    values = jnp.arange(37.0)[:, None] * jnp.ones(2)
-    np.testing.assert_array_equal(partial_sums(values, 8).sum(0), values.sum(0))
-    assert partial_sums(values, 8).shape == (5, 2)
 
 
 def test_a_sum_does_not_depend_on_the_batch_size_in_any_bit():

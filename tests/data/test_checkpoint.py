@@ -211,6 +211,12 @@ def test_a_changed_global_is_another_build(copy, monkeypatch):
         build(copy)
 
 
+def setting(name, value):
+    """What a checkpoint compares of one setting."""
+    built = builder(None, **{name: value})
+    return build_settings(built, jax.random.key(0), table(), {}, SINGLE_PROCESS)[name]
+
+
 class Holder:
     """A model whose noise is held by an object."""
 
@@ -234,9 +240,8 @@ class Holder:
 )
 def test_a_model_of_the_same_code_and_other_values_is_another_build(make):
     def settings_of(scale):
-        made, data = make(scale), table()
-        own = build_settings(builder(None, model=made), jax.random.key(0), data, {}, SINGLE_PROCESS)
-        return own["model"], jc.model_likelihood(made, data).values_as_text()
+        made = make(scale)
+        return setting("model", made), jc.model_likelihood(made, table()).values_as_text()
 
     first = settings_of(1.0)
     assert settings_of(1.0) == first
@@ -248,9 +253,8 @@ def test_arrays_in_a_setting_are_compared_by_their_values(array):
     """A representation shows their shape alone."""
 
     def weighting_of(shift):
-        draws = jc.Draws({"slopes": array(np.arange(400.0).reshape(200, 2) + shift)})
-        built = builder(None, weighting=draws)
-        return build_settings(built, jax.random.key(0), table(), {}, SINGLE_PROCESS)["weighting"]
+        draws = np.arange(400.0).reshape(200, 2) + shift
+        return setting("weighting", jc.Draws({"slopes": array(draws)}))
 
     assert weighting_of(0.0) == weighting_of(0.0) != weighting_of(0.5)
 
@@ -260,13 +264,12 @@ def test_a_damaged_file_is_refused_and_not_read(copy, finished, damage):
     content = finished.content
     middle = len(content) // 2
     flipped = bytes([content[middle] ^ 1])
-    copy.write_bytes(
-        {
-            "cut": content[:middle],
-            "changed": content[:middle] + flipped + content[middle + 1 :],
-            "other": b"something else",
-        }[damage]
-    )
+    damaged = {
+        "cut": content[:middle],
+        "changed": content[:middle] + flipped + content[middle + 1 :],
+        "other": b"something else",
+    }
+    copy.write_bytes(damaged[damage])
     with pytest.raises(ValueError, match="is not a checkpoint, or is damaged; delete it"):
         CheckpointFile(copy, {})
 
@@ -345,6 +348,11 @@ def program(path, out):
     build(path).save(out)
 
 
+def written(path):
+    """The time at which a file was last written; 0 if there is none."""
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
 @pytest.mark.slow
 @pytest.mark.unoptimised
 def test_a_build_that_is_killed_again_and_again_ends_in_the_same_coreset(tmp_path, whole):
@@ -355,10 +363,8 @@ def test_a_build_that_is_killed_again_and_again_ends_in_the_same_coreset(tmp_pat
         running = subprocess.Popen(command, stderr=subprocess.PIPE)
         # Until it has gone further than the last one, and then at any moment.
         if kills < NUM_KILLS:
-            before = path.stat().st_mtime_ns if path.exists() else 0
-            while running.poll() is None and (
-                not path.exists() or path.stat().st_mtime_ns == before
-            ):
+            before = written(path)
+            while running.poll() is None and written(path) == before:
                 time.sleep(0.01)
             time.sleep(generator.uniform(0, 0.3))
             running.send_signal(signal.SIGKILL)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxcoreset as jc
 from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
-from tests.data.process_program import after_sampling, grouped, hierarchy, model, table
+from tests.data.process_program import after_sampling, builder_of, grouped, rows_of, table
 
 NUM_ROWS = 20_000
 
@@ -41,27 +41,19 @@ def sums():
 
 def build(name, devices, data):
     has_groups = "groups" in name
-    builder = jc.CoresetBuilder(
-        hierarchy if has_groups else model,
-        size=4 if has_groups else 6,
-        num_draws=100,
-        num_held_out=100,
+    builder = builder_of(
+        has_groups,
         candidates=None if has_groups else jc.Candidates(300, extra_passes=1),
         execution=jc.Execution(devices),
-        groups="group" if has_groups else None,
-        rounds=1,
-        progress_bar=False,
         proxy=jc.Taylor() if "proxy" in name else None,
     )
     with jax.enable_x64(has_groups):
         coreset = builder.run(jax.random.key(0), *data)
-    return {
-        "indices": coreset.indices.tolist(),
-        "weights": coreset.weights.tolist(),
-        "kl": coreset.report.kl,
+    found = rows_of(coreset) | {
         "searches": coreset.report.candidate_searches,
         "total": coreset.summary.parts[0].total.tolist(),
-    } | (after_sampling(coreset, *data) if name in ("1", "all 8") else {})
+    }
+    return found | (after_sampling(coreset, *data) if name in ("1", "all 8") else {})
 
 
 def program():

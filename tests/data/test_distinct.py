@@ -12,7 +12,7 @@ from jaxcoreset.data import distinct
 from jaxcoreset.data.distinct import find_distinct
 from jaxcoreset.data.processes import ProcessGroup
 from jaxcoreset.data.rows import PassContext, Rows
-from jaxcoreset.data.sources import batches
+from tests.data.sources.tables import in_batches
 
 
 def table(num_rows=3000, seed=0):
@@ -79,31 +79,15 @@ def test_negative_zero_is_zero_and_close_numbers_are_not_equal():
     np.testing.assert_array_equal(found.counts, [2, 2, 1])
 
 
-def test_rows_that_differ_in_one_argument_are_distinct():
-    x = np.zeros(6)
-    found = find_distinct(Rows((x, np.array([0, 0, 1, 0, 1, 2]))))
-    np.testing.assert_array_equal(found.first, [0, 2, 5])
-
-
-def source_of(leaves, size=250):
-    num_rows = len(leaves[0])
-
-    def read():
-        for first in range(0, num_rows, size):
-            yield tuple(leaf[first : first + size] for leaf in leaves)
-
-    return batches(read, num_rows=num_rows).arrays
-
-
 def test_a_source_whose_head_has_few_repeats_is_not_read(monkeypatch):
     monkeypatch.setattr(distinct, "_HEAD_ROWS", 200)
     x = np.arange(1000.0, dtype=np.float32)
     x[100:119] = x[:19]  # 9.5% of the head
-    rows = Rows(source_of((x,)))
+    rows = Rows(in_batches((x,), 250))
     assert find_distinct(rows) is None
     assert "distinct rows" not in rows.passes
     x[119] = x[19]  # a tenth
-    rows = Rows(source_of((x,)))
+    rows = Rows(in_batches((x,), 250))
     check(find_distinct(rows), x)
     assert rows.passes == {"distinct rows": 1}
     assert find_distinct(rows, may_read=False) is None
@@ -112,14 +96,14 @@ def test_a_source_whose_head_has_few_repeats_is_not_read(monkeypatch):
 @pytest.mark.parametrize("batch_size", [None, 70])
 def test_a_source_is_counted_in_chunks(batch_size):
     leaves = table(2000)
-    check(find_distinct(Rows(source_of(leaves), PassContext(batch_size=batch_size))), *leaves)
+    check(find_distinct(Rows(in_batches(leaves, 250), PassContext(batch_size=batch_size))), *leaves)
 
 
 def test_a_source_with_too_many_distinct_rows_is_given_up(monkeypatch):
     monkeypatch.setattr(distinct, "_HEAD_ROWS", 100)
     monkeypatch.setattr(distinct, "_MOST_BYTES", 8 * 500)
     x = np.concatenate([np.zeros(100), np.arange(1000.0)]).astype(np.float32)
-    assert find_distinct(Rows(source_of((x,)), PassContext(batch_size=100))) is None
+    assert find_distinct(Rows(in_batches((x,), 250), PassContext(batch_size=100))) is None
 
 
 def in_threads(leaves, count, **settings):

@@ -11,13 +11,13 @@ import scipy.special
 import jaxcoreset as jc
 from jaxcoreset.data.distinct import DistinctRows, find_distinct
 from jaxcoreset.data.folding import folding_of
-from jaxcoreset.data.sources import batches
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.totals import log_likelihood_totals
 from jaxcoreset.selection.reach import PosteriorOfRows
 from jaxcoreset.weighting.laplace import LaplaceFitter
 from jaxcoreset.weighting.log_posterior import LogPosterior
+from tests.data.sources.tables import in_batches
 
 LEVELS, NUM_ROWS = 10, 5_000
 
@@ -55,26 +55,19 @@ def test_sums_are_those_of_all_rows():
     effects = 0.3 * np.random.default_rng(1).normal(size=(20, LEVELS))
     expected = [exact(effect, level, y) for effect in effects]
     values, gradients = map(np.array, zip(*expected, strict=True))
-    log_likelihood = likelihood.program.log_likelihood
-    done = []
-    found = log_likelihood_totals(
-        log_likelihood, {"effect": effects}, likelihood.rows, on_rows=done.append
-    )
+    given, done = (likelihood.program.log_likelihood, {"effect": effects}, likelihood.rows), []
+    found = log_likelihood_totals(*given, on_rows=done.append)
     np.testing.assert_allclose(found, values, atol=0.02)
     assert sum(done) == NUM_ROWS
-    target = log_likelihood_sum(log_likelihood, {"effect": effects}, likelihood.rows)
+    target = log_likelihood_sum(*given)
     np.testing.assert_allclose(target - target.mean(), values - values.mean(), atol=0.02)
     slopes = PosteriorOfRows(likelihood, likelihood.rows, effects[0]).gradients(effects)
     np.testing.assert_allclose(slopes, gradients - effects, rtol=1e-4, atol=0.01)
     terms = LaplaceFitter(likelihood).terms_at(effects[0])
     np.testing.assert_allclose(terms.value, values[0], atol=0.02)
     np.testing.assert_allclose(terms.gradient, gradients[0], rtol=1e-4, atol=0.01)
-    assert likelihood.rows.passes == {
-        "log-likelihoods at draws": 1,
-        "target": 1,
-        "tails": 1,
-        "Laplace": 1,
-    }
+    passes = ("log-likelihoods at draws", "target", "tails", "Laplace")
+    assert likelihood.rows.passes == dict.fromkeys(passes, 1)
 
 
 def test_bad_rows_are_counted_and_named_as_rows_of_the_data():
@@ -105,13 +98,9 @@ def test_a_build_finds_the_mode_of_all_rows_and_reads_distinct_rows_of_a_source_
     """Levels are independent, so that Newton's method finds the mode of each by itself."""
     level, y = table()
 
-    def load():
-        for first in range(0, NUM_ROWS, 1000):
-            yield level[first : first + 1000], y[first : first + 1000]
-
     settings = {"num_draws": 100, "num_held_out": 100, "rounds": 1, "progress_bar": False}
     builder = jc.CoresetBuilder(levels, size=12, proxy=jc.Taylor(), **settings)
-    coreset = builder.run(jax.random.key(0), *batches(load, num_rows=NUM_ROWS).arrays)
+    coreset = builder.run(jax.random.key(0), *in_batches((level, y), 1000))
     mode = np.zeros(LEVELS)
     for _ in range(20):  # Newton steps
         chance = scipy.special.expit(mode[level] - 1)

@@ -22,9 +22,8 @@ import pytest
 
 import jaxcoreset as jc
 
-PROGRAM = [sys.executable, str(Path(__file__).parent / "process_program.py")]
+PROGRAM = [sys.executable, "-m", "tests.data.process_program"]
 TIMEOUT = 280
-SLOW = [pytest.mark.slow, pytest.mark.unoptimised]
 # As root, and with more processes than cores, Open MPI starts nothing unless told to.
 ENVIRONMENT = {
     **os.environ,
@@ -33,6 +32,11 @@ ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
 }
+
+
+def slow(test):
+    """Marks a test that takes long, most of it for compilation."""
+    return pytest.mark.slow(pytest.mark.unoptimised(test))
 
 
 @dataclass
@@ -61,6 +65,7 @@ def run(*commands, **variables):
                 stderr=subprocess.STDOUT,
                 text=True,
                 env=ENVIRONMENT | variables | {"FOUND_FOLDER": folder},
+                cwd=Path(__file__).parents[2],
             )
             for command in commands
         ]
@@ -119,13 +124,19 @@ def alone_more():
     return run([*PROGRAM, "proxy,groups"])
 
 
-def check_the_same(one, processes):
+def check_the_same(one, processes, of_weights=1e-4, of_kl=1e-3):
     for each in processes:
         assert each["num_data"] == one["num_data"]
         assert each["indices"] == one["indices"]
-        np.testing.assert_allclose(each["weights"], one["weights"], rtol=1e-4)
+        np.testing.assert_allclose(each["weights"], one["weights"], rtol=of_weights)
         assert each["rows"] == one["rows"]
-        assert each["kl"] == pytest.approx(one["kl"], rel=1e-3)
+        assert each["kl"] == pytest.approx(one["kl"], rel=of_kl)
+
+
+def check_ended_in_order(done):
+    assert done.status == 1  # and no signal, with which JAX's service aborts
+    assert "coordination" not in done.text
+    assert done.seconds < 60
 
 
 def test_processes_build_what_one_builds(alone, together):
@@ -134,8 +145,7 @@ def test_processes_build_what_one_builds(alone, together):
     check_the_same(one, processes)
 
 
-@pytest.mark.slow
-@pytest.mark.unoptimised
+@slow
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="on Debian, apt-get install openmpi-bin")
 def test_processes_that_mpirun_starts_build_what_one_builds(alone):
     done = run(["mpirun", "-n", "2", "--bind-to", "none", *PROGRAM, "build", "mpirun"])
@@ -144,32 +154,23 @@ def test_processes_that_mpirun_starts_build_what_one_builds(alone):
     check_the_same(alone.of("build and more")[0], done.of("build"))
 
 
-@pytest.mark.slow
-@pytest.mark.unoptimised
+@slow
 def test_processes_build_what_one_builds_with_a_proxy(alone, alone_more, together_more):
     (one,) = alone_more.of("proxy")
     assert one["kl"] < 0.01 * alone.of("build and more")[0]["kl"]
-    for each in together_more.of("proxy"):
-        assert each["indices"] == one["indices"]
-        np.testing.assert_allclose(each["weights"], one["weights"], rtol=0.02)
-        assert each["kl"] == pytest.approx(one["kl"], rel=0.02)
+    check_the_same(one, together_more.of("proxy"), 0.02, 0.02)
 
 
-@pytest.mark.slow
-@pytest.mark.unoptimised
+@slow
 def test_processes_share_groups(alone_more, three):
     (one,) = alone_more.of("groups")
+    assert one["num_data"] == 90
+    check_the_same(one, three.of("groups"), 1e-3, 1e-2)
     for each in three.of("groups"):
-        assert each["num_data"] == one["num_data"] == 90
-        assert each["indices"] == one["indices"]
-        np.testing.assert_allclose(each["weights"], one["weights"], rtol=1e-3)
-        assert each["rows"] == one["rows"]
-        assert each["kl"] == pytest.approx(one["kl"], rel=1e-2)
         np.testing.assert_allclose(each["effects"], one["effects"], atol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.unoptimised
+@slow
 def test_a_group_is_in_one_process(three):
     for each in three.of("divided group"):
         assert "expected all rows of a group in one process" in each["error"]
@@ -199,24 +200,18 @@ def test_processes_that_end_before_the_build_end_the_other_ones_with_their_error
     assert first["error"].startswith("ProcessError: another process of the build failed. ")
     assert "process 1: it ended before the build did" in first["error"]
     assert "process 2: FileNotFoundError: " in first["error"]
-    assert left.status == 1  # and no signal, with which JAX's service aborts
-    assert "coordination" not in left.text
-    assert left.seconds < 60
+    check_ended_in_order(left)
 
 
-@pytest.mark.slow
-@pytest.mark.unoptimised
+@slow
 def test_a_first_process_that_ends_before_the_build_ends_the_other_ones_with_its_error():
     done = run_over_loopback(2, "first fails,build")
     (second,) = done.of("build")
     assert "process 0: FileNotFoundError: " in second["error"]
-    assert done.status == 1
-    assert "coordination" not in done.text
-    assert done.seconds < 60
+    check_ended_in_order(done)
 
 
-@pytest.mark.slow
-@pytest.mark.unoptimised
+@slow
 def test_processes_that_end_early_leave_the_other_ones_alone(three):
     """One of them with an error."""
     assert three.status == 1, three.text
@@ -244,8 +239,7 @@ def test_processes_leave_all_rows_out_and_predict_their_own(alone, together):
     assert abs(errors.mean()) < 0.01
 
 
-@pytest.mark.slow
-@pytest.mark.unoptimised
+@slow
 def test_processes_take_the_same_weighting_where_one_finds_no_mode(together_more):
     one, other = together_more.of("no mode")
     assert one["weighting"] == other["weighting"] == "SubsampleNUTS"
@@ -263,8 +257,7 @@ def test_a_build_ends_in_time_where_a_process_dies(together):
     assert "coordination" not in together.text
 
 
-@pytest.mark.slow
-@pytest.mark.unoptimised
+@slow
 def test_processes_end_in_time_where_the_first_dies():
     done = run_over_loopback(2, "first dies")
     assert done.status != 0

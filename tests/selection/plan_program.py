@@ -5,19 +5,12 @@ import sys
 
 import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 
 import jaxcoreset as jc
 from jaxcoreset import sources
+from tests.models import logistic_model
 
 BATCH = 1 << 15
-
-
-def model(x, y):
-    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
-    with numpyro.plate("data", x.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=x @ slopes), obs=y)
 
 
 def rows(num_rows):
@@ -37,7 +30,7 @@ def rows(num_rows):
 def main(num_rows):
     arrays = rows(num_rows).arrays
     builder = jc.CoresetBuilder(
-        model,
+        logistic_model,
         size=20,
         num_draws=200,
         num_held_out=200,
@@ -47,17 +40,14 @@ def main(num_rows):
     )
     plan = builder.plan(*arrays)
     report = builder.run(jax.random.key(0), *arrays).report
-    print(
-        json.dumps(
-            {
-                "text": str(plan),
-                "planned": plan.host_bytes,
-                "peak": report.peak_memory,
-                "planned_passes": plan.passes,
-                "passes": report.passes,
-            }
-        )
-    )
+    found = {
+        "text": str(plan),
+        "planned": plan.host_bytes,
+        "peak": report.peak_memory,
+        "planned_passes": plan.passes,
+        "passes": report.passes,
+    }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 import jaxcoreset as jc
 from jaxcoreset.selection import look
 from jaxcoreset.selection.look import first_look, foretold
+from tests.models import regression_model as wide
 
 NUM_GROUPS = 120
 
@@ -23,12 +24,6 @@ def by_hand(planes, x, y=None):
         effects = numpyro.sample("effects", dist.Normal(mean, 0.5))
     with numpyro.plate("rows", x.shape[0]):
         numpyro.sample("y", dist.Normal(effects[planes] + slope * x, 1.0), obs=y)
-
-
-def wide(x, y=None):
-    slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
-    with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("y", dist.Normal(x @ slopes, 1.0), obs=y)
 
 
 def hierarchy():

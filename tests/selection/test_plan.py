@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 
 import jaxcoreset as jc
-from tests.selection.plan_program import model
-
-PROGRAM = Path(__file__).parent / "plan_program.py"
+from tests.models import logistic_model as model
 
 
 def planned_and_built(num_rows, **variables):
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(num_rows)],
+        [sys.executable, "-m", "tests.selection.plan_program", str(num_rows)],
         capture_output=True,
         text=True,
         timeout=280,
+        cwd=Path(__file__).parents[2],
         env={**os.environ, "JAX_PLATFORMS": "cpu", **variables},
         check=False,
     )

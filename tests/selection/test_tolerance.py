@@ -20,7 +20,6 @@ from tests.models import logistic_model as logistic
 
 # A linear model by hand stands for a likelihood in most tests.
 pytestmark = pytest.mark.usefixtures("untyped")
-SETTINGS = {"progress_bar": False, "proxy": None}
 
 
 @pytest.fixture(scope="module")
@@ -153,10 +152,9 @@ def test_fixed_stock_of_draws_is_used_up_and_no_more(left):
     choice, pool = choose(np.append(np.full(25, 1.0), 0.5), 0, source=source)
     assert choice.is_within
     assert choice.at == 25
-    assert (
-        pool.count("solver") + pool.count("selection") + pool.count("confirmation") <= source.limit
-    )
-    assert pool.count("confirmation") > 0
+    counts = [pool.count(use) for use in ("solver", "selection", "confirmation")]
+    assert sum(counts) <= source.limit
+    assert counts[-1] > 0
 
 
 def test_draws_of_an_exhausted_source_stay_as_they_are():
@@ -184,9 +182,14 @@ def test_a_report_says_what_was_chosen_and_the_estimate_that_it_is_given():
     assert len(report.curve["size"]) == 2
 
 
+def built(data, **settings):
+    builder = jc.CoresetBuilder(logistic, progress_bar=False, proxy=None, **settings)
+    return builder.run(jax.random.key(0), *data)
+
+
 @pytest.fixture(scope="module")
 def met(data):
-    return jc.CoresetBuilder(logistic, tol=0.02, **SETTINGS).run(jax.random.key(0), *data)
+    return built(data, tol=0.02)
 
 
 def test_report_says_what_was_asked_and_reached(met):
@@ -201,7 +204,7 @@ def test_report_says_what_was_asked_and_reached(met):
 
 
 def test_same_key_gives_the_same_size_and_rows(data, met):
-    again = jc.CoresetBuilder(logistic, tol=0.02, **SETTINGS).run(jax.random.key(0), *data)
+    again = built(data, tol=0.02)
     np.testing.assert_array_equal(again.indices, met.indices)
     np.testing.assert_array_equal(again.weights, met.weights)
     assert again.report.kl == met.report.kl
@@ -209,7 +212,7 @@ def test_same_key_gives_the_same_size_and_rows(data, met):
 
 def test_missed_tolerance_gives_the_best_if_it_need_not_raise(data):
     tol = jc.Tolerance(1e-4, max_size=6, throw=False)
-    report = jc.CoresetBuilder(logistic, tol=tol, rounds=1, **SETTINGS).run(0, *data).report
+    report = built(data, tol=tol, rounds=1).report
     assert report.is_within_tol is False
     upper = report.curve["kl"] + 2 * report.curve["kl_standard_error"]
     assert report.size == report.curve["size"][np.argmin(upper)]
@@ -222,27 +225,20 @@ def test_rows_are_not_added_where_few_of_the_draws_make_the_error(data):
     full = jc.laplace_approximation(jc.model_likelihood(logistic, data))
     draws = {"beta": np.array(full.draws(jax.random.key(5), 40_000)["beta"])}
     draws["beta"][600::700] += 30 * np.random.default_rng(0).normal(size=(57, 4))
-    builder = jc.CoresetBuilder(logistic, tol=0.01, weighting=jc.Draws(draws), rounds=1, proxy=None)
     with pytest.raises(ValueError, match=r"with 64 rows of 500, .*several modes"):
-        builder.run(jax.random.key(0), *data)
+        built(data, tol=0.01, weighting=jc.Draws(draws), rounds=1)
 
 
 def test_few_draws_of_the_user_bound_the_size(data):
     full = jc.laplace_approximation(jc.model_likelihood(logistic, data))
     few = jc.Draws(full.draws(jax.random.key(5), 120))
     with pytest.raises(ValueError, match="only 120 draws"):
-        jc.CoresetBuilder(logistic, tol=1e-5, weighting=few, rounds=1, proxy=None).run(
-            jax.random.key(0), *data
-        )
+        built(data, tol=1e-5, weighting=few, rounds=1)
 
 
 def test_sizes_double_until_the_tolerance_is_kept_to(data):
     """Also where there are just four draws for every row, and more can be had."""
-    solver = jc.MatchingPursuit()
-    builder = jc.CoresetBuilder(
-        logistic, tol=3e-6, solver=solver, num_draws=8, rounds=1, **SETTINGS
-    )
-    report = builder.run(jax.random.key(0), *data).report
+    report = built(data, tol=3e-6, solver=jc.MatchingPursuit(), num_draws=8, rounds=1).report
     assert report.is_within_tol
     assert report.num_used > 32  # the first size that is tried
 
@@ -269,9 +265,8 @@ def test_estimates_of_many_builds_are_honest(data):
     """Against 20,000 fresh draws; no build's estimate may be far off, nor all of them low."""
     likelihood = jc.model_likelihood(logistic, data)
     full = jc.laplace_approximation(likelihood)
-    fresh = jc.embed(
-        likelihood.log_likelihood, full.draws(jax.random.key(99), 20_000), likelihood.data
-    )
+    draws = full.draws(jax.random.key(99), 20_000)
+    fresh = jc.embed(likelihood.log_likelihood, draws, likelihood.data)
     settings = {"num_held_out": 500, "weighting": jc.Laplace(), "progress_bar": False}
     builder = jc.CoresetBuilder(logistic, tol=0.02, **settings, proxy=None)
     scores = []

@@ -14,6 +14,7 @@ from numpyro.infer import autoguide
 
 import jaxcoreset as jc
 from jaxcoreset.data import blocks
+from jaxcoreset.weighting import laplace
 from jaxcoreset.weighting.laplace import laplace_approximation, parameter_names
 from jaxcoreset.weighting.log_posterior import LogPosterior
 from jaxcoreset.weighting.pathfinder import log_posterior
@@ -139,6 +140,12 @@ def test_flat_direction_is_named():
 
     with pytest.raises(ValueError, match="flat or falling along loose"):
         laplace_approximation(jc.model_likelihood(model, (x, y)))
+
+
+def test_the_direction_along_which_a_posterior_falls_is_named():
+    hessian = np.array([[2.0, 0.1, 0.0], [0.1, -100.0, 0.2], [0.0, 0.2, 3.0]])
+    with pytest.raises(ValueError, match=r"falling along b, .*eigenvalue -1 of the scaled"):
+        laplace._inverse_hessian(hessian, ["a", "b", "c"])
 
 
 def test_mode_is_found_where_the_first_steps_overflow():

@@ -1,6 +1,5 @@
 """Arrays of other libraries that are read by slices, such as HDF5 datasets and Zarr arrays."""
 
-import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +8,14 @@ import jax
 import numpy as np
 
 from jaxcoreset.data.fingerprint import Hash, file_state
-from jaxcoreset.data.sources.base import BATCH_BYTES, RawBatch, RowSource, SourceError, changed
+from jaxcoreset.data.sources.base import (
+    BATCH_BYTES,
+    RawBatch,
+    RowSource,
+    SourceError,
+    changed,
+    row_bytes,
+)
 
 _SAMPLE_ROWS = 64
 # Rows that lie nearer than this many bytes are read in one go.
@@ -41,9 +47,7 @@ def array(dataset: Any = None, /, *, allow_nonfinite: bool = False, **datasets: 
         datasets if dataset is None else dataset, is_leaf=lambda x: hasattr(x, "dtype")
     )
     if not leaves:
-        raise SourceError(
-            "array was given a structure without arrays; expected at least one array."
-        )
+        raise SourceError("array was given a structure without arrays; expected at least one.")
     for leaf in leaves:
         if not all(hasattr(leaf, name) for name in ("shape", "dtype", "__getitem__")):
             raise SourceError(
@@ -52,11 +56,8 @@ def array(dataset: Any = None, /, *, allow_nonfinite: bool = False, **datasets: 
                 "name."
             )
         if not leaf.shape:
-            raise SourceError(
-                "array was given a single number; expected arrays with one row per datum."
-            )
-    lengths = [leaf.shape[0] for leaf in leaves]
-    if len(set(lengths)) > 1:
+            raise SourceError("array was given a single number; expected one row per datum.")
+    if len({leaf.shape[0] for leaf in leaves}) > 1:
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves)
         raise SourceError(
             f"array was given the shapes {shapes}; expected the same number of rows in each."
@@ -68,8 +69,9 @@ class _ArraySource(RowSource):
     random_access = True
 
     def __init__(self, tree: Any, datasets: tuple[Any, ...], allow_nonfinite: bool) -> None:
+        self._files = sorted({name for name in map(_file_of, datasets) if name})
         super().__init__(
-            _name_of(datasets),
+            ", ".join(self._files) or "array",
             int(datasets[0].shape[0]),
             tree,
             [tuple(dataset.shape[1:]) for dataset in datasets],
@@ -77,12 +79,10 @@ class _ArraySource(RowSource):
             allow_nonfinite=allow_nonfinite,
         )
         self._datasets = datasets
-        self._files = tuple(sorted({name for name in map(_file_of, datasets) if name}))
         self._state = tuple(map(file_state, self._files))
         # A chunk is decompressed as a whole, so whole chunks of the widest rows are what to read.
         fits = max(1, BATCH_BYTES // max(self.row_bytes, 1))
-        widest = max(datasets, key=lambda x: math.prod(x.shape[1:]) * np.dtype(x.dtype).itemsize)
-        chunk = _chunk_rows(widest) or 1
+        chunk = _chunk_rows(max(datasets, key=lambda dataset: row_bytes([dataset])))
         self._chunk = chunk if chunk <= _LARGE_CHUNK * fits else 1
         self._size = max(fits - fits % self._chunk, self._chunk)
 
@@ -130,19 +130,15 @@ class _ArraySource(RowSource):
                 raise changed(file)
 
 
-def _chunk_rows(dataset: Any) -> int | None:
+def _chunk_rows(dataset: Any) -> int:
+    """The number of rows of a chunk; 1 if the rows are not in chunks."""
     chunks = getattr(dataset, "chunks", None)
     if isinstance(chunks, tuple) and chunks and isinstance(chunks[0], int):
         return max(chunks[0], 1)
-    return None
+    return 1
 
 
 def _file_of(dataset: Any) -> str | None:
     """The file of an HDF5 dataset or a mapped array."""
     name = getattr(getattr(dataset, "file", None), "filename", getattr(dataset, "filename", None))
     return str(name) if name is not None and os.path.isfile(name) else None
-
-
-def _name_of(datasets: tuple[Any, ...]) -> str:
-    files = sorted({name for name in map(_file_of, datasets) if name})
-    return ", ".join(files) or "array"

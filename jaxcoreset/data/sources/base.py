@@ -116,7 +116,7 @@ class RowSource(abc.ABC):
     @property
     def row_bytes(self) -> int:
         """The number of bytes of one row that the source returns."""
-        return sum(math.prod(x.shape[1:]) * np.dtype(x.dtype).itemsize for x in self.leaves)
+        return row_bytes(self.leaves)
 
     def __repr__(self) -> str:
         shapes = ", ".join(
@@ -175,10 +175,10 @@ class RowSource(abc.ABC):
         ordered = rows[order]
         done = 0
         for batch in self._read_holding(ordered):
-            stop = batch.start + (len(batch.leaves[0]) if batch.leaves[0].ndim else 0)
-            upto = int(np.searchsorted(ordered, stop))
+            _, start, count = batch.place
+            upto = int(np.searchsorted(ordered, start + count))
             if upto > done:
-                at = ordered[done:upto] - batch.start
+                at = ordered[done:upto] - start
                 for to, leaf in zip(taken, self._checked(batch), strict=True):
                     to[order[done:upto]] = leaf[at]
                 done = upto
@@ -285,6 +285,11 @@ class RowSource(abc.ABC):
         return self._place(i, tuple(inner)), f"{batch.start + row:,}"
 
 
+def row_bytes(leaves: Sequence[Any]) -> int:
+    """The bytes of one row of some arrays."""
+    return sum(math.prod(leaf.shape[1:]) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
+
+
 def changed(name: str) -> SourceError:
     """An error that a file has changed since its source was made."""
     return SourceError(
@@ -371,6 +376,13 @@ class SourceArray:
             if at + len(leaf) == len(result):
                 break
         return result
+
+
+def close(iterator: Iterator[Any]) -> None:
+    """End a generator now, with the files that it holds open."""
+    end = getattr(iterator, "close", None)
+    if callable(end):
+        end()
 
 
 def checked_rows(rows: Any, num_rows: int, name: str) -> np.ndarray:

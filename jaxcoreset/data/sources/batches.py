@@ -9,7 +9,7 @@ import numpy as np
 from jaxcoreset.data.columns import is_table, table_columns
 from jaxcoreset.data.fingerprint import Hash
 from jaxcoreset.data.messages import require
-from jaxcoreset.data.sources.base import RawBatch, RowSource, SourceError
+from jaxcoreset.data.sources.base import RawBatch, RowSource, SourceError, close
 from jaxcoreset.data.utils import check_int
 
 _AGAIN = (
@@ -72,7 +72,7 @@ def batches(
     try:
         first = next(iterator, None)
     finally:
-        _close(iterator)
+        close(iterator)
     if first is None:
         raise SourceError("batches yielded no batch; expected at least one.")
     leaves, tree = _flat(first)
@@ -123,17 +123,14 @@ class _BatchSource(RowSource):
                         f"batches, batch {number}, rows from {row:,}: the structure is {tree}; "
                         f"expected that of the first batch, {self.tree}."
                     )
-                raw = RawBatch(
-                    f"batch {number}",
-                    row,
-                    tuple(_as_array(leaf, number, row) for leaf in leaves),
-                )
-                count = raw.leaves[0].shape[0] if raw.leaves[0].ndim else 0
+                arrays = tuple(_as_array(leaf, number, row) for leaf in leaves)
+                raw = RawBatch(f"batch {number}", row, arrays)
+                _, _, count = raw.place
                 if row + count > first or not count:
                     yield raw
                 row, number = row + count, number + 1
         finally:
-            _close(iterator)
+            close(iterator)
 
 
 def _starter(source: Any) -> Callable[[], Iterator[Any]]:
@@ -181,8 +178,8 @@ def _starter(source: Any) -> Callable[[], Iterator[Any]]:
 
     one, two = start(), start()
     same = one is two
-    _close(one)
-    _close(two)
+    close(one)
+    close(two)
     if same:
         raise SourceError(
             "the function that batches was given returns the same iterator each time, which can "
@@ -210,10 +207,3 @@ def _as_array(leaf: Any, number: int, row: int) -> np.ndarray:
             f"batches, batch {number}, rows from {row:,}: a {type(leaf).__name__} was found; "
             f"expected an array: {error}"
         ) from error
-
-
-def _close(iterator: Iterator[Any]) -> None:
-    """End a generator now, with the files that it holds open."""
-    close = getattr(iterator, "close", None)
-    if callable(close):
-        close()

@@ -1,5 +1,6 @@
 """Parquet files: where they are, which columns and row groups they have, and their batches."""
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -171,14 +172,12 @@ def _open(filesystem: "FileSystem", info: "FileInfo", label: str) -> File:
 
 
 def _number(text: str) -> int | float | None:
-    try:
-        number = int(text)
-        return number if abs(number) < 2**63 else float(number)
-    except (ValueError, OverflowError):
-        try:
-            return float(text)
-        except ValueError:
-            return None
+    with contextlib.suppress(ValueError):
+        if abs(number := int(text)) < 2**63:
+            return number
+    with contextlib.suppress(ValueError):
+        return float(text)
+    return None
 
 
 def _state(info: "FileInfo") -> tuple[int | None, int | None]:
@@ -233,7 +232,8 @@ def categories_of(files: Sequence[File], name: str) -> np.ndarray:
         for _, batch in record_batches(file, range(file.starts.size - 1), [name], _CODED_ROWS):
             values = plain(batch.column(name)).unique()
             kind = values.type
-            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or _is_number(kind)):
+            is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+            if not is_text and _numpy_type(kind) is None:
                 raise SourceError(
                     f"{file.path}: column {name!r} is of type {kind}; expected text or numbers in "
                     "a column of categories."
@@ -272,7 +272,3 @@ def plain(column: "pa.Array") -> "pa.Array":
     import pyarrow as pa
 
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-
-
-def _is_number(kind: "pa.DataType") -> bool:
-    return _numpy_type(kind) is not None

@@ -22,6 +22,9 @@ class RemoteFile:
     Args:
         url: a path with a protocol, such as ``s3://bucket/x.npy``.
 
+    Attributes:
+        state: what the file system says of the file's contents, such as the time of the change.
+
     Raises:
         SourceError: if there is no such file, or no package that reads it.
     """
@@ -37,19 +40,14 @@ class RemoteFile:
                 f"{url} cannot be read: {error}. Install fsspec and its package for this kind of "
                 "file system, or copy the file to this machine."
             ) from error
-        self._state = self._current()
-        if self._state is None:
+        self.state = self._current()
+        if self.state is None:
             raise SourceError(f"there is no file {url}; expected one that numpy.save wrote.")
 
     @property
     def size(self) -> int:
         """The number of bytes."""
         return int(self._filesystem.info(self._path)["size"])
-
-    @property
-    def state(self) -> str | None:
-        """What the file system says of the file's contents, such as the time of the change."""
-        return self._state
 
     def head(self) -> io.BytesIO:
         """The beginning of the file, with the header."""
@@ -75,7 +73,7 @@ class RemoteFile:
 
     def check_unchanged(self) -> None:
         """Raise a SourceError if the file is another one than when it was opened."""
-        if self._current() != self._state:
+        if self._current() != self.state:
             raise changed(self.url)
 
     def _current(self) -> str | None:

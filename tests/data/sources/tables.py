@@ -4,10 +4,23 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
-from jaxcoreset.data.sources import array
+from jaxcoreset.data.sources import SourceError, array, batches
 
 N = 1_003
+
+
+def told(message):
+    """A block that ends with an error of a source."""
+    return pytest.raises(SourceError, match=message)
+
+
+def in_batches(leaves, size):
+    """The leaves of a source of arrays, in batches of a size."""
+    num_rows = len(leaves[0])
+    parts = [tuple(x[a : a + size] for x in leaves) for a in range(0, num_rows, size)]
+    return batches(parts, num_rows).arrays
 
 
 def write(path, table, *, group=100, first=0, last=N):
