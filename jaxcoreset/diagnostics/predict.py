@@ -118,7 +118,7 @@ def predict(
     elif found is None:
         full = full_likelihood(coreset, (), {}, likelihood)
         found = reweighted_draws(coreset, mcmc, full, num_draws, batch_size, progress_bar)
-    resample_key, effect_key, key = jax.random.split(as_key(key), 3)
+    resample_key, effect_key, draw_key = jax.random.split(as_key(key), 3)
     flat = found.samples.flat()
     if np.ptp(found.log_weights) > 0:
         chosen = systematic_resample(found.log_weights, host_generator(resample_key))
@@ -144,7 +144,7 @@ def predict(
         simulation = Simulation.of(coreset.full_model, arguments, responses, sites)
         if args or kwargs:
             simulation.refuse_unknown_indices(at, arguments.data, _known(full))
-        stream = _Stream(simulation, rows, at, key, context, progress_bar)
+        stream = _Stream(simulation, rows, at, draw_key, context, progress_bar)
         return stream.summary(levels, draws)
 
 

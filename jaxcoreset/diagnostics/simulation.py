@@ -212,7 +212,7 @@ class Simulation:
             data: all rows.
             known: data of the build by the names of their arguments.
         """
-        rows, ranges, data = [0], [], list(data)
+        rows, ranges, leaves = [0], [], list(data)
         for at, (name, leaf) in enumerate(zip(self.arguments.data_names, data, strict=True)):
             if is_streamed(leaf) or not np.issubdtype(leaf.dtype, np.integer):
                 continue
@@ -224,10 +224,10 @@ class Simulation:
             rows += [*values.argmin(axis=0), *values.argmax(axis=0)]
             ranges.append(f"{name} from {low:,} to {high:,}")
             # As an index a negative number counts from the end.
-            data[at] = np.where(np.asarray(leaf) < 0, np.iinfo(np.int32).max, leaf)
+            leaves[at] = np.where(np.asarray(leaf) < 0, np.iinfo(np.int32).max, leaf)
         if not ranges:
             return
-        few = tuple(np.asarray(leaf[np.unique(rows)]) for leaf in data)
+        few = tuple(np.asarray(leaf[np.unique(rows)]) for leaf in leaves)
         one = {name: x[:1] for name, x in draws.items()}
         draw = checkify.checkify(self.draw, errors=checkify.index_checks)
         if found := jax.jit(draw)(one, jax.random.key(0), few)[0].get():

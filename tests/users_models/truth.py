@@ -81,6 +81,7 @@ class Distance:
 
     Attributes:
         kl: the symmetrised KL divergence in nats.
+        kl_standard_error: its Monte Carlo standard error.
         mean_error: the largest error of a posterior mean in standard deviations, of the parameters
             as the model names them and of their unconstrained values.
         khat: the shape of the tail of the weights that make the proposals draws of the posterior.
@@ -90,6 +91,7 @@ class Distance:
     """
 
     kl: float
+    kl_standard_error: float
     mean_error: float
     khat: float
     ess: float
@@ -160,7 +162,9 @@ def distance(case: Case, coreset: Any, truth: Truth, num_draws: int = 1500) -> D
     delta -= weights @ delta
     of_coreset = weights * np.exp(-delta)
     of_coreset /= of_coreset.sum()
+    # With small differences, the influence of draw i on the divergence is its squared difference.
     kl = weights @ delta - of_coreset @ delta
+    influence = weights * (delta**2 - weights @ delta**2)
     mean = weights @ values
     sd = np.sqrt(weights @ (values - mean) ** 2)
     sd = np.where(sd > _CONSTANT * np.abs(mean), sd, np.inf)
@@ -169,6 +173,7 @@ def distance(case: Case, coreset: Any, truth: Truth, num_draws: int = 1500) -> D
     scale = np.sqrt(np.diag(truth.covariance))
     return Distance(
         kl=float(kl),
+        kl_standard_error=float(np.sqrt((influence**2).sum())),
         mean_error=float(np.max(np.abs(shift) / sd)),
         khat=float(khat),
         ess=float(1 / (weights**2).sum()),
