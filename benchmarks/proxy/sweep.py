@@ -30,14 +30,6 @@ _TOL = 2e-3
 CHOOSING = 1000
 
 
-class AllSizes(Construction):
-    """A construction that returns the solutions of all sizes up to one."""
-
-    def path(self, pool: DrawPool, size: int, approach: Approach) -> tuple[Solution, np.ndarray]:
-        """The solutions, and their sizes."""
-        return self._solve(pool, size, jax.random.key(1), approach, 0)
-
-
 @dataclass
 class Curves:
     """Errors by size, each an array with an entry for the sizes 1 to K.
@@ -87,7 +79,7 @@ class Sweep:
         self.size = min(size, self.likelihood.num_data)
         weighting = jc.Laplace() if weighting is None else weighting
         self.source = weighting.fit(self.likelihood, key)
-        self.construction = AllSizes(
+        self.construction = Construction(
             likelihood=self.likelihood,
             solver=None,
             size=None,
@@ -122,7 +114,7 @@ class Sweep:
     def path(self, approach: Approach) -> Solution:
         """The solutions of all sizes."""
         begin = time.perf_counter()
-        path, _ = self.construction.path(self.pool, self.size, approach)
+        path, _ = self.construction.path(self.pool, self.size, jax.random.key(1), approach)
         jax.block_until_ready(path)
         self.seconds[approach] = time.perf_counter() - begin
         return path

@@ -5,14 +5,10 @@ counted as an editor counts them: the header is line 1. Parquet and NPZ files ha
 first row is row 1.
 """
 
-import codecs
-import csv
 import itertools
 import os
 import re
-import warnings
-import zipfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Int, Num
 
-from jaxcoreset.data.dtypes import first_lost, handed_on, held_by
-from jaxcoreset.data.messages import (
-    DataError,
-    did_you_mean,
-    no_column,
-    not_parquet,
-    require,
+from jaxcoreset.command.files import (
+    TableError,
+    read_npz,
+    read_parquet,
+    read_text,
+    records,
+    separator_of,
 )
+from jaxcoreset.data.dtypes import first_lost, handed_on, held_by
+from jaxcoreset.data.messages import did_you_mean, no_column, require
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,14 +33,9 @@ if TYPE_CHECKING:
 MIDNIGHT = " 00:00:00"
 SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
 _MAX_INT64 = 2**63 - 1
-_MAX_FIELD = 2**31 - 1  # characters; Python's own limit is 131,072
 # By the letter that NumPy and pandas give to a type; categories of pandas have that of objects.
 _KINDS = {"M": "date", "b": "truth", "i": "whole number", "u": "whole number"}
 _KINDS |= {"f": "number", "c": "number"}
-
-
-class TableError(DataError):
-    """A table or an option cannot be used; the message says where, what was found, what to do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,8 +245,8 @@ class Table:
         if not self.separator:
             return [row + 1 for row in rows]
         # A quoted value may span lines, and an empty line is not a row, so count the lines.
-        records = _records(self.path, self.separator)
-        lines = [line for line, _ in itertools.islice(records, rows[-1] + 2)]
+        found = itertools.islice(records(self.path, self.separator), rows[-1] + 2)
+        lines = [line for line, _ in found]
         return [lines[row + 1] for row in rows]
 
     def as_written(self, rows: Int[np.ndarray, " m"]) -> "pd.DataFrame":
@@ -266,7 +259,7 @@ class Table:
 
         in_file = rows if self.rows is None else self.rows[rows]
         wanted, values = set(in_file.tolist()), {}
-        for row, (_, record) in enumerate(_records(self.path, self.separator), -1):
+        for row, (_, record) in enumerate(records(self.path, self.separator), -1):
             if row in wanted:
                 values[row] = record + [""] * (len(self.columns) - len(record))
         found = [values[row] for row in in_file.tolist()]
@@ -302,12 +295,12 @@ def read_table(path: str | os.PathLike, categories: Collection[str] = ()) -> Tab
         )
     require("pandas")
     if suffix == ".npz":
-        table = Table(path, _read_npz(path))
+        table = Table(path, read_npz(path))
     elif suffix == ".parquet":
-        table = Table(path, _read_parquet(path))
+        table = Table(path, read_parquet(path))
     else:
-        separator = _separator(path)
-        table = Table(path, _read_text(path, separator, categories), separator)
+        separator = separator_of(path)
+        table = Table(path, read_text(path, separator, categories), separator)
     if not len(table):
         raise TableError(f"{path} has a header and no rows; expected at least one row of data.")
     return table
@@ -315,162 +308,3 @@ def read_table(path: str | os.PathLike, categories: Collection[str] = ()) -> Tab
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:37] + "...")
-
-
-def _records(
-    path: Path, separator: str, *, strict: bool = False
-) -> Iterable[tuple[int, list[str]]]:
-    """The records of a text file, header first, each with the number of its first line."""
-    csv.field_size_limit(_MAX_FIELD)
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, delimiter=separator, strict=strict)
-        line = 1
-        for record in reader:
-            if len(record) > 1 or (record and record[0].strip()):
-                yield line, record
-            line = reader.line_num + 1
-
-
-def _separator(path: Path) -> str:
-    """The most frequent of comma, semicolon and tab in the header, outside quotes."""
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            header = next((line for line in file if line.strip()), "")
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path) from error
-    if not header:
-        raise TableError(
-            f"{path} is empty; expected a header with the names of the columns, and rows."
-        )
-    header = re.sub('"[^"]*"?', "", header)
-    return max(",;\t", key=lambda mark: (header.count(mark), mark == ","))
-
-
-def _not_utf8(path: Path) -> TableError:
-    with open(path, "rb") as file:
-        mark = file.read(2)
-    if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        return TableError(
-            f"{path} is text in UTF-16; expected UTF-8. Save it as 'CSV UTF-8' in the "
-            "spreadsheet, or convert it: iconv -f utf-16 -t utf-8."
-        )
-    return TableError(
-        f"{path} is not text in UTF-8. Save it as 'CSV UTF-8' in the spreadsheet, or "
-        "convert it: iconv -f latin1 -t utf-8."
-    )
-
-
-def _read_text(path: Path, separator: str, categories: Collection[str]) -> "pd.DataFrame":
-    import pandas as pd
-
-    try:
-        _, header = next(iter(_records(path, separator)))
-        repeated = sorted({name for name in header if header.count(name) > 1})
-        if repeated:
-            raise TableError(
-                f"{path}, line 1: the column name {repeated[0]!r} occurs more than once; "
-                "expected a different name for each column."
-            )
-        with warnings.catch_warnings():
-            # Otherwise pandas only warns when it cuts off lines that are longer than the header.
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            frame = pd.read_csv(
-                path,
-                sep=separator,
-                index_col=False,
-                low_memory=False,
-                encoding="utf-8-sig",
-                dtype={name: str for name in header if name.strip() in categories},
-            )
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path) from error
-    except (pd.errors.ParserError, pd.errors.ParserWarning, csv.Error) as error:
-        raise TableError(
-            f"{path} cannot be read as a table: {_first_bad_line(path, separator) or error}"
-        ) from error
-    stripped = [name.strip() or name for name in frame.columns]
-    if len(set(stripped)) == len(stripped):  # "y, age" has a column age
-        frame.columns = stripped
-    for name in set(categories) & set(frame.columns):
-        if all(map(_is_plain, frame[name].dropna().unique())):
-            frame[name] = pd.to_numeric(frame[name])
-    return frame
-
-
-def _is_plain(text: str) -> bool:
-    """True if a text is a number as Python writes it."""
-    try:
-        return text == str(float(text)) or text == str(int(text))
-    except ValueError:
-        return False
-
-
-def _first_bad_line(path: Path, separator: str) -> str:
-    """A sentence on the first line that cannot be read; empty without one."""
-    header, line, record = None, 1, [""]
-    for line, record in _records(path, separator):
-        header = record if header is None else header
-        if len(record) > len(header):
-            return (
-                f"line {line} has {len(record)} values, and the header has {len(header)} names. "
-                "Put quotes around a value that contains the separator."
-            )
-    try:
-        list(_records(path, separator, strict=True))
-    except csv.Error as error:
-        if "unexpected end of data" in str(error):  # the last value takes in all that follows
-            line += sum(value.count("\n") for value in record[:-1])
-            names = header if header is not None and header is not record else []
-            name = f" {names[len(record) - 1]!r}" if len(names) >= len(record) else ""
-            return (
-                f"line {line}, column {len(record)}{name}: a quote is opened and not closed. "
-                "Close it, or write two quotes for one that belongs to the value."
-            )
-    return ""
-
-
-def _read_parquet(path: Path) -> "pd.DataFrame":
-    require("pyarrow")
-    import pandas as pd
-
-    try:
-        frame = pd.read_parquet(path, engine="pyarrow")
-    except Exception as error:  # of pyarrow, and of pandas about its notes in the file
-        raise TableError(not_parquet(path, error)) from error
-    named = frame.reset_index() if any(name is not None for name in frame.index.names) else frame
-    named.columns = [str(name) for name in named.columns]
-    return named.reset_index(drop=True)
-
-
-def _read_npz(path: Path) -> "pd.DataFrame":
-    import pandas as pd
-
-    if not zipfile.is_zipfile(path):
-        raise TableError(
-            f"{path} is not an NPZ file, despite its name; expected one that numpy.savez wrote."
-        )
-    try:
-        with np.load(path, allow_pickle=False) as contents:
-            arrays = {name: contents[name] for name in contents.files}
-    except Exception as error:  # zip, struct and pickle each raise their own errors
-        found = str(error).rstrip(".")
-        raise TableError(
-            f"{path} cannot be read: {found}. Expected a file that numpy.savez wrote, with arrays "
-            "of numbers or text, not of Python objects."
-        ) from error
-    bad = [name for name, array in arrays.items() if array.ndim not in (1, 2)]
-    if bad or not arrays:
-        found = f"array {bad[0]!r} has the shape {arrays[bad[0]].shape}" if bad else "it is empty"
-        raise TableError(f"{path}: {found}; expected arrays of shape (rows,) or (rows, columns).")
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name!r} {length:,}" for name, length in lengths.items())
-        raise TableError(
-            f"{path}: the arrays have different numbers of rows: {found}; expected the same number "
-            "in each. Save only the arrays of the table."
-        )
-    columns = {}
-    for name, array in arrays.items():
-        for i, column in enumerate(np.atleast_2d(array.T)):
-            columns[name if array.ndim == 1 else f"{name}[{i}]"] = column
-    return pd.DataFrame(columns)

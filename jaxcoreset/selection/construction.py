@@ -166,10 +166,22 @@ class Construction:
         longest: int = 0,
     ) -> Selection:
         """The selection of one size, or with a tolerance the smallest of at most that size."""
-        path, sizes = self._solve_and_search(
-            pool,
-            approach,
-            lambda: solve_path(
+        path, sizes = self.path(pool, size, key, approach, above, longest)
+        return select_size(pool, path, sizes, self.clock, approach, self.limit)
+
+    def path(
+        self,
+        pool: DrawPool,
+        size: int,
+        key: PRNGKeyArray,
+        approach: Approach,
+        above: int = 0,
+        longest: int = 0,
+    ) -> tuple[Solution, Int[np.ndarray, " c"]]:
+        """The solutions that `solve_path` finds for the pool, and their sizes."""
+
+        def solve() -> tuple[Solution, np.ndarray]:
+            return solve_path(
                 pool,
                 size,
                 self.clock,
@@ -179,9 +191,9 @@ class Construction:
                 approach=approach,
                 above=above,
                 longest=longest,
-            ),
-        )
-        return select_size(pool, path, sizes, self.clock, approach, self.limit)
+            )
+
+        return self._solve_and_search(pool, approach, solve)
 
     @property
     def limit(self) -> Limit | None:
