@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxcoreset.data.dtypes import default_float, in_float64
 from jaxcoreset.likelihood.expansion import Expansion, Proxy, derivatives, flat_draws
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
-from jaxcoreset.likelihood.precision import runs_in_float64
+from jaxcoreset.likelihood.precision import exactly
 from jaxcoreset.weighting.laplace import LaplaceApproximation, parameter_names
 
 # The largest Newton decrement, in nats, at which a point counts as the mode.
@@ -123,9 +122,4 @@ class JointLikelihood:
         )
 
     def _exactly(self, evaluate: Callable, flat: np.ndarray) -> Any:
-        data = self.likelihood.data
-        if default_float() == np.float64 or not runs_in_float64(self.likelihood):
-            found = evaluate(jnp.asarray(flat, default_float()), data)
-        else:
-            found = in_float64(evaluate, flat, data)
-        return jax.tree.map(lambda x: np.asarray(x, np.float64), found)
+        return exactly(self.likelihood, evaluate, flat, self.likelihood.data)

@@ -14,13 +14,17 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.chosen_groups import read_groups
-from jaxcoreset.data.dtypes import in_float64
 from jaxcoreset.data.ragged import order_by_length
 from jaxcoreset.likelihood.arguments import is_array, is_same
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.grouping import likelihood_of_layout
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
-from jaxcoreset.likelihood.precision import energy_error, precision_of, runs_in_float64
+from jaxcoreset.likelihood.precision import (
+    energy_error,
+    exactly,
+    model_in_float64,
+    precision_of,
+)
 from jaxcoreset.likelihood.program import with_program
 from jaxcoreset.likelihood.totals import log_likelihood_totals
 
@@ -75,7 +79,7 @@ def _weighted(
     if len(coreset):
         first = jax.vmap(likelihood.unconstrain)({name: x[:8] for name, x in at.items()})
         is_exact = energy_error(likelihood, first, padded, coreset.weights) > _MAX_ERROR
-        weighted = in_float64(weigh, at, rows) if is_exact else weigh(at, rows)
+        weighted = model_in_float64(likelihood, weigh, at, rows) if is_exact else weigh(at, rows)
     if proxy is None:
         assert weighted is not None
         return weighted
@@ -85,9 +89,7 @@ def _weighted(
         return jax.vmap(proxy.log_likelihood)(flat, weighted)
 
     # The quadratic is of differences from the center, which float32 does not resolve.
-    exact = runs_in_float64(likelihood)
-    found = in_float64(with_proxy, at, weighted) if exact else with_proxy(at, weighted)
-    return np.asarray(found, np.float64) + float(proxy.value)
+    return exactly(likelihood, with_proxy, at, weighted) + float(proxy.value)
 
 
 def starting_point(coreset: Coreset, likelihood: ModelLikelihood) -> dict[str, np.ndarray] | None:

@@ -107,7 +107,7 @@ def check_float32(
     if is_fine or not runs_in_float64(likelihood):
         return bound
     points = _first(draws)
-    exact = _in_float64(likelihood, values_at, points, rows)
+    exact = model_in_float64(likelihood, values_at, points, rows)
     noise = Noise.of(values_at(points, rows) - exact, n).of_all(likelihood)
     if noise.of_total > max_noise:
         raise Float32Error(
@@ -150,7 +150,7 @@ def runs_in_float64(likelihood: ModelLikelihood) -> bool:
     It does not if it fixes a type, as some loops do.
     """
     try:
-        found = _in_float64(
+        found = model_in_float64(
             likelihood,
             lambda params, rows: jax.eval_shape(likelihood.program.log_likelihood, params, rows),
             likelihood.init_params,
@@ -166,7 +166,7 @@ def exactly(likelihood: ModelLikelihood, evaluate: Callable, *given: Any) -> Any
     if default_float() == np.float64 or not runs_in_float64(likelihood):
         found = evaluate(*on_device(given))
     else:
-        found = _in_float64(likelihood, evaluate, *given)
+        found = model_in_float64(likelihood, evaluate, *given)
     return jax.tree.map(lambda x: np.asarray(x, np.float64), found)
 
 
@@ -202,7 +202,7 @@ def matrix_of_weighted(
     of_coreset = noise.of_row * float(total_weight) ** 2 / _NUM_WEIGHTED
     if of_coreset <= _MAX_WEIGHTED_NOISE or not runs_in_float64(likelihood):
         return evaluate(draws, data)
-    return jnp.asarray(np.asarray(_in_float64(likelihood, evaluate, draws, data)), float)
+    return jnp.asarray(np.asarray(model_in_float64(likelihood, evaluate, draws, data)), float)
 
 
 def energy_error(
@@ -244,7 +244,7 @@ def energy_errors(
     if is_fine.all() or not runs_in_float64(likelihood):
         return np.zeros(len(weights))
     points = _first(draws)
-    exact = _in_float64(likelihood, lambda *given: _values(evaluate, *given), points, data)
+    exact = model_in_float64(likelihood, lambda *given: _values(evaluate, *given), points, data)
     errors = np.std(in_float32(points)[1] - exact @ weights.T, axis=0, ddof=1)
     return np.where(is_fine, 0.0, errors)
 
@@ -290,7 +290,7 @@ def rounding_of(
     return error
 
 
-def _in_float64(likelihood: ModelLikelihood, evaluate: Callable[..., T], *trees: Any) -> T:
+def model_in_float64(likelihood: ModelLikelihood, evaluate: Callable[..., T], *trees: Any) -> T:
     """Call a function of a likelihood with JAX's x64 on, see `in_float64`."""
     with float64_for(likelihood.model):
         return in_float64(evaluate, *trees)
