@@ -326,6 +326,13 @@ class DrawPool:
         num_rows = self.capacity if is_padded else values[0].shape[0]
         return CoresetProblem(*scaled(num_rows, scale, values, totals))
 
+    def left(self, use: Use) -> float:
+        """What the expansion leaves of the target under the draws of one use, in nats."""
+        parts = self._blocks(use)
+        totals = (np.asarray(self.values(part, "proxy")[1], np.float64) for part in parts)
+        squares = sum(float(np.sum((one - one.mean()) ** 2)) for one in totals)
+        return squares / sum(part.size for part in parts)
+
     @property
     def has_remainders(self) -> bool:
         """False if the rows' remainders fade out at all draws of the solver."""
@@ -376,7 +383,7 @@ class DrawPool:
         self._regression = self._coefficients = None
         if self._expansion is None:
             return
-        before = self._left()
+        before = self.left("selection")
         parts = self._blocks("solver")
         num = sum(part.size for part in parts) / self.source.inefficiency
         if before <= EXACT or num < least_draws(self._expansion.center.size):
@@ -384,12 +391,8 @@ class DrawPool:
         rest = [np.asarray(self.values(part, "proxy")[1], np.float64) for part in parts]
         draws = [flat_draws(part.draws) for part in parts]
         self._regression = Regression.of(self._expansion, draws, rest)
-        if self._left() > _WORTH_REGRESSING * before:
+        if self.left("selection") > _WORTH_REGRESSING * before:
             self._regression = None
-
-    def _left(self) -> float:
-        """What the expansion leaves of the target, in nats."""
-        return float(jnp.sum(self.problem("selection", "proxy").target ** 2))
 
     def _row_coefficients(self, fit: Regression) -> Float[Array, "m q"]:
         """What the regression adds for each candidate."""

@@ -75,7 +75,8 @@ def solve_path(
         problem = pool.problem("solver", approach, is_padded)
         path = sweep(problem, sizes, solver, key if solver.needs_key else None)
         if approach != "rows":  # relative to all rows' log-likelihood, not to what the proxy leaves
-            ratio = _ratio(float(jnp.linalg.norm(problem.target)), pool.norm("solver"))
+            norm = float(np.linalg.norm(np.asarray(problem.target)))
+            ratio = _ratio(norm, pool.norm("solver"))
             path = dataclasses.replace(path, relative_error=ratio * path.relative_error)
         jax.block_until_ready(path)
     # Processes may round differently, so the first one's path is taken by all of them.
@@ -168,14 +169,15 @@ def approaches_of(pool: DrawPool, allows_rows_alone: bool = True) -> tuple[Appro
 def select_none(pool: DrawPool, clock: Clock, limit: Limit | None = None) -> Selection:
     """No rows at all: the pool's expansion stands for all of them. Arguments as above."""
     dtype = default_float()
-    norm = float(jnp.linalg.norm(pool.problem("solver", "proxy").target))
+    left = pool.left("solver")
+    ratio = _ratio(np.sqrt(left), pool.norm("solver"))
     path = Solution(
-        indices=jnp.zeros((1, 1), jnp.int32),
-        weights=jnp.zeros((1, 1), dtype),
-        objective=jnp.full(1, norm**2, dtype),
-        relative_error=jnp.full(1, _ratio(norm, pool.norm("solver")), dtype),
-        num_iters=jnp.zeros(1, jnp.int32),
-        converged=jnp.ones(1, bool),
+        indices=jnp.asarray(np.zeros((1, 1), np.int32)),
+        weights=jnp.asarray(np.zeros((1, 1), dtype)),
+        objective=jnp.asarray(np.full(1, left, dtype)),
+        relative_error=jnp.asarray(np.full(1, ratio, dtype)),
+        num_iters=jnp.asarray(np.zeros(1, np.int32)),
+        converged=jnp.asarray(np.ones(1, bool)),
         solver="none",
     )
     return select_size(pool, path, np.zeros(1, np.int64), clock, "proxy", limit)
