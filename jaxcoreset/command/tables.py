@@ -259,7 +259,10 @@ class Table:
 
         in_file = rows if self.rows is None else self.rows[rows]
         wanted, values = set(in_file.tolist()), {}
-        for row, (_, record) in enumerate(records(self.path, self.separator), -1):
+        rows_up_to_last = itertools.islice(
+            records(self.path, self.separator), max(wanted, default=-1) + 2
+        )
+        for row, (_, record) in enumerate(rows_up_to_last, -1):
             if row in wanted:
                 values[row] = record + [""] * (len(self.columns) - len(record))
         found = [values[row] for row in in_file.tolist()]
