@@ -179,7 +179,8 @@ class Proxy(eqx.Module):
     def scaled(self, factor: float) -> "Proxy":
         """The proxy of a log-likelihood that is multiplied by a factor, as are the weights."""
         names = ("value", "gradient", "hessian", "row_value", "row_gradient", "row_hessian")
-        return dataclasses.replace(self, **{name: factor * getattr(self, name) for name in names})
+        parts = {name: np.asarray(factor * getattr(self, name)) for name in names}
+        return dataclasses.replace(self, **parts)
 
     def _parts(self, flat: Float[Array, " d"]) -> tuple[Array, Array, Array]:
         """Σ T_n less its constant, Σ w_i T_i, and the factor χ."""

@@ -130,7 +130,7 @@ def test_a_full_disk_is_told_with_the_file(file, capsys):
 
 
 def test_an_interruption_is_told_in_a_word(file, monkeypatch, capsys):
-    def interrupted(path):
+    def interrupted(*given):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("jaxcoreset.command.build.read_table", interrupted)

@@ -381,7 +381,7 @@ def test_a_mode_that_float32_does_not_resolve_is_found_in_float64_as_the_message
     groups = rng.integers(20, size=10_000).astype(np.int32)
     x = rng.normal(size=10_000).astype(np.float32)
     means = (1 + 0.8 * rng.normal(size=20))[groups] + 0.5 * x
-    y = (means + 0.05 * rng.normal(size=10_000)).astype(np.float32)
+    y = (means + 0.01 * rng.normal(size=10_000)).astype(np.float32)
 
     def non_centred(groups, x, y=None):
         mean = numpyro.sample("mean", dist.Normal(0, 2))
