@@ -6,8 +6,8 @@ are centred within each block, which costs one degree of freedom per block and l
 the log-likelihoods.
 """
 
-from collections.abc import Iterator
-from typing import get_args
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -328,10 +328,7 @@ class DrawPool:
 
     def left(self, use: Use) -> float:
         """What the expansion leaves of the target under the draws of one use, in nats."""
-        parts = self._blocks(use)
-        totals = (np.asarray(self.values(part, "proxy")[1], np.float64) for part in parts)
-        squares = sum(float(np.sum((one - one.mean()) ** 2)) for one in totals)
-        return squares / sum(part.size for part in parts)
+        return self._energy(use, lambda part: self.values(part, "proxy")[1])
 
     @property
     def has_remainders(self) -> bool:
@@ -341,10 +338,12 @@ class DrawPool:
 
     def norm(self, use: Use) -> float:
         """The norm of the target of all rows under the draws of one use, without a proxy."""
+        return float(np.sqrt(self._energy(use, lambda part: part.total)))
+
+    def _energy(self, use: Use, total_of: Callable[[Part], Any]) -> float:
         parts = self._blocks(use)
-        totals = [np.asarray(part.total, np.float64) for part in parts]
-        squares = sum(np.sum((one - one.mean()) ** 2) for one in totals)
-        return float(np.sqrt(squares / sum(part.size for part in parts)))
+        squares = (part.size * np.var(np.asarray(total_of(part), np.float64)) for part in parts)
+        return float(sum(squares) / sum(part.size for part in parts))
 
     def standardised(self, use: Use) -> Float[Array, "s p"]:
         """The flat parameters at the draws of one use over √s, with means 0 and variances 1.
