@@ -157,16 +157,13 @@ class Construction:
         return approaches_of(pool, self.allows_rows_alone)
 
     def select(
-        self,
-        pool: DrawPool,
-        size: int,
-        key: PRNGKeyArray,
-        approach: Approach,
-        above: int = 0,
-        longest: int = 0,
+        self, pool: DrawPool, size: int, key: PRNGKeyArray, approach: Approach, **bounds: int
     ) -> Selection:
-        """The selection of one size, or with a tolerance the smallest of at most that size."""
-        path, sizes = self.path(pool, size, key, approach, above, longest)
+        """The selection of one size, or with a tolerance the smallest of at most that size.
+
+        Arguments as in `path`.
+        """
+        path, sizes = self.path(pool, size, key, approach, **bounds)
         return select_size(pool, path, sizes, self.clock, approach, self.limit)
 
     def path(

@@ -143,7 +143,7 @@ def _tried(
             if size < construction.num_params or _are_far_worse(construction, size, before):
                 continue
         known = above.get(approach, 0)
-        tried.append(construction.select(pool, size, key, approach, known, longest))
+        tried.append(construction.select(pool, size, key, approach, above=known, longest=longest))
     return tried
 
 

@@ -234,8 +234,14 @@ class SVRGIHT(_OfBase):
         )
 
     def _advance(self, task: Task, state: _Reduced, batch: Batch, key: PRNGKeyArray) -> _Reduced:
-        problem, iterates = task.problem, state.iterates
-        n = problem.num_data
+        gradient = self.estimate(task.problem, state, batch)
+        return dataclasses.replace(state, iterates=_move(self.base, task, state.iterates, gradient))
+
+    def estimate(
+        self, problem: CoresetProblem, state: _Reduced, batch: Batch
+    ) -> Float[Array, " n"]:
+        """The estimate of the atoms' correlations with the residual, which is −v/2."""
+        iterates, n = state.iterates, problem.num_data
         z, z_image = iterates.extrapolate(n)
         pool = read_rows(problem, batch, iterates.current.weights, iterates.previous.weights)
         change = estimate_correlations(
@@ -246,8 +252,7 @@ class SVRGIHT(_OfBase):
             n,
             self.estimator,
         )
-        gradient = state.snapshot_scores.at[pool.rows].add(change)
-        return dataclasses.replace(state, iterates=_move(self.base, task, iterates, gradient))
+        return state.snapshot_scores.at[pool.rows].add(change)
 
 
 class _Projected(eqx.Module):

@@ -10,9 +10,9 @@ import optax
 import pytest
 
 import jaxcoreset as jc
-from jaxcoreset.solvers.constraints import GroupTopK, SimplexTopK, StratifiedTopK
-from jaxcoreset.solvers.thresholding.batches import draw_batch, second_batch
-from jaxcoreset.solvers.thresholding.hard import AIHT, AIHT2, IHT, Task, zero_iterate
+from jaxcoreset.solvers.constraints import GroupTopK, SimplexTopK, Sparse, StratifiedTopK
+from jaxcoreset.solvers.thresholding.batches import Batch, draw_batch, second_batch
+from jaxcoreset.solvers.thresholding.hard import AIHT, AIHT2, IHT, Iterate, Task, zero_iterate
 from jaxcoreset.solvers.thresholding.stochastic import SVRGIHT, ProjectedOptax, StochasticAIHT
 from tests.loops import operations
 from tests.problems import correlated_atoms, independent_atoms
@@ -24,6 +24,7 @@ from tests.solvers.thresholding.helpers import (
     batches_of,
     device_iterates,
     objective,
+    point,
     rows_of,
 )
 
@@ -225,3 +226,34 @@ def test_batch_larger_than_the_problem_is_refused(solver):
     solver = dataclasses.replace(solver, batch_size=51)
     with pytest.raises(ValueError, match="batch_size is 51, but the problem has n = 50 atoms"):
         jc.solve(jc.CoresetProblem(independent_atoms(50, 30)), 5, solver, KEY)
+
+
+@pytest.mark.parametrize("at_snapshot", [False, True])
+def test_variance_reduced_estimator_is_unbiased_and_exact_at_the_snapshot(at_snapshot):
+    """Over all batches of three rows."""
+    atoms, weights, _, exact = point()
+    rows = np.array(list(itertools.combinations(range(len(atoms)), 3)), np.int32)
+    solver = SVRGIHT(estimator="batch", batch_size=3)
+    with jax.enable_x64(True):
+        problem = jc.CoresetProblem(atoms)
+        used = np.flatnonzero(weights).astype(np.int32)
+        sparse = Sparse(jnp.asarray(used), jnp.asarray(weights[used]))
+        here = Iterate(sparse, jnp.asarray(weights @ atoms))
+        nothing = Iterate(Sparse(sparse.indices, jnp.zeros(3)), jnp.zeros(5))
+        task = Task.of(problem, jnp.int32(3), 3)
+        state = solver._start(task, here if at_snapshot else nothing)
+        state = solver._begin_epoch(problem, state)
+        iterates = dataclasses.replace(state.iterates, current=here)
+        state = dataclasses.replace(state, iterates=iterates)
+
+        @jax.jit
+        @jax.vmap
+        def estimate(batch_rows):
+            return solver.estimate(problem, state, Batch(batch_rows, jnp.ones(3, bool)))
+
+        found = np.asarray(estimate(rows))
+    if at_snapshot:
+        np.testing.assert_allclose(found, np.broadcast_to(exact, found.shape), rtol=1e-12)
+    else:
+        assert found.var(0).min() > 1e-3
+        np.testing.assert_allclose(found.mean(0), exact, rtol=1e-11, atol=1e-11)
