@@ -176,7 +176,7 @@ def test_merged_and_updated_coresets_are_as_exact(data, monkeypatch):
         return merged.report.history[-1]["kl"], updated.report.history[-1]["kl"]
 
     in_float64 = errors()
-    for module in ("likelihood.precision", "weighting.auto", "coreset.joint"):
+    for module in ("likelihood.precision", "weighting.auto"):
         monkeypatch.setattr(f"jaxcoreset.{module}.runs_in_float64", lambda likelihood: False)
     in_float32 = errors()
     assert in_float64[0] < 1e-6 < in_float32[0]
