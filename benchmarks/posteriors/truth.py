@@ -44,6 +44,8 @@ SETTINGS = {
     "horseshoe": Settings(3000, 1000, 0.99, dense=False),
     "rare-events": Settings(500, 150),
     "wide-logistic": Settings(500, 100),
+    "item-response": Settings(3000, 400),
+    "groups-5000": Settings(3000, 400, 0.9),
 }
 
 

@@ -20,6 +20,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from jaxcoreset.data.arrays import padded_rows
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.likelihood.expansion import Proxy, terms_of_rows
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.verification import other_rows
@@ -189,4 +190,4 @@ def _energy(
     return -total - program.log_prior(params)
 
 
-_energy_and_gradient = jax.jit(jax.value_and_grad(_energy, argnums=1), static_argnums=0)
+_energy_and_gradient = quick_jit(jax.value_and_grad(_energy, argnums=1), static_argnums=0)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.likelihood.expansion import Expansion, Proxy, derivatives, flat_draws
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import exactly
@@ -53,7 +54,7 @@ class JointLikelihood:
         def evaluate(flat: Array, data: tuple) -> Array:
             return jax.lax.map(lambda one: self.at(one, data), flat, batch_size=64)
 
-        return self._exactly(jax.jit(evaluate), flat_draws(draws))
+        return self._exactly(quick_jit(evaluate), flat_draws(draws))
 
     def values(self, points: Float[np.ndarray, "p d"]) -> Float[np.ndarray, " p"]:
         """The log-posterior at flat parameters; −inf where it is not finite."""
@@ -68,7 +69,7 @@ class JointLikelihood:
     def _compiled(self) -> tuple[Callable, Callable]:
         """The log-posterior and its gradient at many points, which compile once."""
         functions = self._log_posterior, jax.grad(self._log_posterior)
-        value, gradient = (jax.jit(jax.vmap(one, (0, None))) for one in functions)
+        value, gradient = (quick_jit(jax.vmap(one, (0, None))) for one in functions)
         return value, gradient
 
     def _log_posterior(self, flat: Float[Array, " d"], data: tuple) -> Float[Array, ""]:
@@ -84,7 +85,7 @@ class JointLikelihood:
 
         likelihood = self.likelihood
 
-        @jax.jit
+        @quick_jit
         def evaluate(flat: Array, data: tuple) -> tuple:
             def total(flat: Array) -> Array:
                 return self.at(flat, data)

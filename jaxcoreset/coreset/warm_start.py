@@ -17,6 +17,7 @@ from numpyro.handlers import seed
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import unconstrain_fn
 
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
 from jaxcoreset.solvers.numerics import as_key
@@ -135,7 +136,7 @@ def _unconstrain(
     args, kwargs = arguments
     seeded = seed(model, rng_seed=0)
     draws = {name: jnp.asarray(value) for name, value in samples.flat().items()}
-    return jax.jit(jax.vmap(lambda draw: unconstrain_fn(seeded, args, kwargs, draw)))(draws)
+    return quick_jit(jax.vmap(lambda draw: unconstrain_fn(seeded, args, kwargs, draw)))(draws)
 
 
 def _choose(draws: dict[str, Array], chains: int, key: PRNGKeyArray | None) -> dict[str, Array]:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, PyTree
 
 from jaxcoreset.data.arrays import leading
+from jaxcoreset.data.compiling import fast_jit, quick_jit
 from jaxcoreset.data.dtypes import handed_on
 from jaxcoreset.data.reading import read_chunks
 from jaxcoreset.data.utils import available_memory
@@ -34,6 +35,9 @@ _FEWEST_WIDE_ROWS = 8
 _CPU_GROUP_BYTES, _GROUP_BYTES = 1 << 24, 1 << 28
 _GROUP_BLOCKS = 128
 _PART_OF_MEMORY = 64
+# Up to this number of blocks a pass takes less time than the compilation of its program. A row of
+# this many bytes or more, such as a group, takes longer.
+_FEW_BLOCKS, _WIDE = 16, 128
 # How many rows are added at a time, so that float32 loses at most about 1e-7 of a sum.
 _FOLD = 8
 # How many contiguous columns are added at a time, by one vector of partial sums.
@@ -136,11 +140,14 @@ def evaluate_blocks(
     num_devices = 1 if mesh is None else mesh.size
     size = group_blocks(data, block, num_devices, batch_size, typical)
     fn = _Tree(fn, tree)
+    num_rows = leading(leaves) if typical is None else typical
+    is_brief = num_rows * max(1, row_bytes(leaves) // _WIDE) <= _FEW_BLOCKS * block
+    evaluate = _evaluate_quickly if is_brief else _evaluate
     pending = None
     for at, num_rows, chunk in _groups(leaves, size * block, first):
         counted = np.arange(size * block) < num_rows
         stacked, mask = _place((chunk, counted), (size, block), mesh)
-        values = _evaluate(fn, args, stacked, mask, mesh)
+        values = evaluate(fn, args, stacked, mask, mesh)
         if pending is not None:
             yield pending
         pending = at, num_rows, values
@@ -159,8 +166,7 @@ class _Tree(eqx.Module):
             return self.fn(args, jax.tree.unflatten(self.tree, leaves), counted)
 
 
-@eqx.filter_jit
-def _evaluate(fn: Callable, args: PyTree, chunk: tuple, counted: Array, mesh: Mesh | None) -> Any:
+def _blocks(fn: Callable, args: PyTree, chunk: tuple, counted: Array, mesh: Mesh | None) -> Any:
     arrays, static = eqx.partition(args, eqx.is_array)
 
     def one_after_the_other(arrays: PyTree, chunk: tuple, counted: Array) -> Any:
@@ -177,6 +183,10 @@ def _evaluate(fn: Callable, args: PyTree, chunk: tuple, counted: Array, mesh: Me
         out_specs=axis,
         check_vma=False,
     )(arrays, chunk, counted)
+
+
+_evaluate_quickly = quick_jit(_blocks, jit=eqx.filter_jit)
+_evaluate = fast_jit(_blocks, jit=eqx.filter_jit)
 
 
 def _place(tree: PyTree, shape: tuple[int, int], mesh: Mesh | None) -> PyTree:

@@ -12,6 +12,7 @@ from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
 
 from jaxcoreset.coreset.coreset import Coreset
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.utils import check_int, progress_bar
 from jaxcoreset.diagnostics.certificate import FINITE_VARIANCE_KHAT, Certificate, is_elsewhere
 from jaxcoreset.diagnostics.log_ratio import full_likelihood, log_ratios, starting_point
@@ -169,7 +170,7 @@ def _has_trough(coreset: Coreset, draws: Mapping[str, Any]) -> bool:
     """
     start, steps = coreset.init_params(), jnp.linspace(0, 1, _NUM_POINTS)
 
-    @jax.jit
+    @quick_jit
     def on_a_line(end: Mapping[str, Any]) -> Any:
         def energy(step: Any) -> Any:
             at = {name: x + step * (end[name] - x) for name, x in start.items()}

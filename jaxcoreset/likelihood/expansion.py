@@ -27,6 +27,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from jaxcoreset.data.arrays import leading, padded_rows, require_type
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params, Unravel
 from jaxcoreset.likelihood.passes import Features, LogLikelihood, check_shape, feature_matrix
@@ -249,7 +250,7 @@ def terms_of_rows(
     return Terms(float(value), gradient, hessian)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(quick_jit, static_argnums=0)
 def _weighted_terms(
     program: ModelLikelihood, center: Array, data: tuple, weights: Array
 ) -> tuple[Array, Array, Array]:

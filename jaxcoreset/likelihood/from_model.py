@@ -5,13 +5,13 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 from numpyro.distributions import CategoricalLogits, CategoricalProbs, constraints
 from numpyro.distributions.transforms import biject_to
 
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.data.utils import host_generator
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
@@ -160,7 +160,7 @@ def _outside_support(likelihood: ModelLikelihood, params: Mapping[str, Array]) -
     def fill(site: Mapping) -> Any:
         return biject_to(site["fn"].support)(params[site["name"]])
 
-    @jax.jit
+    @quick_jit
     def observed(rows: tuple) -> dict[str, tuple]:
         sites, found = run(likelihood.model, likelihood.assemble(rows), fill), {}
         for name in likelihood.data_dims:

@@ -22,6 +22,7 @@ from numpyro.handlers import seed
 from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
 from numpyro.primitives import Messenger
 
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float, widened
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
@@ -82,7 +83,7 @@ class ModelLikelihood:
     @functools.cached_property
     def compiled(self) -> Callable:
         """`by_site`, compiled."""
-        return jax.jit(self.by_site)
+        return quick_jit(self.by_site)
 
     @property
     def num_data(self) -> int:
@@ -145,7 +146,7 @@ class ModelLikelihood:
         """
         generator = np.random.default_rng(0)
         shapes = {name: value.shape for name, value in self.init_params.items()}
-        evaluate = jax.jit(lambda at, rows: (self.log_likelihood(at, rows), self.log_prior(at)))
+        evaluate = quick_jit(lambda at, rows: (self.log_likelihood(at, rows), self.log_prior(at)))
         points = (draw_uniform(shapes, radius, generator) for radius in _TOLD_APART)
         values = (value for point in points for value in evaluate(point, self.two_rows))
         return " ".join(f"{entry:.4g}" for value in values for entry in np.ravel(value))
@@ -234,7 +235,7 @@ class Unravel:
             first += size
         return params
 
-    @functools.partial(jax.jit, static_argnums=0)
+    @functools.partial(quick_jit, static_argnums=0)
     def all(self, flat: Float[ArrayLike, "s d"]) -> Params:
         """The parameters of many, with that leading axis."""
         return jax.vmap(self)(flat)

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.bad_rows import BadRows
 from jaxcoreset.data.blocks import evaluate_blocks
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.rows import Rows, State
 
 LogLikelihood = Callable[[Any, Any], Array]
@@ -136,7 +137,7 @@ class Progressed:
         self._on_rows(int(self._counts[before : self._first].sum()))
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@functools.partial(quick_jit, static_argnums=1)
 def _rows(values: Array, num: int) -> Array:
     """The values of blocks, row by row, without those that only fill the last block up."""
     return values.reshape(-1, values.shape[-1])[:num]

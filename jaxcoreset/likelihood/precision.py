@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxcoreset.data.arrays import leading, padded_rows
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float, in_float64, on_device
 from jaxcoreset.data.messages import warn_user
 from jaxcoreset.data.rows import PassContext
@@ -249,7 +250,7 @@ def energy_errors(
     return np.where(is_fine, 0.0, errors)
 
 
-@jax.jit
+@quick_jit
 def _weighted_sums(weights: Array, values: Array) -> Float[Array, "points c"]:
     return jnp.sum(weights * values[:, None], axis=-1)
 

@@ -13,11 +13,11 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.likelihood.expansion import Expansion, Terms
 from jaxcoreset.solvers.numerics import HIGHEST
@@ -154,7 +154,7 @@ class Regression:
         return _features((np.asarray(flat, np.float64) - self.start.center) @ self.factor)
 
 
-@jax.jit
+@quick_jit
 def _of_rows(remainders: list, operator: Array, constant: Array) -> Float[Array, "m q"]:
     num = operator.shape[0]
     joined = jnp.concatenate(remainders, axis=1)

@@ -16,6 +16,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.parts import Part, Use
@@ -96,7 +97,7 @@ def flat_and_prior(
     return np.asarray(flat, np.float64), np.asarray(prior, np.float64)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(quick_jit, static_argnums=0)
 def _evaluate(program: ModelLikelihood, parts: tuple) -> tuple[Array, Array]:
     draws = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
     flat = jax.vmap(lambda one: ravel_pytree(one)[0])(draws)

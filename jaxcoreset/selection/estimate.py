@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.parts import Approach, Use
 from jaxcoreset.solvers.numerics import HIGHEST
@@ -115,7 +116,7 @@ def estimate_on(curve: dict[str, np.ndarray], at: int) -> KLEstimate:
     return KLEstimate(*(float(curve[name][at]) for name in names))
 
 
-@jax.jit
+@quick_jit
 def _measure(
     held_out: CoresetProblem, indices: Array, weights: Array, inefficiency: Array, draws: Array
 ) -> tuple:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.likelihood.likelihood import Params
 from jaxcoreset.likelihood.passes import centred
@@ -63,7 +64,7 @@ def split(
     return [Part(own[0], total[at], own[1]) for own, at in zip(parts, slices, strict=True)]
 
 
-@functools.partial(jax.jit, static_argnums=2)
+@functools.partial(quick_jit, static_argnums=2)
 def _split(draws: Params, values: Array, ends: tuple[int, ...]) -> list[tuple[Params, Array]]:
     return [
         (jax.tree.map(lambda x, at=slice(*at): x[at], draws), values[:, slice(*at)])
@@ -71,7 +72,7 @@ def _split(draws: Params, values: Array, ends: tuple[int, ...]) -> list[tuple[Pa
     ]
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(quick_jit, static_argnums=0)
 def scaled(
     num_rows: int, scale: Array, values: tuple, totals: tuple
 ) -> tuple[Float[Array, "m s"], Float[Array, " s"]]:

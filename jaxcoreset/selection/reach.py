@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import Rows, State
 from jaxcoreset.likelihood.expansion import Expansion
@@ -246,11 +247,11 @@ class _Bounded(eqx.Module):
         return jnp.where(jnp.isfinite(values) & (values > lowest), values, -jnp.inf)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(quick_jit, static_argnums=0)
 def _log_priors(program: ModelLikelihood, draws: Params) -> Float[Array, " s"]:
     return jax.vmap(program.log_prior)(draws)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(quick_jit, static_argnums=0)
 def _prior_slopes(program: ModelLikelihood, points: Float[Array, "p d"]) -> Float[Array, "p d"]:
     return jax.vmap(jax.grad(lambda flat: program.log_prior(program.unravel(flat))))(points)

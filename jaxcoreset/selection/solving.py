@@ -5,11 +5,13 @@ The builder, `Coreset.update` and `merge` all end here, whatever their candidate
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.utils import Clock
 from jaxcoreset.selection.draws import DrawPool
@@ -19,7 +21,7 @@ from jaxcoreset.selection.tolerance import Limit, Selection, largest_size, small
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.exhaustive_search import ExhaustiveSearch
 from jaxcoreset.solvers.solution import Solution
-from jaxcoreset.solvers.solve import default_solver, sweep
+from jaxcoreset.solvers.solve import checked_run, default_solver, solutions
 
 _CURVE_POINTS = 24
 # With a tolerance every size up to the first of these is of interest, and above it one in this
@@ -27,6 +29,8 @@ _CURVE_POINTS = 24
 _EVERY_SIZE, _STEP = 300, 0.02
 # A path of at most this length takes less time than compiling the program of a shorter one.
 _SHORT = 64
+
+_run_briefly = quick_jit(solutions, jit=eqx.filter_jit)
 
 
 def solve_path(
@@ -73,7 +77,8 @@ def solve_path(
         sizes = np.array([size])
     with clock.stage("solve"):
         problem = pool.problem("solver", approach, is_padded)
-        path = sweep(problem, sizes, solver, key if solver.needs_key else None)
+        run = _run_briefly if sizes[-1] <= _SHORT else None
+        path = checked_run(problem, sizes, solver, key if solver.needs_key else None, run=run)
         if approach != "rows":  # relative to all rows' log-likelihood, not to what the proxy leaves
             norm = float(np.linalg.norm(np.asarray(problem.target)))
             ratio = _ratio(norm, pool.norm("solver"))

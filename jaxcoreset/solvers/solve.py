@@ -5,7 +5,7 @@ a few sizes, so that a Python loop over k compiles a few times rather than once 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -70,7 +70,7 @@ def solve(
         TypeError: if `problem` or `solver` is something else.
         ValueError: if k is out of range, or the solver needs a key and there is none.
     """
-    return _checked_run(problem, k, solver, key, max_k)
+    return checked_run(problem, k, solver, key, max_k)
 
 
 def sweep(
@@ -104,7 +104,7 @@ def sweep(
         TypeError: if `problem` or `solver` is something else, or `ks` are not integers.
         ValueError: if a k is out of range, or the solver needs a key and there is none.
     """
-    return _checked_run(problem, checked_sizes(ks), solver, key, max_k)
+    return checked_run(problem, checked_sizes(ks), solver, key, max_k)
 
 
 def default_solver(n: int, max_k: int) -> Solver:
@@ -137,14 +137,24 @@ def checked_sizes(ks: ArrayLike | Sequence[int]) -> Array | np.ndarray:
     return ks
 
 
-def _checked_run(
+def checked_run(
     problem: CoresetProblem,
     ks: Any,
     solver: Solver | None,
     key: PRNGKeyArray | int | None,
-    max_k: int | None,
+    max_k: int | None = None,
+    run: Callable[..., Solution] | None = None,
 ) -> Solution:
-    """Check the remaining arguments, and run the solver in one compiled call."""
+    """Check the remaining arguments, and run the solver in one compiled call.
+
+    Args:
+        problem: see `sweep`.
+        ks: one size, or several.
+        solver: see `sweep`.
+        key: see `sweep`.
+        max_k: see `sweep`.
+        run: `solutions`, compiled in another way than it is by default.
+    """
     check_single(problem)
     key = None if key is None else as_key(key)
     n = problem.num_data
@@ -152,15 +162,14 @@ def _checked_run(
     solver = checked_solver(problem, length, solver, key)
     ks, longest = jnp.asarray(ks, jnp.int32), jnp.asarray(length, jnp.int32)
     with jax.numpy_rank_promotion("allow"):
-        solution = _run(problem, ks, longest, solver, _round_up(length, n), key)
+        solution = (run or _run)(problem, ks, longest, solver, _round_up(length, n), key)
     # The slots that were added by rounding the bound come last and are unused.
     return dataclasses.replace(
         solution, indices=solution.indices[..., :length], weights=solution.weights[..., :length]
     )
 
 
-@eqx.filter_jit
-def _run(
+def solutions(
     problem: CoresetProblem,
     ks: Array,
     longest: Array,
@@ -179,6 +188,9 @@ def _run(
         converged=solution.converged & (ks == allowed),
         solver=solution.solver or type(solver).__name__,
     )
+
+
+_run = eqx.filter_jit(solutions)
 
 
 def _round_up(length: int, n: int) -> int:

@@ -7,6 +7,7 @@ sums over chunks of rows. Log-likelihoods are added in float64 on the host: in a
 rows float32 cannot resolve a nat.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
-from jaxtyping import Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.data.utils import host_generator
@@ -88,10 +90,15 @@ class LaplaceApproximation:
         # each shape. The first numbers are the same for all of them.
         size = num * self.mode.size
         padded = max(_FEWEST_NORMALS, 1 << (size - 1).bit_length())
-        normal = np.asarray(jax.random.normal(key, (padded,)), np.float64)[:size]
+        normal = np.asarray(_normals(key, padded), np.float64)[:size]
         flat = self.mode + normal.reshape(num, -1) @ np.linalg.cholesky(self.covariance).T
         all_of = getattr(self._unravel, "all", jax.vmap(self._unravel))
         return all_of(jnp.asarray(flat, default_float()))
+
+
+@functools.partial(quick_jit, static_argnums=1)
+def _normals(key: PRNGKeyArray, num: int) -> Float[Array, " num"]:
+    return jax.random.normal(key, (num,))
 
 
 class LaplaceFitter:

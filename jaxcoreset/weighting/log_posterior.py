@@ -4,6 +4,7 @@ Log-likelihoods are added in float64 on the host: in a sum over a million rows f
 resolve a nat.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxcoreset.data.bad_rows import BadRows
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import Rows, State
 from jaxcoreset.likelihood.expansion import derivatives
@@ -67,7 +69,7 @@ class FlatModel(eqx.Module):
         """The log-likelihoods of rows."""
         return self.likelihood.log_likelihood(self.unravel(flat), data)
 
-    @eqx.filter_jit
+    @functools.partial(quick_jit, jit=eqx.filter_jit)
     def prior(self, flat: Array) -> tuple:
         """The log-prior, its gradient and its Hessian."""
         return derivatives(lambda flat: self.likelihood.log_prior(self.unravel(flat)), flat)

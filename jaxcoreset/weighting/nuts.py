@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer.hmc import HMCState, hmc
 
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float, widened
 from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.likelihood.expansion import Proxy
@@ -111,14 +112,14 @@ def _kernel(
     begin, move = hmc(potential_fn_gen=potential, algo="NUTS")
     settings = {"dense_mass": program.num_params <= _DENSE, "max_tree_depth": max_tree_depth}
 
-    @jax.jit
+    @quick_jit
     def start(keys: Array, z: Array, args: tuple) -> HMCState:
         def start_one(key: Array, at: Array) -> HMCState:
             return begin(at, num_warmup, model_args=args, rng_key=key, **settings)
 
         return jax.vmap(start_one)(keys, z)
 
-    @jax.jit
+    @quick_jit
     def advance(state: HMCState, args: tuple) -> tuple[HMCState, Steps]:
         def step(state: HMCState, _: None) -> tuple[HMCState, Steps]:
             state = jax.vmap(lambda one: move(one, args))(state)

@@ -51,9 +51,9 @@ def test_laplace_of_many_rows_starts_on_some_and_ends_at_scipys_mode(monkeypatch
     monkeypatch.setattr("jaxcoreset.weighting.log_posterior._PART_ROWS", 600)
     x, y = data_of(6000)
     likelihood = jc.model_likelihood(logistic, (x, y))
-    programs = blocks._evaluate._cached._cache_size()
+    programs = blocks._evaluate_quickly.alone()._cached._cache_size()
     found = laplace_approximation(likelihood, key=jax.random.key(1))
-    assert blocks._evaluate._cached._cache_size() == programs + 1
+    assert blocks._evaluate_quickly.alone()._cached._cache_size() == programs + 1
 
     def negative_log_posterior(beta):
         return np.logaddexp(0, -(2 * y - 1) * (x @ beta)).sum() + beta @ beta / 2

@@ -1,0 +1,73 @@
+"""How programs are compiled for a CPU: quickly, or to run fast.
+
+XLA has two ways of making a program's kernels for a CPU. Compared with the newer one, which is the
+default, the older one takes half the time to compile, and its kernels take up to a third longer.
+Most programs of a build run for milliseconds only.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+from jax.errors import JaxRuntimeError
+from jaxtyping import PyTree
+
+# Whether XLA uses its newer way.
+_OPTION = "xla_cpu_use_fusion_emitters"
+
+
+def quick_jit(function: Callable, jit: Callable[..., Any] = jax.jit, **settings: Any) -> Any:
+    """Compile a function quickly, for a program that runs briefly.
+
+    JAX takes options of the compiler for a whole program only, so that within another program or a
+    transformation this is ``jit(function)``.
+
+    Args:
+        function: the function.
+        jit: ``jax.jit`` or ``equinox.filter_jit``.
+        **settings: of `jit`, such as ``static_argnums``.
+    """
+    return _with_option(False, function, jit, settings)
+
+
+def fast_jit(function: Callable, jit: Callable[..., Any] = jax.jit, **settings: Any) -> Any:
+    """Compile a function to run fast, even if ``XLA_FLAGS`` asks for quick compilation.
+
+    See `quick_jit`.
+    """
+    return _with_option(True, function, jit, settings)
+
+
+def _with_option(value: bool, function: Callable, jit: Callable, settings: dict) -> Any:
+    within = jit(function, **settings)
+
+    @functools.cache
+    def alone() -> Any:
+        options = {_OPTION: value} if _knows_option() else None
+        return jit(function, compiler_options=options, **settings)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (within if _is_traced((args, kwargs)) else alone())(*args, **kwargs)
+
+    call.alone = alone  # pyright: ignore[reportAttributeAccessIssue]
+    return call
+
+
+def _is_traced(given: PyTree) -> bool:
+    """True within a program or a transformation, whose values are not arrays yet."""
+    made_here = jnp.zeros(())  # a tracer within a program, even if all that is given is constant
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in (made_here, *jax.tree.leaves(given)))
+
+
+@functools.cache
+def _knows_option() -> bool:
+    """False for versions of XLA that do not have both ways."""
+    try:
+        jax.jit(lambda: 0, compiler_options={_OPTION: False}).lower().compile()
+    except JaxRuntimeError:
+        return False
+    return True
