@@ -34,6 +34,8 @@ _FINE_RHAT = 1.01
 _NARROW, _NEARLY_ALL = 0.5, 0.997
 # If the weights leave this part of the draws, only their tail is in doubt.
 _MOST_DRAWS = 0.5
+# If more of the transitions diverge, NUTS may have missed a part of the coreset's posterior.
+_MAX_DIVERGENT = 0.01
 # Draws whose density is overrated by more nats than this are not where the coreset was built.
 _ELSEWHERE = 20.0
 
@@ -78,6 +80,7 @@ class Certificate(ShownAsTable):
         unit: what a datum is, "rows" or "groups".
         rounding: the rounding error of the coreset's log-density, in nats, if it is too large for
             NUTS in float32 and the draws are in float32; None otherwise.
+        divergent: the fraction of divergent transitions of NUTS; None if not known.
     """
 
     num_data: int
@@ -103,6 +106,7 @@ class Certificate(ShownAsTable):
     separated: bool | None = None
     unit: str = "rows"
     rounding: float | None = None
+    divergent: float | None = None
 
     @property
     def verdict(self) -> str:
@@ -111,7 +115,7 @@ class Certificate(ShownAsTable):
         "good" (use them as they are): the symmetrised KL plus two standard errors is at most 0.02
         nats, and the draws `can_be_reweighted`. "usable with correction" (use them through
         `correct`): the KL may be larger, but the draws can be reweighted. "don't use": they cannot
-        be reweighted, or the chains have not converged.
+        be reweighted, or the chains have not converged, or many of their transitions diverged.
 
         `summary` is a sentence that judges the coreset and the chains separately.
         """
@@ -138,12 +142,15 @@ class Certificate(ShownAsTable):
         """The verdict on the chains alone.
 
         "converged"; "short", with fewer than 100 effective draws; "not converged", with an R̂ above
-        1.1; or "elsewhere", in a mode that only the weighted density has.
+        1.1; "divergent", with more than one divergent transition in a hundred; or "elsewhere", in a
+        mode that only the weighted density has.
         """
         if self._is_elsewhere:
             return "elsewhere"
         if not self.rhat <= MAX_RHAT:
             return "not converged"
+        if self.divergent is not None and self.divergent > _MAX_DIVERGENT:
+            return "divergent"
         # Draws may also be few because the weights differ, which longer chains do not change.
         by_chains = self.can_be_reweighted or self._has_too_few_to_judge
         return "short" if by_chains and self._has_few else "converged"
@@ -167,11 +174,17 @@ class Certificate(ShownAsTable):
             "converged": f"converged ({rhat}){rounded}",
             "short": f"short ({rhat}, {self.ess:.0f} effective draws): {longer}",
             "not converged": f"not converged ({rhat}): {longer}",
+            "divergent": f"{self._diverged}: {longer if self.rounding else _SMALLER_STEPS}",
             "elsewhere": "in a mode that only the weighted density has: start them with "
             "init_params=coreset.init_params(num_chains)",
         }[self.chains_verdict]
-        where = " where the chains have been" if self.chains_verdict == "not converged" else ""
+        is_partial = self.chains_verdict in ("not converged", "divergent")
+        where = " where the chains have been" if is_partial else ""
         return f"coreset {coreset}{where}; chains {chains}"
+
+    @property
+    def _diverged(self) -> str:
+        return f"divergent in {100 * (self.divergent or 0):.2g}% of their transitions"
 
     @property
     def _is_elsewhere(self) -> bool:
@@ -227,6 +240,12 @@ class Certificate(ShownAsTable):
             return (
                 f"{disagree}: run them longer from init_params=coreset.init_params(num_chains), "
                 "and certify again."
+            )
+        if self.chains_verdict == "divergent":
+            remedy = _SMALLER_STEPS if self.rounding is None else needs_float64(self.rounding)
+            return (
+                f"The coreset's chains are {self._diverged}, so NUTS may have missed a part of the "
+                f"coreset's posterior: {remedy}, and certify again."
             )
         if self._has_too_few_to_judge:
             remedy = (
@@ -320,9 +339,10 @@ class Certificate(ShownAsTable):
 
         chains = f"{self.num_chains} chain{'s' if self.num_chains > 1 else ''}"
         ratio, error = self.log_evidence_ratio, self.log_evidence_ratio_standard_error
+        diverged = f", {self._diverged}" if self.divergent else ""
         rows = [
             (self.unit, f"{self.num_rows:,} of {self.num_data:,}"),
-            ("draws", f"{self.num_draws:,} in {chains}, R-hat {self.rhat:.3f}"),
+            ("draws", f"{self.num_draws:,} in {chains}, R-hat {self.rhat:.3f}{diverged}"),
             ("k-hat", f"{self.khat:.2f} (limit {self.khat_limit:.2f})"),
             ("KL(full ‖ coreset)", nats("kl_forward")),
             ("KL(coreset ‖ full)", nats("kl_reverse")),
@@ -340,6 +360,10 @@ def is_elsewhere(excess: float | None) -> bool:
     return excess is not None and excess > _ELSEWHERE
 
 
+_SMALLER_STEPS = (
+    "take smaller steps, such as NUTS(coreset.model, target_accept_prob=0.99), or write the model "
+    "with parameters that are scaled, such as by LocScaleReparam"
+)
 LONG_TAIL_REMEDY = (
     "A few draws in a tail may be much likelier than the coreset says. Run longer chains, since "
     "the limit rises with the number of draws, up to 0.7; or build with a smaller tol, or with "

@@ -154,8 +154,20 @@ def measure(
         unit=unit,
     )
     separated = _has_trough(coreset, free) if is_elsewhere(excess) else None
-    found = dataclasses.replace(found, excess=excess, separated=separated, rounding=rounding)
+    found = dataclasses.replace(
+        found,
+        excess=excess,
+        separated=separated,
+        rounding=rounding,
+        divergent=_divergent(mcmc),
+    )
     return found, used, positions
+
+
+def _divergent(mcmc: MCMC | Mapping[str, Any]) -> float | None:
+    """The fraction of divergent transitions; None if the sampler does not tell."""
+    fields = mcmc.get_extra_fields() if isinstance(mcmc, MCMC) else {}
+    return float(np.mean(fields["diverging"])) if "diverging" in fields else None
 
 
 def _has_trough(coreset: Coreset, draws: Mapping[str, Any]) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -388,3 +389,16 @@ def test_certificate_knows_the_rounding_of_the_coreset_unless_the_draws_are_in_f
     assert certify(coreset, exact).rounding is None
     refused(r"never moved.*in_float64", coreset, {"b": np.full_like(b, 0.5)})
     refused(r"have mixed.*in_float64", coreset, {"b": np.tile(b[:, :2], (1, 500, 1))})
+
+
+def test_divergent_transitions_are_counted_without_being_asked_for(poor, monkeypatch):
+    coreset = coreset_of(poor)
+    mcmc = MCMC(NUTS(coreset.model), num_warmup=200, num_samples=500, progress_bar=False)
+    mcmc.run(jax.random.key(0), *coreset.args, **coreset.kwargs)
+    assert certify(coreset, mcmc).divergent == 0
+    assert certify(coreset, poor.samples).divergent is None
+    fields = {"diverging": np.arange(500) < 150}
+    monkeypatch.setattr(mcmc, "get_extra_fields", lambda: fields)
+    found = certify(coreset, mcmc)
+    assert (found.chains_verdict, found.verdict) == ("divergent", "don't use")
+    assert "divergent in 30% of their transitions" in found.reason

@@ -62,3 +62,22 @@ def test_chains_that_float32_rounds_are_told_to_use_float64():
             assert "sample within coreset.in_float64()" in text
             assert "longer" not in text
     assert jc.Certificate.from_dict(rounded.to_dict()).rounding == 0.4
+
+
+def test_chains_with_many_divergent_transitions_are_told_to_take_smaller_steps():
+    ratios = 1e-3 * np.random.default_rng(0).normal(size=(4, 250))
+    good = certificate_of(ratios, num_data=10, num_rows=2)
+    few = dataclasses.replace(good, divergent=0.004)
+    assert few.verdict == "good"
+    assert "divergent in 0.4% of their transitions" in str(few)
+    assert "divergent" not in str(dataclasses.replace(good, divergent=0.0))
+    many = dataclasses.replace(good, divergent=0.336)
+    assert (many.coreset_verdict, many.chains_verdict) == ("good", "divergent")
+    assert many.verdict == "don't use"
+    for text in (many.summary, many.reason):
+        assert "divergent in 34% of their transitions" in text
+        assert "target_accept_prob=0.99" in text
+    rounded = dataclasses.replace(many, rounding=0.4)
+    assert "in_float64" in rounded.summary
+    assert "target_accept_prob" not in str(rounded)
+    assert jc.Certificate.from_dict(many.to_dict()).divergent == 0.336
