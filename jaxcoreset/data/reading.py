@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxcoreset.data.arrays import leading
@@ -57,7 +58,12 @@ def take_rows(leaves: Sequence[Any], rows: Any) -> tuple[Any, ...]:
 
 def _in_memory(leaf: Any, rows: np.ndarray) -> Any:
     if isinstance(leaf, jax.Array):
-        return leaf[rows]
+        if len(leaf.devices()) == 1 or not leaf.is_fully_addressable:
+            return leaf[rows]
+        # A few rows of an array on several devices: programs on one are faster, and their sums do
+        # not depend on the number of devices.
+        with jax.enable_x64(leaf.dtype.itemsize == 8):
+            return jnp.asarray(np.asarray(leaf[rows]))
     if not isinstance(leaf, np.memmap):
         return np.asarray(leaf)[rows]
     check_unchanged(leaf)

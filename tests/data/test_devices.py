@@ -52,6 +52,7 @@ def build(name, devices, data):
     found = rows_of(coreset) | {
         "searches": coreset.report.candidate_searches,
         "total": coreset.summary.parts[0].total.tolist(),
+        "devices": [len(x.devices()) for x in coreset.args if isinstance(x, jax.Array)],
     }
     return found | (after_sampling(coreset, *data) if name in ("1", "all 8") else {})
 
@@ -110,6 +111,7 @@ def test_devices_build_the_same_coreset(found, name, of, of_weights, of_kl):
     assert other["indices"] == one["indices"]
     assert other["weights"] == pytest.approx(one["weights"], rel=of_weights)
     assert other["kl"] == pytest.approx(one["kl"], rel=of_kl)
+    assert set(other["devices"]) <= {1}
     assert "proxy" not in name or one["kl"] < 0.01 * found["1"]["kl"]
 
 
