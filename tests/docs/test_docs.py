@@ -59,9 +59,11 @@ PRINTED = {
     "docs/how-to/when-not-to.md": "conditionally independent.*\n.*when other rows are dropped",
 }
 
+# A page that goes on from another comes after it, so that one worker runs both.
+IN_ORDER = sorted(PAGES, key=lambda page: (GOES_ON.get(page, page), page in GOES_ON))
 WITH_PYTHON = [
     pytest.param(page, marks=[] if Path(page).stem in FAST else SLOW_PAGE, id=page)
-    for page in PAGES
+    for page in IN_ORDER
     if page not in ELSEWHERE and any(block.language == "python" for block in blocks(page))
 ]
 
