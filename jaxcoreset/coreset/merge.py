@@ -16,6 +16,7 @@ from jaxcoreset.coreset.update import ExhaustedSource
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.from_model import model_likelihood
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import in_enough_precision, matrix_of_weighted
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.selection.construction import DRAWS_PER_ROW, MIN_DRAWS
@@ -27,6 +28,10 @@ from jaxcoreset.selection.solving import solve_and_select
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.weighting.laplace import LaplaceFitter
+
+_DIFFERENT = "coresets are of different models; expected one model for all of them."
+# The rows of a coreset by which its model is compared with that of another one.
+_FEW_ROWS = 4
 
 
 @one_at_a_time
@@ -118,6 +123,8 @@ def _merge(
         likelihood = model_likelihood(
             first.full_model, args, kwargs, data_axes=axes, context=context
         )
+        for other in {id(one.full_model): one for one in coresets}.values():
+            _check_same_values(likelihood, other, first)
     with clock.stage("weighting"):
         proxies = [one.proxy for one in coresets]
         parts = [np.asarray(one.weights, np.float64) for one in coresets]
@@ -183,5 +190,27 @@ def _joined(coresets: Sequence[Coreset], leaves: Sequence) -> np.ndarray:
 def _check_alike(first: Coreset, other: Coreset) -> None:
     positions = [(one.arguments.data_at, one.arguments.counts_at) for one in (first, other)]
     if first.data_dims != other.data_dims or positions[0] != positions[1]:
-        raise ValueError("coresets are of different models; expected one model for all of them.")
+        raise ValueError(_DIFFERENT)
     first.arguments.check_same_constants(first.arguments.like(other.args, other.kwargs))
+
+
+def _check_same_values(likelihood: ModelLikelihood, other: Coreset, first: Coreset) -> None:
+    """Refuse a coreset of another model, by values of a few of its rows with both models."""
+    if other.full_model is first.full_model:
+        return
+    rows = tuple(np.asarray(leaf)[:_FEW_ROWS] for leaf in other.arguments.data)
+    args, kwargs = first.arguments.with_data(rows).call
+    axes, context = first.arguments.axes, likelihood.rows.context
+    theirs = model_likelihood(other.full_model, args, kwargs, data_axes=axes, context=context)
+    shapes = [
+        {name: np.shape(value) for name, value in one.init_params.items()}
+        for one in (likelihood, theirs)
+    ]
+    if shapes[0] != shapes[1]:
+        raise ValueError(_DIFFERENT)
+    points = likelihood.points_apart()
+    pairs = zip(likelihood.values_of(rows, points), theirs.values_of(rows, points), strict=True)
+    for ours, other_values in pairs:
+        for one, another in zip(ours, other_values, strict=True):
+            if not np.allclose(one, another, rtol=1e-4, atol=1e-4, equal_nan=True):
+                raise ValueError(_DIFFERENT)

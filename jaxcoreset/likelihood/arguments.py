@@ -111,6 +111,13 @@ class Arguments:
                 f"the arguments have the structure {tree}, but those of the coreset have "
                 f"{self.tree}; pass the same arguments, in which only the rows differ."
             )
+        for position in self.data_at:
+            before, now = np.shape(self.leaves[position]), np.shape(leaves[position])
+            if before[1:] != now[1:]:
+                raise ModelError(
+                    f"argument {self.names[position]} has shape {now}, but that of the coreset has "
+                    f"{before}; pass the same arguments, in which only the rows differ."
+                )
         return dataclasses.replace(self, leaves=tuple(leaves))
 
     def check_same_constants(self, other: "Arguments") -> None:

@@ -144,12 +144,27 @@ class ModelLikelihood:
 
         Two models with the same code may differ in what they use: a default, a global, an object.
         """
+        values = (value for pair in self.values_of(self.two_rows) for value in pair)
+        return " ".join(f"{entry:.4g}" for value in values for entry in np.ravel(value))
+
+    def values_of(
+        self, rows: tuple, points: Sequence[Params] | None = None
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The log-likelihoods of rows and the log prior at some points, by which models differ.
+
+        Args:
+            rows: some rows, laid out as `data`.
+            points: unconstrained parameters; `points_apart` by default.
+        """
+        evaluate = quick_jit(lambda at, rows: (self.log_likelihood(at, rows), self.log_prior(at)))
+        found = (evaluate(point, rows) for point in points or self.points_apart())
+        return [(np.asarray(values), np.asarray(prior)) for values, prior in found]
+
+    def points_apart(self) -> list[Params]:
+        """Some points at which two models that differ have different values."""
         generator = np.random.default_rng(0)
         shapes = {name: value.shape for name, value in self.init_params.items()}
-        evaluate = quick_jit(lambda at, rows: (self.log_likelihood(at, rows), self.log_prior(at)))
-        points = (draw_uniform(shapes, radius, generator) for radius in _TOLD_APART)
-        values = (value for point in points for value in evaluate(point, self.two_rows))
-        return " ".join(f"{entry:.4g}" for value in values for entry in np.ravel(value))
+        return [draw_uniform(shapes, radius, generator) for radius in _TOLD_APART]
 
     def log_likelihood_constrained(
         self, params: Mapping[str, Any], data: Sequence
