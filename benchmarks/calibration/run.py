@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import time
 import warnings
 from pathlib import Path
@@ -113,6 +114,10 @@ def _corrected(
         data = jc.correct(coreset, draws, resample=True, key=key, progress_bar=False)
     except CorrectionError as error:
         return None, float(error.certificate.khat)
+    except ValueError as error:  # the chain is stuck where a coreset of too few rows has a spike
+        if "never moved" not in str(error):
+            raise
+        return None, math.inf
     posterior = data["posterior"]
     fair = {name: np.asarray(posterior[name])[0, ::FOLD] for name in draws}
     return fair, float(data.attrs["khat"])

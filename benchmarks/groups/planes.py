@@ -23,6 +23,7 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC, NUTS
 from jaxcoreset.command.demo_planes import run_planes_demo
+from jaxcoreset.data.utils import peak_memory
 found = run_planes_demo(out=Path(sys.argv[1]), show_progress=False)
 used = resource.getrusage(resource.RUSAGE_SELF)
 coreset, report = found["coreset"], found["coreset"].report
@@ -31,7 +32,7 @@ print(json.dumps({
     "KL of a Gaussian": report.gaussian_kl, "integrals": report.integration,
     "KL of the integrals": report.integral_kl, "stages": found["seconds"],
     "build stages": report.seconds, "seconds": time.time() - float(sys.argv[2]),
-    "CPU s": used.ru_utime + used.ru_stime, "peak MB": used.ru_maxrss / 1024,
+    "CPU s": used.ru_utime + used.ru_stime, "peak MB": (peak_memory() or 0) / 2**20,
     "draws": int(sys.argv[3]),
 }))
 mcmc = MCMC(NUTS(coreset.model), num_warmup=500, num_samples=int(sys.argv[3]), progress_bar=False)

@@ -21,6 +21,7 @@ from numpyro.infer.reparam import LocScaleReparam
 import jaxcoreset as jc
 from benchmarks.groups import lme4
 from benchmarks.groups.models import BETA, MODELS, SIGMA, TAU, simulate
+from jaxcoreset.data.utils import peak_memory
 
 TOL = 0.01
 # The kind, the number of groups, and the mean number of rows in each.
@@ -102,7 +103,7 @@ def build(kind: str, num_groups: int, rows_each: int, quick: bool) -> dict[str, 
         "build CPU s": build_cpu,
         "NUTS s": nuts_seconds,
         "CPU s": _cpu() - cpu,
-        "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak MB": (peak_memory() or 0) / 2**20,
         **_moments(samples),
     }
 

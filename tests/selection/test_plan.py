@@ -62,3 +62,23 @@ def test_a_plan_names_the_batches_and_candidates():
     assert "if needed, up to 4 (" in str(plan)
     everything = jc.CoresetBuilder(model, size=10, candidates=30_000, proxy=None)
     assert everything.plan(x, np.ones(30_000, np.float32)).further_passes == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs Linux")
+def test_the_peak_is_not_that_of_the_process_that_started_this_one():
+    held = np.ones(100_000_000)  # 800 MB, which Linux counts as a child's own in `getrusage`
+    code = (
+        "from jaxcoreset.data.utils import peak_memory; print(peak_memory());"
+        "held = bytearray(b'1') * 10**9; print(peak_memory())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        check=True,
+    )
+    before, after = map(int, done.stdout.split())
+    assert before < held.nbytes < after - before + 1e8
