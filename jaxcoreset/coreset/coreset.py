@@ -196,8 +196,8 @@ class Coreset(AsTable):
             A coreset of the same size; new rows or groups are numbered after the earlier ones.
 
         Raises:
-            ValueError: if the coreset has no `summary`, or the arguments differ from the earlier
-                ones in more than the rows.
+            ValueError: if the coreset has no `summary`, the arguments differ from the earlier ones
+                in more than the rows, or the proxy has no mode with the new rows.
             ModelError: if a row's log-likelihood depends on other rows, or a label is that of an
                 earlier group.
         """

@@ -65,8 +65,8 @@ def merge(
         infinite if that of a coreset is, as after an `update` whose error is not known.
 
     Raises:
-        ValueError: if there are no coresets, their arguments differ in more than the rows, or the
-            posterior has no mode.
+        ValueError: if there are no coresets, they are of different models, their arguments differ
+            in more than the rows, or the posterior has no mode.
         ModelError: if a row's log-likelihood depends on other rows.
     """
     size = check_int("size", size, 1)

@@ -127,9 +127,9 @@ def updated(
             pool.expansion = proxy.expansion.plus(new)
             if not np.linalg.eigvalsh(pool.expansion.precision)[0] > 0:
                 raise ValueError(
-                    f"at the mode of the {unit} before, the posterior of all {unit} is not "
-                    f"log-concave, so the proxy cannot be updated. The new {unit} differ too much "
-                    f"from those before: build a new coreset from all {unit}."
+                    f"the posterior of all {unit} is not log-concave at the mode for the earlier "
+                    f"{unit}, so the proxy cannot be updated. The new {unit} differ too much from "
+                    f"the earlier ones: build a new coreset from all {unit}."
                 )
     # A coreset may have no rows; with the new ones some may be needed.
     size = before.size if proxy is None else max(before.size, _LEAST_SIZE)

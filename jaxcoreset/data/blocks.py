@@ -140,8 +140,8 @@ def evaluate_blocks(
     num_devices = 1 if mesh is None else mesh.size
     size = group_blocks(data, block, num_devices, batch_size, typical)
     fn = _Tree(fn, tree)
-    num_rows = leading(leaves) if typical is None else typical
-    is_brief = num_rows * max(1, row_bytes(leaves) // _WIDE) <= _FEW_BLOCKS * block
+    num_typical = leading(leaves) if typical is None else typical
+    is_brief = num_typical * max(1, row_bytes(leaves) // _WIDE) <= _FEW_BLOCKS * block
     evaluate = _evaluate_quickly if is_brief else _evaluate
     pending = None
     for at, num_rows, chunk in _groups(leaves, size * block, first):

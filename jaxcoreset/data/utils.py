@@ -29,9 +29,9 @@ def host_generator(key: PRNGKeyArray) -> np.random.Generator:
 def peak_memory() -> int | None:
     """The peak resident memory of this process so far, in bytes; None if unknown."""
     # On Linux `getrusage` counts what the process that started this one held at that time.
-    with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii") as file:
+    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as file:
         for line in file:
-            if line.startswith("VmHWM:"):
+            if line.startswith(b"VmHWM:"):
                 return 1024 * int(line.split()[1])
     try:
         import resource

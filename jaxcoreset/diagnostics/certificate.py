@@ -174,7 +174,7 @@ class Certificate(ShownAsTable):
             "converged": f"converged ({rhat}){rounded}",
             "short": f"short ({rhat}, {self.ess:.0f} effective draws): {longer}",
             "not converged": f"not converged ({rhat}): {longer}",
-            "divergent": f"{self._diverged}: {longer if self.rounding else _SMALLER_STEPS}",
+            "divergent": f"{self._diverged}: {self._against_divergence}",
             "elsewhere": "in a mode that only the weighted density has: start them with "
             "init_params=coreset.init_params(num_chains)",
         }[self.chains_verdict]
@@ -184,7 +184,11 @@ class Certificate(ShownAsTable):
 
     @property
     def _diverged(self) -> str:
-        return f"divergent in {100 * (self.divergent or 0):.2g}% of their transitions"
+        return f"with {100 * (self.divergent or 0):.2g}% divergent transitions"
+
+    @property
+    def _against_divergence(self) -> str:
+        return _SMALLER_STEPS if self.rounding is None else needs_float64(self.rounding)
 
     @property
     def _is_elsewhere(self) -> bool:
@@ -242,10 +246,9 @@ class Certificate(ShownAsTable):
                 "and certify again."
             )
         if self.chains_verdict == "divergent":
-            remedy = _SMALLER_STEPS if self.rounding is None else needs_float64(self.rounding)
             return (
-                f"The coreset's chains are {self._diverged}, so NUTS may have missed a part of the "
-                f"coreset's posterior: {remedy}, and certify again."
+                f"NUTS ran {self._diverged}, so it may have missed a part of the coreset's "
+                f"posterior: {self._against_divergence}, and certify again."
             )
         if self._has_too_few_to_judge:
             remedy = (
@@ -361,8 +364,8 @@ def is_elsewhere(excess: float | None) -> bool:
 
 
 _SMALLER_STEPS = (
-    "take smaller steps, such as NUTS(coreset.model, target_accept_prob=0.99), or write the model "
-    "with parameters that are scaled, such as by LocScaleReparam"
+    "use smaller steps, for example NUTS(coreset.model, target_accept_prob=0.99), or "
+    "reparametrise the model, for example with LocScaleReparam"
 )
 LONG_TAIL_REMEDY = (
     "A few draws in a tail may be much likelier than the coreset says. Run longer chains, since "

@@ -156,9 +156,12 @@ class ModelLikelihood:
             rows: some rows, laid out as `data`.
             points: unconstrained parameters; `points_apart` by default.
         """
-        evaluate = quick_jit(lambda at, rows: (self.log_likelihood(at, rows), self.log_prior(at)))
-        found = (evaluate(point, rows) for point in points or self.points_apart())
+        found = (self._values_at(point, rows) for point in points or self.points_apart())
         return [(np.asarray(values), np.asarray(prior)) for values, prior in found]
+
+    @functools.cached_property
+    def _values_at(self) -> Callable:
+        return quick_jit(lambda at, rows: (self.log_likelihood(at, rows), self.log_prior(at)))
 
     def points_apart(self) -> list[Params]:
         """Some points at which two models that differ have different values."""

@@ -401,4 +401,4 @@ def test_divergent_transitions_are_counted_without_being_asked_for(poor, monkeyp
     monkeypatch.setattr(mcmc, "get_extra_fields", lambda: fields)
     found = certify(coreset, mcmc)
     assert (found.chains_verdict, found.verdict) == ("divergent", "don't use")
-    assert "divergent in 30% of their transitions" in found.reason
+    assert "30% divergent transitions" in found.reason

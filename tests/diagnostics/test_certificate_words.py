@@ -69,13 +69,13 @@ def test_chains_with_many_divergent_transitions_are_told_to_take_smaller_steps()
     good = certificate_of(ratios, num_data=10, num_rows=2)
     few = dataclasses.replace(good, divergent=0.004)
     assert few.verdict == "good"
-    assert "divergent in 0.4% of their transitions" in str(few)
+    assert "0.4% divergent transitions" in str(few)
     assert "divergent" not in str(dataclasses.replace(good, divergent=0.0))
     many = dataclasses.replace(good, divergent=0.336)
     assert (many.coreset_verdict, many.chains_verdict) == ("good", "divergent")
     assert many.verdict == "don't use"
     for text in (many.summary, many.reason):
-        assert "divergent in 34% of their transitions" in text
+        assert "34% divergent transitions" in text
         assert "target_accept_prob=0.99" in text
     rounded = dataclasses.replace(many, rounding=0.4)
     assert "in_float64" in rounded.summary

@@ -13,9 +13,10 @@ import jaxcoreset as jc
 from tests.models import logistic_model as model
 
 
-def planned_and_built(num_rows, **variables):
+def printed(*arguments, **variables):
+    """What a Python program of its own prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.selection.plan_program", str(num_rows)],
+        [sys.executable, *arguments],
         capture_output=True,
         text=True,
         timeout=280,
@@ -24,7 +25,11 @@ def planned_and_built(num_rows, **variables):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout.splitlines()
+
+
+def planned_and_built(num_rows, **variables):
+    return json.loads(printed("-m", "tests.selection.plan_program", str(num_rows), **variables)[-1])
 
 
 @pytest.mark.slow
@@ -71,14 +76,5 @@ def test_the_peak_is_not_that_of_the_process_that_started_this_one():
         "from jaxcoreset.data.utils import peak_memory; print(peak_memory());"
         "held = bytearray(b'1') * 10**9; print(peak_memory())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        check=True,
-    )
-    before, after = map(int, done.stdout.split())
+    before, after = map(int, printed("-c", code))
     assert before < held.nbytes < after - before + 1e8
