@@ -60,6 +60,7 @@ from jaxcoreset.selection.look import foretold
 from jaxcoreset.selection.plan import Plan, plan_build
 from jaxcoreset.selection.rounds import MOST_ROUNDS, Checker, Round
 from jaxcoreset.selection.sizes import select_rows
+from jaxcoreset.selection.solving import check_selection
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.numerics import as_key
@@ -358,7 +359,7 @@ class CoresetBuilder:
             if selection is None:
                 return [*found, coreset_of_all(self.model, construction)]
             with clock.stage("model"):
-                pool.check_alone(selection.positions)
+                check_selection(pool, selection)
             own_pool = None
             outcome = Round.of(name, selection, relative_ess)
             if looks:

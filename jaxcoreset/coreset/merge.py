@@ -24,7 +24,7 @@ from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
 from jaxcoreset.selection.parts import Use, split
 from jaxcoreset.selection.reach import reaching_out
-from jaxcoreset.selection.solving import solve_and_select
+from jaxcoreset.selection.solving import check_selection, solve_and_select
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.weighting.laplace import LaplaceFitter
@@ -154,7 +154,7 @@ def _merge(
         pool.expansion = reaching_out(joint, approximation.expansion)
         other_modes.append(pool.expansion.other_mode)
     selection = solve_and_select(pool, size, clock, solver=solver, key=key)
-    pool.check_alone(selection.positions)
+    check_selection(pool, selection)
     own, before = selection.estimate, [one.report for one in coresets]
     kl_of_parts = sum(report.kl for report in before)
     errors = [own.standard_error, *(report.kl_standard_error for report in before)]

@@ -38,7 +38,7 @@ from jaxcoreset.selection.construction import CANDIDATES_PER_ROW, MIN_CANDIDATES
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate, kl_of_residuals
 from jaxcoreset.selection.parts import Part, Use
-from jaxcoreset.selection.solving import solve_and_select
+from jaxcoreset.selection.solving import check_selection, solve_and_select
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.weighting import DrawSource
 from jaxcoreset.weighting.laplace import LaplaceFitter
@@ -134,7 +134,7 @@ def updated(
     # A coreset may have no rows; with the new ones some may be needed.
     size = before.size if proxy is None else max(before.size, _LEAST_SIZE)
     selection = solve_and_select(pool, size, clock, tol=before.tol)
-    pool.check_alone(selection.positions)
+    check_selection(pool, selection)
     # Find what the old draws are worth, and the error under importance weights.
     relative_ess, weighted = _reweighted(pool, selection)
     held_out = pool.count("confirmation") or pool.count("selection")
@@ -244,9 +244,8 @@ def _reweighted(pool: DrawPool, selection: Selection) -> tuple[float, KLEstimate
     changes, differences = [], []
     for part in pool.parts(use):
         assert part.total_then is not None
-        values, reached = pool.values(part, selection.approach)
-        values = np.asarray(values, np.float64)[selection.positions]
-        weighted = np.asarray(selection.weights, np.float64) @ values
+        values, reached = pool.values(part, selection.approach, selection.positions)
+        weighted = np.asarray(selection.weights, np.float64) @ np.asarray(values, np.float64)
         difference = np.asarray(reached, np.float64) - weighted
         total = np.asarray(part.total, np.float64)
         # New rows are summed in one pass for all parts, so these sums have the same constant.

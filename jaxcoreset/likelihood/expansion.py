@@ -280,6 +280,7 @@ def remainders(
     center: Float[np.ndarray, " d"],
     batch_size: int | None = None,
     typical: int | None = None,
+    block: int | None = None,
 ) -> Float[np.ndarray, "m s"]:
     """The remainders ℓ_i − T_i of rows at draws, in float64 if the model runs in it.
 
@@ -292,6 +293,7 @@ def remainders(
         center: the flat parameters of the expansion.
         batch_size: the number of rows that are evaluated at a time.
         typical: a number of rows; calls with the same number share a program.
+        block: the number of rows that are evaluated at once; chosen by that of draws by default.
     """
     deltas = flat_draws(draws) - center
     num = len(deltas)
@@ -301,7 +303,7 @@ def remainders(
     def evaluate(deltas: Array, center: Array, data: tuple) -> Array:
         features = _Remainders(deltas, center, likelihood.unravel)
         log_likelihood = likelihood.program.log_likelihood
-        return feature_matrix(log_likelihood, features, data, batch_size, typical)
+        return feature_matrix(log_likelihood, features, data, batch_size, typical, block)
 
     found = [
         exactly(likelihood, evaluate, deltas[at : at + _DRAWS_AT_A_TIME], center, data)

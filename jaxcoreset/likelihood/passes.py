@@ -59,11 +59,13 @@ def feature_matrix(
     data: PyTree,
     batch_size: int | None = None,
     typical: int | None = None,
+    block: int | None = None,
 ) -> Array:
     """The features of all rows, evaluated in blocks; a ValueError names rows that are not finite.
 
     `log_likelihood` and `data` as in `embed`; `batch_size` rows are moved to the device at a time.
-    `typical` as in `evaluate_blocks`.
+    `typical` as in `evaluate_blocks`; `block` is the number of rows of a block, chosen by the
+    number of features if it is left out.
     """
     num_rows = _num_rows(data)
     rows = Rows.of(data, batch_size)
@@ -72,7 +74,7 @@ def feature_matrix(
     if rows.is_ragged:
         groups = rows.evaluate(_block, args, width)
     else:
-        data, block = (rows.data, ()), rows.block(width)
+        data, block = (rows.data, ()), block or rows.block(width)
         groups = evaluate_blocks(_block, args, data, block, batch_size=batch_size, typical=typical)
     for first, num, (values, bad) in groups:
         state = BadRows.add(state, np.asarray(bad), first, num)

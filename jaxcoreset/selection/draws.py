@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.utils import progress_bar
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.expansion import (
@@ -23,15 +22,25 @@ from jaxcoreset.likelihood.expansion import (
     Proxy,
     around,
     flat_draws,
-    remainders,
     terms_of_rows,
 )
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import MAX_NOISE, Noise, check_float32, matrix_of_weighted
 from jaxcoreset.likelihood.quadratic import Regression, least_draws
-from jaxcoreset.likelihood.verification import check_alone, check_program
+from jaxcoreset.likelihood.verification import check_program
 from jaxcoreset.selection.candidate_search import FoundRows, search_rows
-from jaxcoreset.selection.parts import Approach, Part, Use, less_mean, scaled, split
+from jaxcoreset.selection.parts import (
+    Approach,
+    KnownRemainders,
+    Part,
+    Use,
+    less_mean,
+    scaled,
+    split,
+    standardised,
+    total_of,
+)
+from jaxcoreset.selection.remainders import Remaining
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.weighting import DrawSource
 from jaxcoreset.weighting.base import FEWEST, shares
@@ -39,7 +48,6 @@ from jaxcoreset.weighting.base import FEWEST, shares
 # There is room for this number of candidates to join, if there are at least that many; and for more
 # after some have joined, since each number of places is another program to compile.
 _SPARE, _MORE_SPARE, _FEWEST_PADDED = 256, 2048, 512
-_FEWEST_COLUMNS = 8  # of standardised draws
 # An expansion that leaves less, in nats, is exact but for rounding. A regression has to reduce what
 # it leaves, on other draws, to at most this fraction.
 EXACT, _WORTH_REGRESSING = 1e-9, 0.9
@@ -55,6 +63,10 @@ class DrawPool:
         batch_size: rows that are evaluated at a time.
         show_progress: whether to show progress on a terminal.
         max_noise: the largest variance that rounding may have, see `check_float32`.
+
+    Attributes:
+        indices: the row numbers of the candidates; None if all rows are candidates.
+        are_inside: whether the candidates are among the rows of the likelihood.
     """
 
     def __init__(
@@ -72,7 +84,7 @@ class DrawPool:
         self._key, self._batch_size, self._show_progress = key, batch_size, show_progress
         self._taken, self._max_noise, self._capacity = 0, max_noise, 0
         self._candidates: tuple | None = None
-        self._are_inside = True
+        self.are_inside = True
         self._noise: Noise | None = None
         self._expansion: Expansion | None = None
         self._regression: Regression | None = None
@@ -130,7 +142,7 @@ class DrawPool:
     def numbers_of(self, positions: Int[np.ndarray, " k"]) -> Int[np.ndarray, " k"]:
         """The numbers that a user knows some candidates by."""
         indices = self.indices_of(positions)
-        return self.likelihood.rows.numbers(indices) if self._are_inside else indices
+        return self.likelihood.rows.numbers(indices) if self.are_inside else indices
 
     def data_of(self, positions: Int[np.ndarray, " k"]) -> tuple:
         """The data of some candidates."""
@@ -179,9 +191,9 @@ class DrawPool:
         for part in self._all_parts():
             new = self._matrix(part.draws, data)
             part.values = jnp.concatenate([part.values, new])[order]
-            if part.remainders is not None:
-                new = jnp.asarray(self._remainders(part.draws, data)[0], new.dtype)
-                part.remainders = jnp.concatenate([part.remainders, new])[order]
+            if (known := part.remainders) is not None:
+                moved = np.searchsorted(self.indices, joined[known.positions])
+                part.remainders = KnownRemainders(moved, known.values)
 
     def set_outside_candidates(self, indices: Int[np.ndarray, " m"], data: tuple) -> None:
         """Choose from rows that need not be among those of the likelihood.
@@ -190,7 +202,7 @@ class DrawPool:
             indices: their row numbers among all rows, in increasing order.
             data: their data.
         """
-        self.indices, self._candidates, self._are_inside = indices, data, False
+        self.indices, self._candidates, self.are_inside = indices, data, False
 
     def search_candidates(
         self,
@@ -269,7 +281,7 @@ class DrawPool:
         self.measure_noise(draws)
         if self.indices is None:
             values = self._matrix(draws, self.candidate_data)
-            total = np.asarray(jnp.sum(values, axis=0))
+            total = total_of(values)
         else:
             # All rows first, so that an error names a row by its number among all.
             total, values = self._sum(draws), self._matrix(draws, self.candidate_data)
@@ -287,23 +299,6 @@ class DrawPool:
         if self._noise is None:
             self._noise = check_float32(self.likelihood, draws, self._max_noise)
 
-    def check_alone(self, positions: Int[np.ndarray, " k"]) -> None:
-        """Check that the rows of a coreset have the same log-likelihoods without the other rows.
-
-        Args:
-            positions: the positions of the coreset's rows among the candidates.
-
-        Raises:
-            ModelError: if they differ, see `verification.check_alone`.
-        """
-        if not positions.size:
-            return
-        part = self._parts["solver"][0]
-        indices = self.indices_of(positions) if self._are_inside else None
-        data = self.data_of(positions)
-        values = jnp.take(part.values, positions, axis=0)
-        check_alone(self.likelihood, part.draws, data, values, indices)
-
     def move(self, use: Use, to: Use) -> None:
         """Give all the draws of one use to another."""
         self._parts[to] += self._parts[use]
@@ -320,11 +315,22 @@ class DrawPool:
             approach: with a proxy the target is what the pool's expansion leaves, and with "proxy
                 and rows" the atoms are of the rows' remainders.
         """
+        num_rows = self.capacity if is_padded else self.num_candidates
+        return CoresetProblem(*self._scaled(use, approach, num_rows))
+
+    def atoms_at(
+        self, positions: Int[np.ndarray, " j"], use: Use, approach: Approach
+    ) -> tuple[Float[Array, "j s"], Float[Array, " s"]]:
+        """The atoms of the candidates at positions, and the target of `problem`."""
+        return self._scaled(use, approach, positions.size, positions)
+
+    def _scaled(
+        self, use: Use, approach: Approach, num_rows: int, positions: Any = None
+    ) -> tuple[Float[Array, "m s"], Float[Array, " s"]]:
         parts = self._blocks(use)
         scale = sum(part.size for part in parts) ** -0.5
-        values, totals = zip(*(self.values(part, approach) for part in parts), strict=True)
-        num_rows = self.capacity if is_padded else values[0].shape[0]
-        return CoresetProblem(*scaled(num_rows, scale, values, totals))
+        found = [self.values(part, approach, positions) for part in parts]
+        return scaled(num_rows, scale, *zip(*found, strict=True))
 
     def left(self, use: Use) -> float:
         """What the expansion leaves of the target under the draws of one use, in nats."""
@@ -346,32 +352,33 @@ class DrawPool:
         return float(sum(squares) / sum(part.size for part in parts))
 
     def standardised(self, use: Use) -> Float[Array, "s p"]:
-        """The flat parameters at the draws of one use over √s, with means 0 and variances 1.
+        """The flat parameters at the draws of one use, see `parts.standardised`."""
+        return standardised([flat_draws(part.draws) for part in self._blocks(use)])
 
-        There are further columns of zeros, so that models of similar widths share a program.
+    def values(
+        self, part: Part, approach: Approach, positions: Int[np.ndarray, " j"] | None = None
+    ) -> tuple[Any, Array]:
+        """What is added for candidates at a part's draws, (m, s), and what to reach, (s,).
+
+        The candidates are all of them, or those at positions.
         """
-        parts = [flat_draws(part.draws) for part in self._parts[use] if part.size > 1]
-        flat = np.concatenate([part - part.mean(axis=0) for part in parts])
-        norms = np.linalg.norm(flat, axis=0)
-        width = max(_FEWEST_COLUMNS, 1 << (norms.size - 1).bit_length())
-        padded = np.zeros((len(flat), width), default_float())
-        padded[:, : norms.size] = flat / np.where(norms > 0, norms, 1)
-        return jnp.asarray(padded)
-
-    def values(self, part: Part, approach: Approach) -> tuple[Array, Array]:
-        """What is added for each candidate at a part's draws, (m, s), and what to reach, (s,)."""
+        if has_rows := approach == "proxy and rows":
+            values = self._evaluate_remainders(part, positions)
+        else:
+            values = part.values if positions is None else part.values[positions]
         if approach == "rows":
-            return part.values, less_mean(part.total)
+            return values, less_mean(part.total)
         assert self._expansion is not None
-        has_rows, flat = approach == "proxy and rows", flat_draws(part.draws)
-        values = self._evaluate_remainders(part) if has_rows else part.values
+        flat = flat_draws(part.draws)
         if part.total_remainder is None:
             part.total_remainder = np.asarray(part.total, np.float64) - self._expansion.at(flat)
         rest = part.total_remainder
         if (fit := self._regression) is not None:
             rest = rest - fit.at(flat)
             if has_rows:
-                values = values - fit.at_rows(self._row_coefficients(fit), flat)
+                coefficients = self._row_coefficients(fit)
+                coefficients = coefficients if positions is None else coefficients[positions]
+                values = values - fit.at_rows(coefficients, flat)
         return values, less_mean(rest)
 
     def regress(self) -> None:
@@ -400,21 +407,14 @@ class DrawPool:
             self._coefficients = fit.of_rows([self._evaluate_remainders(part) for part in parts])
         return self._coefficients
 
-    def _evaluate_remainders(self, part: Part) -> Float[Array, "m s"]:
-        """The candidates' remainders of the expansion at a part's draws, faded out."""
-        if part.remainders is None:
-            found, total = self._remainders(part.draws, self.candidate_data)
-            part.remainders = jnp.asarray(found, part.values.dtype)
-            if self.indices is None:  # all rows
-                part.total_remainder = total
-        return part.remainders
-
-    def _remainders(self, draws: Params, data: tuple) -> tuple[np.ndarray, np.ndarray]:
-        """Remainders of rows at draws, faded out, and their sum before that."""
+    def _evaluate_remainders(
+        self, part: Part, positions: Int[np.ndarray, " j"] | None = None
+    ) -> Any:
+        """The remainders of candidates at a part's draws, see `Remaining.at`."""
         assert self._expansion is not None
-        given = self.likelihood, draws, data, self._expansion.center
-        found = remainders(*given, self._batch_size, typical=self.capacity)
-        return found * self._expansion.fade(flat_draws(draws)), found.sum(axis=0)
+        given = self.likelihood, self._expansion, self.candidate_data, self.capacity
+        remaining = Remaining(*given, self.indices is None, self._noise, self._batch_size)
+        return remaining.at(part, positions)
 
     def proxy_of(
         self,

@@ -11,14 +11,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.parts import Approach, Use
 from jaxcoreset.solvers.numerics import HIGHEST
-from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.solvers.solution import Solution
+
+# The least number of rows that programs for the held-out error have places for.
+_FEWEST_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -94,9 +96,10 @@ def errors_on(
 
     They are relative to all rows' log-likelihood.
     """
-    held_out, norm = pool.problem(use, approach, is_padded=True), pool.norm(use)
-    inefficiency, draws = pool.source.inefficiency, pool.standardised(use)
-    measured = _measure(held_out, path.indices, path.weights, inefficiency, draws)
+    positions, indices = _used(path)
+    atoms, target = pool.atoms_at(positions, use, approach)
+    norm, inefficiency, draws = pool.norm(use), pool.source.inefficiency, pool.standardised(use)
+    measured = _measure(atoms, target, indices, path.weights, inefficiency, draws)
     kl, standard_error, shift = (np.asarray(value, np.float64) for value in measured)
     error = np.sqrt(kl) / norm if norm > 0 else np.zeros_like(kl)
     return {
@@ -106,8 +109,22 @@ def errors_on(
         "kl": kl,
         "kl_standard_error": standard_error,
         "mean_shift": shift,
-        "mean_shift_standard_error": np.sqrt(kl * inefficiency / held_out.target.size),
+        "mean_shift_standard_error": np.sqrt(kl * inefficiency / target.size),
     }
+
+
+def _used(path: Solution) -> tuple[Int[np.ndarray, " j"], Int[np.ndarray, "*m k"]]:
+    """The positions of a path's rows with a weight, and where each of its rows is among them.
+
+    Further positions are copies, so that paths of many lengths share programs.
+    """
+    indices, is_used = np.asarray(path.indices), np.asarray(path.weights) != 0
+    used = np.unique(indices[is_used])
+    num = max(_FEWEST_ROWS, 1 << max(used.size - 1, 0).bit_length())
+    positions = np.zeros(num, np.int64)
+    positions[: used.size] = used
+    places = np.where(is_used, np.searchsorted(used, indices), 0)
+    return positions, places.astype(np.int32)
 
 
 def estimate_on(curve: dict[str, np.ndarray], at: int) -> KLEstimate:
@@ -118,7 +135,12 @@ def estimate_on(curve: dict[str, np.ndarray], at: int) -> KLEstimate:
 
 @quick_jit
 def _measure(
-    held_out: CoresetProblem, indices: Array, weights: Array, inefficiency: Array, draws: Array
+    atoms: Array,
+    target: Array,
+    indices: Array,
+    weights: Array,
+    inefficiency: Array,
+    draws: Array,
 ) -> tuple:
     """The KL divergence, its standard error and the largest shift of a mean of each solution.
 
@@ -127,8 +149,7 @@ def _measure(
 
     def one(pair: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         indices, weights = pair
-        combined = jnp.matmul(weights, held_out.gather(indices), precision=HIGHEST)
-        residual = held_out.target - combined
+        residual = target - jnp.matmul(weights, atoms[indices], precision=HIGHEST)
         shifts = jnp.abs(jnp.matmul(residual, draws, precision=HIGHEST))
         return *kl_of_residuals(residual, inefficiency), jnp.max(shifts, initial=0.0)
 

@@ -9,7 +9,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float
@@ -19,6 +19,43 @@ from jaxcoreset.likelihood.passes import centred
 Use = Literal["solver", "selection", "confirmation"]
 # What stands for all rows: weighted rows, an expansion, or both.
 Approach = Literal["rows", "proxy", "proxy and rows"]
+# The number of rows that are added in float32 before their sum is added in float64.
+_PART_ROWS = 64
+_FEWEST_COLUMNS = 8  # of standardised draws
+
+
+@dataclass(frozen=True)
+class KnownRemainders:
+    """The remainders of some candidates at a part's draws.
+
+    Attributes:
+        positions: shape (k,), the positions of these candidates, in increasing order.
+        values: shape (k, s).
+    """
+
+    positions: Int[np.ndarray, " k"]
+    values: Float[Array | np.ndarray, "k s"]
+
+    @classmethod
+    def none(cls, like: Float[Array | np.ndarray, "_ s"]) -> "KnownRemainders":
+        """Those of no candidate, at the draws of others."""
+        return cls(np.zeros(0, np.int64), like[:0])
+
+    def missing(self, wanted: Int[np.ndarray, " j"]) -> Int[np.ndarray, " i"]:
+        """The wanted positions that are not among these, each once and in increasing order."""
+        return np.setdiff1d(wanted, self.positions)
+
+    def plus(
+        self, positions: Int[np.ndarray, " i"], values: Float[np.ndarray, "i s"]
+    ) -> "KnownRemainders":
+        """These and further ones, none of which is known yet."""
+        joined = np.concatenate([self.positions, positions])
+        order = np.argsort(joined)
+        return KnownRemainders(joined[order], np.concatenate([self.values, values])[order])
+
+    def at(self, positions: Int[np.ndarray, " j"]) -> Float[Array | np.ndarray, "j s"]:
+        """The remainders at positions that are all known; they may repeat."""
+        return self.values[np.searchsorted(self.positions, positions)]
 
 
 @dataclass
@@ -32,8 +69,8 @@ class Part:
         values: shape (m, s), the log-likelihoods of the candidates, each row up to a constant.
         total_then: shape (s,), the total over the rows that there were when the draws were made;
             None if that is `total` itself.
-        remainders: shape (m, s), the candidates' remainders of the pool's expansion, faded out;
-            None until they are needed.
+        remainders: the remainders of the pool's expansion, faded out, of those candidates for which
+            they were needed; None if there are none yet.
         total_remainder: shape (s,), the log-likelihood of all rows less the expansion, up to a
             constant; None likewise.
     """
@@ -42,7 +79,7 @@ class Part:
     total: Float[Array | np.ndarray, " s"]
     values: Float[Array, "m s"]
     total_then: Float[np.ndarray, " s"] | None = None
-    remainders: Float[Array, "m s"] | None = None
+    remainders: KnownRemainders | None = None
     total_remainder: Float[np.ndarray, " s"] | None = None
 
     @property
@@ -72,6 +109,18 @@ def _split(draws: Params, values: Array, ends: tuple[int, ...]) -> list[tuple[Pa
     ]
 
 
+def total_of(values: Float[Array, "m s"]) -> Float[np.ndarray, " s"]:
+    """The sum over rows, by float64 over short parts of them."""
+    return np.asarray(_part_sums(values), np.float64).sum(axis=0)
+
+
+@quick_jit
+def _part_sums(values: Float[Array, "m s"]) -> Float[Array, "parts s"]:
+    num_rows, num_draws = values.shape
+    padded = jnp.pad(values, ((0, -num_rows % _PART_ROWS), (0, 0)))
+    return jnp.sum(padded.reshape(-1, _PART_ROWS, num_draws), axis=1)
+
+
 @functools.partial(quick_jit, static_argnums=0)
 def scaled(
     num_rows: int, scale: Array, values: tuple, totals: tuple
@@ -91,3 +140,16 @@ def less_mean(total: Array | np.ndarray) -> Array:
     """A total less its mean, which float32 then holds, in JAX's precision."""
     total = np.asarray(total, np.float64)
     return jnp.asarray(total - total.mean(), default_float())
+
+
+def standardised(parts: list[Float[np.ndarray, "_ d"]]) -> Float[Array, "s p"]:
+    """Draws as flat parameters over √s, with means 0 over each part and variances 1.
+
+    There are further columns of zeros, so that models of similar widths share a program.
+    """
+    flat = np.concatenate([part - part.mean(axis=0) for part in parts])
+    norms = np.linalg.norm(flat, axis=0)
+    width = max(_FEWEST_COLUMNS, 1 << (norms.size - 1).bit_length())
+    padded = np.zeros((len(flat), width), default_float())
+    padded[:, : norms.size] = flat / np.where(norms > 0, norms, 1)
+    return jnp.asarray(padded)

@@ -20,8 +20,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Float, Int, PRNGKeyArray
 
+from jaxcoreset.data.blocks import row_bytes
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.baseline import flat_and_prior, relative_ess_of
 from jaxcoreset.selection.draws import DrawPool
@@ -47,6 +48,9 @@ _NEGLIGIBLE = 1e-4
 # enough. Chains that have not mixed with them start again with NumPyro's number of doublings and
 # this number of steps of adaptation.
 _MAX_TREE_DEPTH, _LONG_WARMUP = 6, 1000
+# The least number of rows in the programs that sample a coreset's posterior: of narrow rows, and of
+# rows with this number of bytes or more.
+_SLOTS, _WIDE_SLOTS, _WIDE = 64, 8, 1 << 10
 
 
 @dataclass(frozen=True)
@@ -255,9 +259,8 @@ def sample_coreset_posterior(
         temperature: the divisor of the coreset's log-likelihood.
         use: the use of the draws to start from.
     """
-    # All slots, unused ones with weight 0 too, so that coresets of one size have one shape.
-    positions = np.asarray(selection.path.indices[selection.at], np.int64)
-    weights = np.asarray(selection.path.weights[selection.at]) / temperature
+    positions, weights = _slots(pool, selection)
+    weights = weights / temperature
     proxy = pool.proxy_of(selection.positions, selection.weights, selection.approach)
     proxy = None if proxy is None else proxy.scaled(1 / temperature)
     part = pool.parts(use)[0]
@@ -272,6 +275,22 @@ def sample_coreset_posterior(
     indices = pool.indices_of(positions)
     covariance = temperature * _covariance(flat)
     return sampler.run(key, indices, weights, starts, covariance, proxy)
+
+
+def _slots(
+    pool: DrawPool, selection: Selection
+) -> tuple[Int[np.ndarray, " m"], Float[np.ndarray, " m"]]:
+    """The positions and weights of a coreset's rows, and of some of weight 0.
+
+    So coresets of similar sizes share a program. Its time is that of all its rows, and those of
+    weight 0 are few where a row takes long, as a group does.
+    """
+    positions = np.asarray(selection.path.indices[selection.at], np.int64)
+    weights = np.asarray(selection.path.weights[selection.at])
+    used_first = np.argsort(weights <= 0, kind="stable")
+    least = _SLOTS if row_bytes(pool.likelihood.two_rows) < _WIDE else _WIDE_SLOTS
+    num = max(least, 1 << max(selection.num_rows - 1, 0).bit_length())
+    return positions[used_first[:num]], weights[used_first[:num]]
 
 
 def _covariance(flat: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from jaxtyping import Int, PRNGKeyArray
 from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.utils import Clock
+from jaxcoreset.likelihood.verification import check_alone
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.parts import Approach
 from jaxcoreset.selection.rounding import best_of
@@ -156,6 +157,21 @@ def solve_and_select(
     if within:
         return min(within, key=lambda one: one.num_rows)
     return min(found, key=lambda one: one.estimate.kl)
+
+
+def check_selection(pool: DrawPool, selection: Selection) -> None:
+    """Check that the selected rows have the same log-likelihoods without the other rows.
+
+    Raises:
+        ModelError: if they differ, see `verification.check_alone`.
+    """
+    positions = selection.positions
+    if not positions.size:
+        return
+    part = pool.parts("solver")[0]
+    indices = pool.indices_of(positions) if pool.are_inside else None
+    values = jnp.take(part.values, positions, axis=0)
+    check_alone(pool.likelihood, part.draws, pool.data_of(positions), values, indices)
 
 
 def approaches_of(pool: DrawPool, allows_rows_alone: bool = True) -> tuple[Approach, ...]:

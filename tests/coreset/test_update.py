@@ -392,7 +392,7 @@ def test_rows_that_are_worth_something_else_alone_are_refused(monkeypatch):
     y = np.random.default_rng(0).normal(size=NUM_ROWS + NUM_NEW)
     builder = jc.CoresetBuilder(by_number(5), size=3, num_draws=100, num_held_out=100, proxy=None)
     with monkeypatch.context() as patch:
-        patch.setattr("jaxcoreset.selection.draws.check_alone", lambda *given: None)
+        patch.setattr("jaxcoreset.selection.solving.check_alone", lambda *given: None)
         coreset = builder.run(jax.random.key(0), y[:NUM_ROWS])
     message = "of a datum at site 'y' changes when other rows"
     with pytest.raises(ValueError, match=message):
