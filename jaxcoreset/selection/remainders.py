@@ -21,6 +21,9 @@ from jaxcoreset.selection.parts import KnownRemainders, Part
 # A program for few rows evaluates this number at a time: of narrow rows, and of rows with this
 # number of bytes or more, such as groups.
 _NUM_NARROW, _NUM_WIDE, _WIDE = 64, 8, 1 << 10
+# The bytes of the candidates' data times the draws from which it takes less time to compile this
+# program than to evaluate all candidates by the one that the solver's draws need.
+_MANY_BYTES = 1 << 28
 # The variance of the rounded sum over all rows, in nats², up to which held-out errors are taken
 # from it. If it may be larger, the remainders of all rows are added in float64.
 _EXACT = 1e-7
@@ -53,19 +56,19 @@ class Remaining:
     ) -> Float[Array | np.ndarray, "j s"]:
         """The remainders at a part's draws, faded out, of all candidates or those at positions.
 
-        Those that the part does not have yet are evaluated and added to it. If the candidates are
-        all rows, so is the sum, in float64, unless few remainders are needed and the sum is known
-        well enough.
+        Those that the part does not have yet are evaluated and added to it: by themselves if the
+        others would take long, and if the candidates are not all rows, whose sum is then evaluated
+        in float64, or that sum is known well enough.
         """
         num, known = leading(self.candidates), part.remainders
         wanted = np.arange(num) if positions is None else positions
         missing = np.unique(wanted) if known is None else known.missing(wanted)
         if missing.size:
             is_exact = self.noise is not None and self.noise.of_total <= _EXACT
-            if 2 * missing.size > num or (self.are_all_rows and not is_exact):
-                known = self._all(part)
-            else:
-                known = self._with(part, missing)
+            may_be_few = is_exact or not self.are_all_rows
+            saved = (num - 2 * missing.size) * row_bytes(self.candidates) * part.size
+            few = may_be_few and saved > _MANY_BYTES
+            known = self._with(part, missing) if few else self._all(part)
             part.remainders = known
         assert known is not None
         return known.values if positions is None else known.at(positions)

@@ -46,6 +46,11 @@ def groups():
     return group_likelihood(visits, (x, group, NUM_ROWS, y), groups="group")
 
 
+@pytest.fixture(autouse=True)
+def _all_rows_take_long(monkeypatch):
+    monkeypatch.setattr("jaxcoreset.selection.remainders._MANY_BYTES", 0)
+
+
 def pool_of(likelihood, seed=0):
     source = jc.Laplace().fit(likelihood, jax.random.key(0))
     pool = DrawPool(likelihood, source, jax.random.key(seed))
@@ -94,6 +99,13 @@ def test_all_rows_are_evaluated_where_their_sum_in_float32_is_coarse(pool):
     coarse.atoms_at(CHOSEN, "selection", "proxy and rows")
     assert known(coarse, "selection").positions.size == NUM_ROWS
     assert coarse.parts("selection")[0].total_remainder.dtype == np.float64
+
+
+def test_all_rows_are_evaluated_where_that_takes_less_time_than_another_program(monkeypatch):
+    monkeypatch.undo()
+    pool = pool_of(rows())
+    pool.atoms_at(CHOSEN, "selection", "proxy and rows")
+    assert known(pool, "selection").positions.size == NUM_ROWS
 
 
 def test_rows_that_join_the_candidates_take_their_places():
