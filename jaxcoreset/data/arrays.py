@@ -35,6 +35,11 @@ def leading(tree: PyTree, name: str = "data") -> int:
     return lengths.pop()[0]
 
 
+def power_of_two(num: int, fewest: int = 1) -> int:
+    """The smallest power of two that is at least `num`, and at least `fewest`, one itself."""
+    return max(fewest, 1 << max(num - 1, 0).bit_length())
+
+
 def padded_rows(
     data: Sequence, weights: Float[np.ndarray, "*c m"], fewest: int = 8
 ) -> tuple[tuple, Float[np.ndarray, "*c k"]]:
@@ -48,7 +53,7 @@ def padded_rows(
         fewest: the least number of rows, a power of two.
     """
     num = weights.shape[-1]
-    padded = max(fewest, 1 << (num - 1).bit_length())
+    padded = power_of_two(num, fewest)
     at = np.where(np.arange(padded) < num, np.arange(padded), 0)
     spare = [(0, 0)] * (weights.ndim - 1) + [(0, padded - num)]
     return tuple(np.asarray(leaf)[at] for leaf in data), np.pad(weights, spare)

@@ -127,6 +127,24 @@ def order_by_length(tree: PyTree) -> Int[np.ndarray, " g"] | None:
     return np.argsort(length, kind="stable") if (length != length[:1]).any() else None
 
 
+def classes_of(tree: PyTree, at: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
+    """Which of the lengths each of some rows has; 0 if no array is ragged."""
+    lists = lists_of(tree)
+    return np.searchsorted(lists[0].lengths, lists[0].sizes[at]) if lists else np.zeros_like(at)
+
+
+def num_bytes(tree: PyTree, at: Int[np.ndarray, " m"]) -> int:
+    """The size in bytes of some rows, if each list has as many places as its length."""
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        places = len(at)
+        if isinstance(leaf, Ragged):
+            places = int(np.asarray(leaf.lengths)[classes_of([leaf], at)].sum())
+        rest = leaf.shape[2:] if isinstance(leaf, Ragged) else leaf.shape[1:]
+        total += places * int(np.prod(rest)) * leaf.dtype.itemsize
+    return total
+
+
 def mean_length(tree: PyTree) -> float:
     """The mean number of entries of the lists; 1 if no array is ragged."""
     lists = lists_of(tree)

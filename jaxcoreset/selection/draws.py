@@ -40,7 +40,7 @@ from jaxcoreset.selection.parts import (
     standardised,
     total_of,
 )
-from jaxcoreset.selection.remainders import Remaining
+from jaxcoreset.selection.remainders import RemainderEvaluator
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.weighting import DrawSource
 from jaxcoreset.weighting.base import FEWEST, shares
@@ -409,12 +409,12 @@ class DrawPool:
 
     def _evaluate_remainders(
         self, part: Part, positions: Int[np.ndarray, " j"] | None = None
-    ) -> Any:
-        """The remainders of candidates at a part's draws, see `Remaining.at`."""
+    ) -> Float[Array | np.ndarray, "j s"]:
+        """The remainders of candidates at a part's draws, see `RemainderEvaluator.at`."""
         assert self._expansion is not None
         given = self.likelihood, self._expansion, self.candidate_data, self.capacity
-        remaining = Remaining(*given, self.indices is None, self._noise, self._batch_size)
-        return remaining.at(part, positions)
+        settings = self.indices is None, self._noise, self._batch_size
+        return RemainderEvaluator(*given, *settings).at(part, positions)
 
     def proxy_of(
         self,

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from jaxcoreset.data.arrays import power_of_two
 from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.parts import Approach, Use
@@ -116,12 +117,12 @@ def errors_on(
 def _used(path: Solution) -> tuple[Int[np.ndarray, " j"], Int[np.ndarray, "*m k"]]:
     """The positions of a path's rows with a weight, and where each of its rows is among them.
 
-    Further positions are copies, so that paths of many lengths share programs.
+    The first position is repeated up to a power of two, so that many paths share a program.
     """
     indices, is_used = np.asarray(path.indices), np.asarray(path.weights) != 0
     used = np.unique(indices[is_used])
-    num = max(_FEWEST_ROWS, 1 << max(used.size - 1, 0).bit_length())
-    positions = np.zeros(num, np.int64)
+    num = power_of_two(used.size, _FEWEST_ROWS)
+    positions = np.full(num, used[0] if used.size else 0, np.int64)
     positions[: used.size] = used
     places = np.where(is_used, np.searchsorted(used, indices), 0)
     return positions, places.astype(np.int32)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxcoreset.data.arrays import power_of_two
 from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.likelihood.likelihood import Params
@@ -20,11 +21,11 @@ Use = Literal["solver", "selection", "confirmation"]
 # What stands for all rows: weighted rows, an expansion, or both.
 Approach = Literal["rows", "proxy", "proxy and rows"]
 # The number of rows that are added in float32 before their sum is added in float64.
-_PART_ROWS = 64
+_ADDED_ROWS = 64
 _FEWEST_COLUMNS = 8  # of standardised draws
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KnownRemainders:
     """The remainders of some candidates at a part's draws.
 
@@ -39,7 +40,7 @@ class KnownRemainders:
     @classmethod
     def none(cls, like: Float[Array | np.ndarray, "_ s"]) -> "KnownRemainders":
         """Those of no candidate, at the draws of others."""
-        return cls(np.zeros(0, np.int64), like[:0])
+        return cls(np.zeros(0, np.int64), np.zeros((0, like.shape[1]), like.dtype))
 
     def missing(self, wanted: Int[np.ndarray, " j"]) -> Int[np.ndarray, " i"]:
         """The wanted positions that are not among these, each once and in increasing order."""
@@ -51,7 +52,8 @@ class KnownRemainders:
         """These and further ones, none of which is known yet."""
         joined = np.concatenate([self.positions, positions])
         order = np.argsort(joined)
-        return KnownRemainders(joined[order], np.concatenate([self.values, values])[order])
+        values = np.concatenate([np.asarray(self.values), values])
+        return KnownRemainders(joined[order], values[order])
 
     def at(self, positions: Int[np.ndarray, " j"]) -> Float[Array | np.ndarray, "j s"]:
         """The remainders at positions that are all known; they may repeat."""
@@ -64,8 +66,7 @@ class Part:
 
     Attributes:
         draws: unconstrained parameters, with a leading axis of s draws.
-        total: shape (s,), the log-likelihood of all rows, up to a constant of the block, in float64
-            where it was summed in a pass.
+        total: shape (s,), the log-likelihood of all rows, up to a constant of the block.
         values: shape (m, s), the log-likelihoods of the candidates, each row up to a constant.
         total_then: shape (s,), the total over the rows that there were when the draws were made;
             None if that is `total` itself.
@@ -110,15 +111,15 @@ def _split(draws: Params, values: Array, ends: tuple[int, ...]) -> list[tuple[Pa
 
 
 def total_of(values: Float[Array, "m s"]) -> Float[np.ndarray, " s"]:
-    """The sum over rows, by float64 over short parts of them."""
-    return np.asarray(_part_sums(values), np.float64).sum(axis=0)
+    """The sum over rows: of a few at a time in their own precision, and of these in float64."""
+    return np.asarray(_sums_of_few(values), np.float64).sum(axis=0)
 
 
 @quick_jit
-def _part_sums(values: Float[Array, "m s"]) -> Float[Array, "parts s"]:
+def _sums_of_few(values: Float[Array, "m s"]) -> Float[Array, "_ s"]:
     num_rows, num_draws = values.shape
-    padded = jnp.pad(values, ((0, -num_rows % _PART_ROWS), (0, 0)))
-    return jnp.sum(padded.reshape(-1, _PART_ROWS, num_draws), axis=1)
+    padded = jnp.pad(values, ((0, -num_rows % _ADDED_ROWS), (0, 0)))
+    return jnp.sum(padded.reshape(-1, _ADDED_ROWS, num_draws), axis=1)
 
 
 @functools.partial(quick_jit, static_argnums=0)
@@ -149,7 +150,7 @@ def standardised(parts: list[Float[np.ndarray, "_ d"]]) -> Float[Array, "s p"]:
     """
     flat = np.concatenate([part - part.mean(axis=0) for part in parts])
     norms = np.linalg.norm(flat, axis=0)
-    width = max(_FEWEST_COLUMNS, 1 << (norms.size - 1).bit_length())
+    width = power_of_two(norms.size, _FEWEST_COLUMNS)
     padded = np.zeros((len(flat), width), default_float())
     padded[:, : norms.size] = flat / np.where(norms > 0, norms, 1)
     return jnp.asarray(padded)

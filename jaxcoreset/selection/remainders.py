@@ -12,26 +12,25 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxcoreset.data.arrays import leading
-from jaxcoreset.data.blocks import row_bytes
+from jaxcoreset.data.blocks import few_places
+from jaxcoreset.data.ragged import classes_of, num_bytes
 from jaxcoreset.likelihood.expansion import Expansion, flat_draws, remainders
-from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import Noise
 from jaxcoreset.selection.parts import KnownRemainders, Part
 
-# A program for few rows evaluates this number at a time: of narrow rows, and of rows with this
-# number of bytes or more, such as groups.
-_NUM_NARROW, _NUM_WIDE, _WIDE = 64, 8, 1 << 10
-# The bytes of the candidates' data times the draws from which it takes less time to compile this
-# program than to evaluate all candidates by the one that the solver's draws need.
+# Few rows are evaluated by themselves if that spares this number of bytes of data, times draws. If
+# it is less, their program takes longer to compile than all candidates take in the program of the
+# solver's draws.
 _MANY_BYTES = 1 << 28
 # The variance of the rounded sum over all rows, in nats², up to which held-out errors are taken
 # from it. If it may be larger, the remainders of all rows are added in float64.
 _EXACT = 1e-7
 
 
-@dataclass(frozen=True)
-class Remaining:
-    """What an expansion of all rows leaves of the log-likelihoods of the candidates.
+@dataclass(frozen=True, eq=False)
+class RemainderEvaluator:
+    """Evaluates what an expansion of all rows leaves of the log-likelihoods of the candidates.
 
     Attributes:
         likelihood: the model's likelihood and data.
@@ -56,39 +55,61 @@ class Remaining:
     ) -> Float[Array | np.ndarray, "j s"]:
         """The remainders at a part's draws, faded out, of all candidates or those at positions.
 
-        Those that the part does not have yet are evaluated and added to it: by themselves if the
-        others would take long, and if the candidates are not all rows, whose sum is then evaluated
-        in float64, or that sum is known well enough.
+        Those that the part does not have yet are evaluated and added to it. They are evaluated by
+        themselves if the others would take long, and if the sum over all rows is known without
+        them.
         """
-        num, known = leading(self.candidates), part.remainders
-        wanted = np.arange(num) if positions is None else positions
-        missing = np.unique(wanted) if known is None else known.missing(wanted)
+        every = np.arange(leading(self.candidates))
+        wanted = every if positions is None else positions
+        known = part.remainders or KnownRemainders.none(part.values)
+        missing = known.missing(wanted)
         if missing.size:
-            is_exact = self.noise is not None and self.noise.of_total <= _EXACT
-            may_be_few = is_exact or not self.are_all_rows
-            saved = (num - 2 * missing.size) * row_bytes(self.candidates) * part.size
-            few = may_be_few and saved > _MANY_BYTES
-            known = self._with(part, missing) if few else self._all(part)
-            part.remainders = known
-        assert known is not None
+            known = (
+                self._with(known, part, missing) if self._pays(part, missing) else self._all(part)
+            )
+        if known.positions.size == every.size and isinstance(known.values, np.ndarray):
+            known = KnownRemainders(every, jnp.asarray(known.values))
+        part.remainders = known
         return known.values if positions is None else known.at(positions)
 
+    def _pays(self, part: Part, missing: Int[np.ndarray, " i"]) -> bool:
+        """Return whether to evaluate the missing ones by themselves.
+
+        They count twice, because the places of their program are filled up.
+        """
+        is_exact = self.noise is not None and self.noise.of_total <= _EXACT
+        if self.are_all_rows and not is_exact:
+            return False
+        every = np.arange(leading(self.candidates))
+        spared = num_bytes(self.candidates, every) - 2 * num_bytes(self.candidates, missing)
+        return spared * part.size > _MANY_BYTES
+
     def _all(self, part: Part) -> KnownRemainders:
-        found, total = self._evaluate(part.draws, self.candidates, self.capacity)
+        found, total = self._evaluate(part, self.candidates, self.capacity)
         if self.are_all_rows:
             part.total_remainder = total
         return KnownRemainders(np.arange(len(found)), jnp.asarray(found, part.values.dtype))
 
-    def _with(self, part: Part, missing: Int[np.ndarray, " i"]) -> KnownRemainders:
-        data = tuple(leaf[missing] for leaf in self.candidates)
-        few = _NUM_NARROW if row_bytes(data) < _WIDE else _NUM_WIDE
-        found = self._evaluate(part.draws, data, few, few)[0].astype(part.values.dtype)
-        return (part.remainders or KnownRemainders.none(found)).plus(missing, found)
+    def _with(
+        self, known: KnownRemainders, part: Part, missing: Int[np.ndarray, " i"]
+    ) -> KnownRemainders:
+        classes = classes_of(self.candidates, missing)
+        for own in np.unique(classes):  # groups of one length
+            alike = missing[classes == own]
+            few = few_places([leaf[alike[:1]] for leaf in self.candidates])
+            for first in range(0, alike.size, few):
+                # Always as many rows, so that all calls share a program.
+                chosen = alike[first : first + few]
+                filled = np.resize(chosen, few)
+                data = tuple(leaf[filled] for leaf in self.candidates)
+                found, _ = self._evaluate(part, data, few, few)
+                known = known.plus(chosen, found[: chosen.size].astype(part.values.dtype))
+        return known
 
     def _evaluate(
-        self, draws: Params, data: tuple, typical: int, block: int | None = None
+        self, part: Part, data: tuple, typical: int, block: int | None = None
     ) -> tuple[Float[np.ndarray, "m s"], Float[np.ndarray, " s"]]:
         """Remainders of rows at draws, faded out, and their sum before that."""
-        given = self.likelihood, draws, data, self.expansion.center
+        given = self.likelihood, part.draws, data, self.expansion.center
         found = remainders(*given, self.batch_size, typical, block)
-        return found * self.expansion.fade(flat_draws(draws)), found.sum(axis=0)
+        return found * self.expansion.fade(flat_draws(part.draws)), found.sum(axis=0)

@@ -22,7 +22,8 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
-from jaxcoreset.data.blocks import row_bytes
+from jaxcoreset.data.arrays import power_of_two
+from jaxcoreset.data.blocks import are_wide, few_places
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.baseline import flat_and_prior, relative_ess_of
 from jaxcoreset.selection.draws import DrawPool
@@ -48,9 +49,6 @@ _NEGLIGIBLE = 1e-4
 # enough. Chains that have not mixed with them start again with NumPyro's number of doublings and
 # this number of steps of adaptation.
 _MAX_TREE_DEPTH, _LONG_WARMUP = 6, 1000
-# The least number of rows in the programs that sample a coreset's posterior: of narrow rows, and of
-# rows with this number of bytes or more.
-_SLOTS, _WIDE_SLOTS, _WIDE = 64, 8, 1 << 10
 
 
 @dataclass(frozen=True)
@@ -259,7 +257,7 @@ def sample_coreset_posterior(
         temperature: the divisor of the coreset's log-likelihood.
         use: the use of the draws to start from.
     """
-    positions, weights = _slots(pool, selection)
+    positions, weights = _slots(sampler, pool, selection)
     weights = weights / temperature
     proxy = pool.proxy_of(selection.positions, selection.weights, selection.approach)
     proxy = None if proxy is None else proxy.scaled(1 / temperature)
@@ -278,18 +276,21 @@ def sample_coreset_posterior(
 
 
 def _slots(
-    pool: DrawPool, selection: Selection
+    sampler: CoresetSampler, pool: DrawPool, selection: Selection
 ) -> tuple[Int[np.ndarray, " m"], Float[np.ndarray, " m"]]:
     """The positions and weights of a coreset's rows, and of some of weight 0.
 
-    So coresets of similar sizes share a program. Its time is that of all its rows, and those of
-    weight 0 are few where a row takes long, as a group does.
+    So coresets of similar sizes share a program. Its time is that of all its rows. Those of weight
+    0 are few where a row takes long, as a group does. Otherwise there are as many as in the largest
+    coreset so far, since the program takes longer to compile than to run.
     """
     positions = np.asarray(selection.path.indices[selection.at], np.int64)
     weights = np.asarray(selection.path.weights[selection.at])
     used_first = np.argsort(weights <= 0, kind="stable")
-    least = _SLOTS if row_bytes(pool.likelihood.two_rows) < _WIDE else _WIDE_SLOTS
-    num = max(least, 1 << max(selection.num_rows - 1, 0).bit_length())
+    data = pool.data_of(selection.positions if selection.num_rows else positions[:1])
+    num = power_of_two(selection.num_rows, few_places(data))
+    if not are_wide(data):
+        num = sampler.most_rows = max(num, sampler.most_rows)
     return positions[used_first[:num]], weights[used_first[:num]]
 
 

@@ -19,6 +19,7 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxcoreset.data.arrays import power_of_two
 from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import Rows
@@ -89,7 +90,7 @@ class LaplaceApproximation:
         # One shape for many numbers of draws and parameters, since XLA compiles JAX's generator for
         # each shape. The first numbers are the same for all of them.
         size = num * self.mode.size
-        padded = max(_FEWEST_NORMALS, 1 << (size - 1).bit_length())
+        padded = power_of_two(size, _FEWEST_NORMALS)
         normal = np.asarray(_normals(key, padded), np.float64)[:size]
         flat = self.mode + normal.reshape(num, -1) @ np.linalg.cholesky(self.covariance).T
         all_of = getattr(self._unravel, "all", jax.vmap(self._unravel))

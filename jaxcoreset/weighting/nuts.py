@@ -143,6 +143,10 @@ class CoresetSampler:
         num_warmup: the number of adaptation steps of each chain, rounded up to a multiple of 50.
         num_samples: the number of draws made at first, of all chains together, rounded up likewise.
         max_tree_depth: the maximum number of doublings of a trajectory.
+
+    Attributes:
+        most_rows: the largest number of rows, those of weight 0 included, that it has sampled, if a
+            caller notes it: with as many rows no further program is compiled.
     """
 
     def __init__(
@@ -158,6 +162,7 @@ class CoresetSampler:
         self.num_chains = num_chains
         self.num_warmup = -(-num_warmup // _STEPS_PER_CALL) * _STEPS_PER_CALL
         self.num_samples = num_samples
+        self.most_rows = 0
         self._start, self._advance = _kernel(likelihood.program, self.num_warmup, max_tree_depth)
 
     def run(
@@ -244,16 +249,20 @@ class ChainDraws(DrawSource):
             num_runs += 1
             if self.trouble is None or num_runs > _MAX_EXTENSIONS:
                 break
-        # All processes take the first one's word, since what follows reads rows together.
-        processes = sampler.likelihood.rows.context.processes
-        is_mixed = processes.first({"mixed": np.asarray(self.trouble is None)})["mixed"]
-        self.trouble = None if is_mixed else self.trouble or "those of the first process have not"
         self._state, self._flat = state, _in_turn(draws)
         self.num_divergent = transitions.num_divergent
         with np.errstate(all="ignore"):
             self.r_hat = float(np.max(split_gelman_rubin(by_chain)))
             effective = np.nan_to_num(np.min(effective_sample_size(by_chain)))
-        self.inefficiency = float(len(self._flat) / np.clip(effective, 1, len(self._flat)))
+        # All processes take the first one's word, since what follows reads rows together.
+        own = {"mixed": np.asarray(self.trouble is None), "effective": np.asarray(effective)}
+        first = sampler.likelihood.rows.context.processes.first(own)
+        if first["mixed"]:
+            self.trouble = None
+        else:
+            self.trouble = self.trouble or "those of the first process have not"
+        num = len(self._flat)
+        self.inefficiency = float(num / np.clip(first["effective"], 1, num))
 
     def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
         """See `DrawSource.take`; the chains have a key of their own, and `key` is not used."""
