@@ -38,7 +38,6 @@ from jaxcoreset.selection.parts import (
     scaled,
     split,
     standardised,
-    total_of,
 )
 from jaxcoreset.selection.remainders import RemainderEvaluator
 from jaxcoreset.solvers.problem import CoresetProblem
@@ -281,7 +280,7 @@ class DrawPool:
         self.measure_noise(draws)
         if self.indices is None:
             values = self._matrix(draws, self.candidate_data)
-            total = total_of(values)
+            total = np.asarray(jnp.sum(values, axis=0))
         else:
             # All rows first, so that an error names a row by its number among all.
             total, values = self._sum(draws), self._matrix(draws, self.candidate_data)

@@ -20,8 +20,6 @@ from jaxcoreset.likelihood.passes import centred
 Use = Literal["solver", "selection", "confirmation"]
 # What stands for all rows: weighted rows, an expansion, or both.
 Approach = Literal["rows", "proxy", "proxy and rows"]
-# The number of rows that are added in float32 before their sum is added in float64.
-_ADDED_ROWS = 64
 _FEWEST_COLUMNS = 8  # of standardised draws
 
 
@@ -108,18 +106,6 @@ def _split(draws: Params, values: Array, ends: tuple[int, ...]) -> list[tuple[Pa
         (jax.tree.map(lambda x, at=slice(*at): x[at], draws), values[:, slice(*at)])
         for at in itertools.pairwise(ends)
     ]
-
-
-def total_of(values: Float[Array, "m s"]) -> Float[np.ndarray, " s"]:
-    """The sum over rows: of a few at a time in their own precision, and of these in float64."""
-    return np.asarray(_sums_of_few(values), np.float64).sum(axis=0)
-
-
-@quick_jit
-def _sums_of_few(values: Float[Array, "m s"]) -> Float[Array, "_ s"]:
-    num_rows, num_draws = values.shape
-    padded = jnp.pad(values, ((0, -num_rows % _ADDED_ROWS), (0, 0)))
-    return jnp.sum(padded.reshape(-1, _ADDED_ROWS, num_draws), axis=1)
 
 
 @functools.partial(quick_jit, static_argnums=0)

@@ -291,7 +291,8 @@ def _slots(
     num = power_of_two(selection.num_rows, few_places(data))
     if not are_wide(data):
         num = sampler.most_rows = max(num, sampler.most_rows)
-    return positions[used_first[:num]], weights[used_first[:num]]
+    kept = np.sort(used_first[:num])
+    return positions[kept], weights[kept]
 
 
 def _covariance(flat: np.ndarray) -> np.ndarray:
