@@ -38,8 +38,8 @@ _PART_OF_MEMORY = 64
 # Up to this number of blocks a pass takes less time than the compilation of its program. A row of
 # this many bytes or more, such as a group, takes longer.
 _FEW_BLOCKS, _WIDE = 16, 128
-# The number of rows that a program for few rows has places for: of narrow rows, and of rows with
-# this number of bytes or more, such as groups, whose time is that of the program.
+# The number of places in a program for few rows: for narrow rows, and for rows with this number of
+# bytes or more, such as groups, which are expensive to evaluate.
 _NARROW_PLACES, _WIDE_PLACES, _WIDE_ROW = 64, 8, 1 << 10
 # How many rows are added at a time, so that float32 loses at most about 1e-7 of a sum.
 _FOLD = 8
@@ -62,12 +62,12 @@ def block_rows(width: int, num_bytes: int = 1) -> int:
 
 
 def few_places(rows: PyTree) -> int:
-    """The number of rows that a program for few rows like these has places for."""
+    """The number of places in a program for few rows like these."""
     return _WIDE_PLACES if are_wide(rows) else _NARROW_PLACES
 
 
 def are_wide(rows: PyTree) -> bool:
-    """True if a few more rows like these take longer than another program takes to compile."""
+    """True if rows like these, such as groups, are expensive to evaluate."""
     return row_bytes(rows) >= _WIDE_ROW
 
 

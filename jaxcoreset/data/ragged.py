@@ -7,6 +7,7 @@ length is evaluated by itself, with its own compiled program. The arrays are pad
 read.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -57,6 +58,11 @@ class Ragged:
     def is_streamed(self) -> bool:
         """True if the entries are not in memory."""
         return self.values is not None and not isinstance(self.values, np.ndarray)
+
+    @property
+    def classes(self) -> Int[np.ndarray, " g"]:
+        """Which of the lengths each list has."""
+        return np.searchsorted(self.lengths, self.sizes)
 
     def __len__(self) -> int:
         return self.sizes.size
@@ -123,25 +129,25 @@ def has_lengths(tree: PyTree) -> bool:
 def order_by_length(tree: PyTree) -> Int[np.ndarray, " g"] | None:
     """The order in which lists of one length follow one another; None if all have one."""
     lists = lists_of(tree)
-    length = np.searchsorted(lists[0].lengths, lists[0].sizes) if lists else np.zeros(1)
-    return np.argsort(length, kind="stable") if (length != length[:1]).any() else None
+    own = lists[0].classes if lists else np.zeros(1)
+    return np.argsort(own, kind="stable") if (own != own[:1]).any() else None
 
 
-def classes_of(tree: PyTree, at: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
-    """Which of the lengths each of some rows has; 0 if no array is ragged."""
+def of_one_length(tree: PyTree, at: Int[np.ndarray, " m"]) -> list[Int[np.ndarray, " _"]]:
+    """Row numbers, divided by the length of the rows' lists; all together if no array is ragged."""
     lists = lists_of(tree)
-    return np.searchsorted(lists[0].lengths, lists[0].sizes[at]) if lists else np.zeros_like(at)
+    own = lists[0].classes[at] if lists else np.zeros(len(at))
+    return [at[own == one] for one in np.unique(own)]
 
 
 def num_bytes(tree: PyTree, at: Int[np.ndarray, " m"]) -> int:
     """The size in bytes of some rows, if each list has as many places as its length."""
     total = 0
     for leaf in jax.tree.leaves(tree):
-        places = len(at)
+        places, rest = len(at), leaf.shape[1:]
         if isinstance(leaf, Ragged):
-            places = int(np.asarray(leaf.lengths)[classes_of([leaf], at)].sum())
-        rest = leaf.shape[2:] if isinstance(leaf, Ragged) else leaf.shape[1:]
-        total += places * int(np.prod(rest)) * leaf.dtype.itemsize
+            places, rest = int(np.asarray(leaf.lengths)[leaf.classes[at]].sum()), leaf.shape[2:]
+        total += places * math.prod(rest) * leaf.dtype.itemsize
     return total
 
 
@@ -162,7 +168,7 @@ class Runs:
         lists = lists_of(tree)
         self.slices, self._lengths = [slice(0, num)], np.ones(1, np.int64)
         if lists and num:
-            own = np.searchsorted(lists[0].lengths, lists[0].sizes)
+            own = lists[0].classes
             starts = np.flatnonzero(np.diff(own, prepend=-1))
             ends = np.append(starts[1:], num)
             self.slices = [slice(int(a), int(b)) for a, b in zip(starts, ends, strict=True)]

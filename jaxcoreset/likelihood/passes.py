@@ -65,7 +65,7 @@ def feature_matrix(
 
     `log_likelihood` and `data` as in `embed`; `batch_size` rows are moved to the device at a time.
     `typical` as in `evaluate_blocks`; `block` is the number of rows of a block, chosen by the
-    number of features if it is left out. Both are of no effect on lists of several lengths.
+    number of features if it is left out. Both are ignored for lists of several lengths.
     """
     num_rows = _num_rows(data)
     rows = Rows.of(data, batch_size)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.blocks import few_places
-from jaxcoreset.data.ragged import classes_of, num_bytes
+from jaxcoreset.data.ragged import num_bytes, of_one_length
 from jaxcoreset.likelihood.expansion import Expansion, flat_draws, remainders
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import Noise
@@ -55,18 +55,17 @@ class RemainderEvaluator:
     ) -> Float[Array | np.ndarray, "j s"]:
         """The remainders at a part's draws, faded out, of all candidates or those at positions.
 
-        Those that the part does not have yet are evaluated and added to it. They are evaluated by
-        themselves if the others would take long, and if the sum over all rows is known without
-        them.
+        Those that the part does not have yet are evaluated and added to it, without the others if
+        these would take long. If the candidates are all rows, the sum over all of them is then
+        computed in float64 from values in the precision of the build.
         """
         every = np.arange(leading(self.candidates))
         wanted = every if positions is None else positions
         known = part.remainders or KnownRemainders.none(part.values)
         missing = known.missing(wanted)
         if missing.size:
-            known = (
-                self._with(known, part, missing) if self._pays(part, missing) else self._all(part)
-            )
+            pays = self._pays(part, missing)
+            known = self._with(known, part, missing) if pays else self._all(part)
         if known.positions.size == every.size and isinstance(known.values, np.ndarray):
             known = KnownRemainders(every, jnp.asarray(known.values))
         part.remainders = known
@@ -93,9 +92,10 @@ class RemainderEvaluator:
     def _with(
         self, known: KnownRemainders, part: Part, missing: Int[np.ndarray, " i"]
     ) -> KnownRemainders:
-        classes = classes_of(self.candidates, missing)
-        for own in np.unique(classes):  # groups of one length
-            alike = missing[classes == own]
+        if self.are_all_rows:
+            total = np.asarray(part.values).sum(axis=0, dtype=np.float64)
+            part.total_remainder = total - self.expansion.at(flat_draws(part.draws))
+        for alike in of_one_length(self.candidates, missing):
             few = few_places([leaf[alike[:1]] for leaf in self.candidates])
             for first in range(0, alike.size, few):
                 # Always as many rows, so that all calls share a program.

@@ -257,7 +257,7 @@ def sample_coreset_posterior(
         temperature: the divisor of the coreset's log-likelihood.
         use: the use of the draws to start from.
     """
-    positions, weights = _slots(sampler, pool, selection)
+    positions, weights = _slots(pool, selection)
     weights = weights / temperature
     proxy = pool.proxy_of(selection.positions, selection.weights, selection.approach)
     proxy = None if proxy is None else proxy.scaled(1 / temperature)
@@ -276,22 +276,20 @@ def sample_coreset_posterior(
 
 
 def _slots(
-    sampler: CoresetSampler, pool: DrawPool, selection: Selection
+    pool: DrawPool, selection: Selection
 ) -> tuple[Int[np.ndarray, " m"], Float[np.ndarray, " m"]]:
-    """The positions and weights of a coreset's rows, and of some of weight 0.
+    """The positions and weights of a coreset's rows, and of rows of weight 0.
 
-    So coresets of similar sizes share a program. Its time is that of all its rows. Those of weight
-    0 are few where a row takes long, as a group does. Otherwise there are as many as in the largest
-    coreset so far, since the program takes longer to compile than to run.
+    Coresets of one size, or of a similar number of groups, then share a program. The program
+    evaluates the rows of weight 0 too, so there are few of them where a row is expensive.
     """
     positions = np.asarray(selection.path.indices[selection.at], np.int64)
     weights = np.asarray(selection.path.weights[selection.at])
-    used_first = np.argsort(weights <= 0, kind="stable")
     data = pool.data_of(selection.positions if selection.num_rows else positions[:1])
-    num = power_of_two(selection.num_rows, few_places(data))
     if not are_wide(data):
-        num = sampler.most_rows = max(num, sampler.most_rows)
-    kept = np.sort(used_first[:num])
+        return positions, weights
+    used_first = np.argsort(weights <= 0, kind="stable")
+    kept = np.sort(used_first[: power_of_two(selection.num_rows, few_places(data))])
     return positions[kept], weights[kept]
 
 

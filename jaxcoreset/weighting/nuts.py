@@ -143,10 +143,6 @@ class CoresetSampler:
         num_warmup: the number of adaptation steps of each chain, rounded up to a multiple of 50.
         num_samples: the number of draws made at first, of all chains together, rounded up likewise.
         max_tree_depth: the maximum number of doublings of a trajectory.
-
-    Attributes:
-        most_rows: the largest number of rows, those of weight 0 included, that it has sampled, if a
-            caller notes it: with as many rows no further program is compiled.
     """
 
     def __init__(
@@ -162,7 +158,6 @@ class CoresetSampler:
         self.num_chains = num_chains
         self.num_warmup = -(-num_warmup // _STEPS_PER_CALL) * _STEPS_PER_CALL
         self.num_samples = num_samples
-        self.most_rows = 0
         self._start, self._advance = _kernel(likelihood.program, self.num_warmup, max_tree_depth)
 
     def run(

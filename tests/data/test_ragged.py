@@ -9,6 +9,8 @@ from jaxcoreset.data.ragged import (
     choose_lengths,
     fewest_lengths,
     mean_length,
+    num_bytes,
+    of_one_length,
     order_by_length,
     padded_alike,
 )
@@ -85,3 +87,13 @@ def test_batches_of_two_lengths_are_padded_to_the_longer():
 @pytest.mark.parametrize("sizes", [[0, 0], [1], [5, 5, 5]])
 def test_small_and_empty_lists_have_a_length(sizes):
     assert choose_lengths(np.array(sizes)) == (max(max(sizes), 1),)
+
+
+def test_rows_are_divided_by_length_and_their_places_counted():
+    lists = Ragged(np.zeros((9, 2), np.float32), np.array([0, 1, 2]), np.array([1, 7, 1]), (2, 8))
+    of_groups = np.zeros(3, np.float64)
+    parts = of_one_length((lists, of_groups), np.array([2, 1, 0]))
+    assert [part.tolist() for part in parts] == [[2, 0], [1]]
+    assert num_bytes((lists, of_groups), np.array([2, 1, 0])) == (2 + 2 + 8) * 2 * 4 + 3 * 8
+    assert num_bytes((lists, of_groups), np.array([0])) == 2 * 2 * 4 + 8
+    assert [part.tolist() for part in of_one_length((of_groups,), np.array([2, 0]))] == [[2, 0]]
