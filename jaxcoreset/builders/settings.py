@@ -44,7 +44,7 @@ class Tolerance:
 
     @property
     def max_shift(self) -> float:
-        """The largest shift of a posterior mean that is accepted, in its standard deviations.
+        """The largest accepted shift of the mean of an unconstrained parameter, in its sd.
 
         It is half the square root of `kl`, 0.05 for 0.01 nats; `kl` alone allows up to √kl.
         """

@@ -102,8 +102,9 @@ class Report(ShownAsTable):
             as a fraction of their number.
         gaussian_k_hat: the shape of the tail of their importance weights; above 0.7 these cannot
             be used. None without ArviZ.
-        mean_shift: the largest shift of a posterior mean, in standard deviations of the
-            unconstrained parameter, to first order on the held-out draws; None if not known.
+        mean_shift: the largest shift of the posterior mean of an unconstrained parameter, in its
+            standard deviations, to first order on the held-out draws; None if not known. The means
+            of functions of the parameters, such as deterministic sites, may shift by up to √KL.
     """
 
     num_data: int

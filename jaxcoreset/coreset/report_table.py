@@ -60,7 +60,11 @@ def _rows_text(report: Any) -> str:
 def _estimate_text(report: Any) -> str:
     if math.isinf(report.kl):
         return "not known"
-    shift = "" if report.mean_shift is None else f"; no mean off by over {report.mean_shift:.1g} sd"
+    shift = (
+        ""
+        if report.mean_shift is None
+        else f"; no parameter's mean off by over {report.mean_shift:.1g} sd"
+    )
     return f"{kl_text(report.kl, report.kl_standard_error)} nats, symmetrised{shift}"
 
 
