@@ -147,12 +147,13 @@ def up_to_best(found: list[Coreset]) -> list[Coreset]:
 def reported_estimate(estimate: KLEstimate, last: Round) -> KLEstimate:
     """The estimate under π̂, or that under the coreset's posterior where it is the better one.
 
-    That is so if the two differ and it is larger, and also if they agree but π̂ is poor: draws of π̂
-    where the posterior has no mass then make up its estimate.
+    That is so if the two differ and it is larger, and also if they are similar but π̂ is poor: draws
+    of π̂ where the posterior has no mass then make up its estimate.
     """
     if last.agrees is None or last.own_kl is None or last.own_kl_standard_error is None:
         return estimate
     is_poor = last.relative_ess is not None and last.relative_ess < MIN_RELATIVE_ESS
-    if last.own_kl <= estimate.kl if not last.agrees else not is_poor:
+    is_similar = last.agrees and last.alike
+    if not is_poor if is_similar else last.own_kl <= estimate.kl:
         return estimate
     return dataclasses.replace(estimate, kl=last.own_kl, standard_error=last.own_kl_standard_error)

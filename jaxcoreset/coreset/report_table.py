@@ -1,6 +1,7 @@
 """The rows of the table that a report is shown as."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -194,15 +195,21 @@ def _round_rows(report: Any) -> list[tuple[str, str]]:
         text = f"KL {kl_text(one['kl'], one['kl_standard_error'])} under {one['weighting']}"
         if one["own_kl"] is not None:
             own = kl_text(one["own_kl"], one["own_kl_standard_error"])
-            verdict = "they are similar" if one.get("alike") else "they differ"
-            verdict = "they agree" if one["agrees"] else verdict
-            text += f", {own} under its own posterior: {verdict}"
+            text += f", {own} under its own posterior: {_verdict_on(one)}"
         elif len(report.rounds) == 1:
             continue
         elif one.get("trouble"):
             text += f"; the chains on the coreset have not mixed: {one['trouble']}"
         rows.append((f"round {number}", text))
     return rows
+
+
+def _verdict_on(one: Mapping[str, Any]) -> str:
+    """What the two estimates of a round say about each other."""
+    is_alike = one.get("alike")
+    if one["agrees"]:
+        return "both are within the tolerance" if is_alike is False else "they agree"
+    return "they are similar" if is_alike else "they differ"
 
 
 def is_unreliable(step: dict[str, Any]) -> bool:

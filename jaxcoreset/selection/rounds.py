@@ -12,6 +12,8 @@ The posterior of a coreset that was built far from the full posterior is narrow 
 log-likelihood is right where π̂ was, and off by v = Var(L − L_w) ≫ 1 nat² where its own posterior
 is. As the next π̂ it could lead further away. So the next π̂ is then the posterior of L_w/√v, which
 is wider by v^¼.
+
+With a tolerance, the two need not agree if it is above both.
 """
 
 import dataclasses
@@ -62,7 +64,7 @@ class Round:
         kl_standard_error: its standard error.
         own_kl: the estimate under the coreset's own posterior; None if that was not sampled.
         own_kl_standard_error: its standard error.
-        agrees: whether the two agree; None if there is only one.
+        agrees: whether the two agree, or are both within the tolerance; None if there is only one.
         alike: whether they are similar, even if they are too large to be trusted or above the
             tolerance; None if there is only one.
         r_hat: the largest split R-hat of the chains on the coreset posterior.
@@ -213,8 +215,9 @@ def agree(
     standard errors, which count only up to the smaller one itself, because an estimate with a
     larger error could agree with anything. They also agree if both are negligible: below 1e-4 nats,
     or a tenth of `tol`. With `tol`, the coreset's own estimate less two standard errors must not be
-    above it. Above 0.3 nats an estimate is a lower bound only, and the two must be similar in two
-    consecutive rounds.
+    above it; and if both plus two standard errors are within it, they need not be similar, since
+    each says that the tolerance is met. Above 0.3 nats an estimate is a lower bound only, and the
+    two must be similar in two consecutive rounds.
 
     Args:
         under_weighting: the estimate under π̂.
@@ -223,18 +226,16 @@ def agree(
         tol: the tolerance, in nats.
 
     Returns:
-        Whether they agree, and whether they were similar.
+        Whether they agree, and whether they are similar.
     """
     negligible = _NEGLIGIBLE if tol is None else tol / 10
     error = np.hypot(own.standard_error, under_weighting.standard_error)
     smaller = min(own.kl, under_weighting.kl)
     difference = abs(own.kl - under_weighting.kl)
-    alike = bool(
-        difference <= _SLACK * smaller + min(2 * error, smaller)
-        or max(own.upper, under_weighting.upper) <= negligible
-    )
-    if tol is not None and own.lower > tol:
-        return False, alike
+    upper = np.maximum(own.upper, under_weighting.upper)  # NaN if either is
+    alike = bool(difference <= _SLACK * smaller + min(2 * error, smaller) or upper <= negligible)
+    if tol is not None and (upper <= tol or own.lower > tol):
+        return bool(upper <= tol), alike
     return alike and (before or own.kl <= _TRUSTED), alike
 
 

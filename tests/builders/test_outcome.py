@@ -40,20 +40,23 @@ def report(kl, **facts):
 
 
 @pytest.mark.parametrize(
-    ("own_kl", "agrees", "relative_ess", "expected"),
+    ("own_kl", "agrees", "alike", "relative_ess", "expected"),
     [
-        (None, None, None, 0.2),
-        (0.5, False, 0.9, 0.5),
-        (0.1, False, 0.9, 0.2),
-        (0.5, True, 0.9, 0.2),
-        (0.1, True, 0.01, 0.1),  # draws of a poor weighting, where the posterior has no mass
+        (None, None, None, None, 0.2),
+        (0.5, False, False, 0.9, 0.5),
+        (0.1, False, False, 0.9, 0.2),
+        (0.5, False, True, 0.9, 0.5),  # similar, but too large to be trusted
+        (0.5, True, True, 0.9, 0.2),
+        (0.1, True, True, 0.01, 0.1),  # draws of a poor weighting, where the posterior has no mass
+        (0.5, True, False, 0.9, 0.5),  # both within the tolerance
+        (0.1, True, False, 0.01, 0.2),
     ],
 )
 def test_the_estimate_is_that_of_the_coresets_posterior_where_it_is_the_better_one(
-    own_kl, agrees, relative_ess, expected
+    own_kl, agrees, alike, relative_ess, expected
 ):
     error = None if own_kl is None else 0.01
-    last = Round("Laplace", 5, 0.2, 0.01, own_kl, error, agrees, relative_ess=relative_ess)
+    last = Round("Laplace", 5, 0.2, 0.01, own_kl, error, agrees, alike, relative_ess=relative_ess)
     assert reported_estimate(KLEstimate(0.2, 0.01, 0.1), last).kl == expected
 
 

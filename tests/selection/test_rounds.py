@@ -209,6 +209,11 @@ def test_sampler_draws_from_the_weighted_posterior(data):
         ((9.0, 7.6), (0.2, 0.01), False, None, False),  # nothing can be told
         ((1e-7, 1e-8), (2e-5, 1e-6), False, None, True),  # negligible
         ((1e-4, 1e-5), (4e-4, 1e-5), False, 0.01, True),  # negligible for this tolerance
+        ((0.008, 0.0005), (0.001, 0.0001), False, 0.01, True),  # each within the tolerance
+        ((0.001, 0.0001), (0.008, 0.0005), False, 0.01, True),
+        ((0.001, 0.0001), (0.008, 0.0015), False, 0.01, False),  # but for its standard error
+        ((0.009, 0.001), (0.001, 0.0001), False, 0.01, False),
+        ((np.nan, 0.1), (0.001, 0.0001), False, 0.01, False),
         ((0.009, 0.0001), (0.012, 0.0005), False, 0.01, False),  # above it
         ((5.0, 0.1), (5.1, 0.1), False, None, False),  # may be chance
         ((5.0, 0.1), (5.1, 0.1), True, None, True),
