@@ -13,7 +13,9 @@ log-likelihood is right where π̂ was, and off by v = Var(L − L_w) ≫ 1 nat�
 is. As the next π̂ it could lead further away. So the next π̂ is then the posterior of L_w/√v, which
 is wider by v^¼.
 
-With a tolerance, the two need not agree if it is above both.
+With a tolerance, estimates that differ are accepted from the second round on if both are within it.
+In the first round a difference is often from tails of the posterior where π̂ has no draws, and then
+both estimates are too low.
 """
 
 import dataclasses
@@ -135,7 +137,7 @@ class Checker:
         self.max_shift = max_shift
         self.is_settled = self.is_final = False
         self.were_alike = False
-        self._is_patient = False
+        self._is_patient, self._has_looked = False, False
         self._sampler: CoresetSampler | None = None
 
     def _sampler_of(self, **settings: int) -> CoresetSampler:
@@ -184,7 +186,9 @@ class Checker:
         own_pool = pool.on(source, keys[1])
         own_pool.ensure_draws(selection=self.num_draws)
         own = estimate_at(own_pool, selection.path, selection.at, "selection", selection.approach)
-        self.is_settled, self.were_alike = agree(selection.estimate, own, self.were_alike, self.tol)
+        estimates = selection.estimate, own
+        judged = agree(*estimates, self.were_alike, self.tol, is_first=not self._has_looked)
+        (self.is_settled, self.were_alike), self._has_looked = judged, True
         # If the draws of π̂ are poor, the new ones are better. A met tolerance needs no more.
         poor = outcome.relative_ess is not None and outcome.relative_ess < MIN_RELATIVE_ESS
         improves = poor and self.tol is None and own.kl > _NEGLIGIBLE
@@ -207,7 +211,12 @@ class Checker:
 
 
 def agree(
-    under_weighting: KLEstimate, own: KLEstimate, before: bool, tol: float | None = None
+    under_weighting: KLEstimate,
+    own: KLEstimate,
+    before: bool,
+    tol: float | None = None,
+    *,
+    is_first: bool = False,
 ) -> tuple[bool, bool]:
     """Return whether the estimates under π̂ and under the coreset's own posterior agree.
 
@@ -215,15 +224,16 @@ def agree(
     standard errors, which count only up to the smaller one itself, because an estimate with a
     larger error could agree with anything. They also agree if both are negligible: below 1e-4 nats,
     or a tenth of `tol`. With `tol`, the coreset's own estimate less two standard errors must not be
-    above it; and if both plus two standard errors are within it, they need not be similar, since
-    each says that the tolerance is met. Above 0.3 nats an estimate is a lower bound only, and the
-    two must be similar in two consecutive rounds.
+    above it. If both estimates plus two standard errors are within it, they need not be similar
+    from the second round on. Above 0.3 nats an estimate is a lower bound only, and the two must be
+    similar in two consecutive rounds.
 
     Args:
         under_weighting: the estimate under π̂.
         own: the estimate under the coreset's posterior.
         before: whether they were similar in the round before.
         tol: the tolerance, in nats.
+        is_first: whether these are the estimates of the first round.
 
     Returns:
         Whether they agree, and whether they are similar.
@@ -234,8 +244,10 @@ def agree(
     difference = abs(own.kl - under_weighting.kl)
     upper = np.maximum(own.upper, under_weighting.upper)  # NaN if either is
     alike = bool(difference <= _SLACK * smaller + min(2 * error, smaller) or upper <= negligible)
-    if tol is not None and (upper <= tol or own.lower > tol):
-        return bool(upper <= tol), alike
+    if tol is not None and own.lower > tol:
+        return False, alike
+    if tol is not None and upper <= tol and not is_first:
+        return True, alike
     return alike and (before or own.kl <= _TRUSTED), alike
 
 

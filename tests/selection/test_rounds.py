@@ -131,7 +131,7 @@ def test_auto_leaves_a_good_weighting_alone_and_mends_a_bad_one(data, off):
 @pytest.fixture
 def agreement(monkeypatch):
     """Estimates that agree, which else they do now and then."""
-    monkeypatch.setattr(jaxcoreset.selection.rounds, "agree", lambda *_: (True, True))
+    monkeypatch.setattr(jaxcoreset.selection.rounds, "agree", lambda *_, **__: (True, True))
 
 
 @pytest.mark.usefixtures("agreement")
@@ -222,6 +222,12 @@ def test_sampler_draws_from_the_weighted_posterior(data):
 def test_when_estimates_agree(under, own, before, tol, stops):
     estimates = [KLEstimate(kl, error, 0.1) for kl, error in (under, own)]
     assert agree(*estimates, before, tol)[0] is stops
+
+
+def test_estimates_that_differ_within_the_tolerance_ask_for_another_round_once():
+    estimates = KLEstimate(0.001, 0.0001, 0.1), KLEstimate(0.008, 0.0005, 0.1)
+    assert agree(*estimates, False, 0.01, is_first=True) == (False, False)
+    assert agree(*estimates, False, 0.01) == (True, False)
 
 
 @pytest.mark.parametrize("rounds", [0, 1.5, "always"])
