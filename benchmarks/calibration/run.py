@@ -20,6 +20,8 @@ from jaxcoreset.diagnostics import CorrectionError
 # takes one.
 NUM_RANKS, FOLD = 99, 4
 _WARMUP, _THIN = 300, 2
+# What `correct` says of a chain that is stuck, or of draws that all rows give no probability.
+_SPIKES = ("never moved", "has no mass")
 # What the builder is told. "too small" is rows alone, since with a proxy no size is too small here.
 _SHOWN = ("number", "KL", "rows", "verdict", "k-hat", "seconds", "CPU seconds", "of which build")
 SETTINGS = ("0.1", "small", "0.01")
@@ -114,8 +116,8 @@ def _corrected(
         data = jc.correct(coreset, draws, resample=True, key=key, progress_bar=False)
     except CorrectionError as error:
         return None, float(error.certificate.khat)
-    except ValueError as error:  # the chain is stuck where a coreset of too few rows has a spike
-        if "never moved" not in str(error):
+    except ValueError as error:  # the chain is where a coreset of too few rows has a spike
+        if not any(reason in str(error) for reason in _SPIKES):
             raise
         return None, math.inf
     posterior = data["posterior"]

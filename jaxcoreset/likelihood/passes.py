@@ -26,6 +26,8 @@ LogLikelihood = Callable[[Any, Any], Array]
 
 # Number of draws whose mean is subtracted from a row's log-likelihoods before rows are added.
 _FEW_DRAWS = 16
+# Log-likelihoods that are larger than this do not count in that mean, so that it does not overflow.
+_HUGE = 1e30
 
 
 class Features(eqx.Module):
@@ -184,15 +186,16 @@ def centred_columns(
 ) -> tuple[Array, Array]:
     """Log-likelihoods at s draws of m rows, (s, m), and what to subtract from the columns, (m,).
 
-    The latter is each row's mean over those of a few draws that are finite, so that each value is
-    used once. With draws in front, products and no selections, XLA on a CPU then adds columns while
-    it evaluates them, and stores no matrix.
+    The latter is each row's mean over those of a few draws that are finite and not huge, so that
+    each value is used once. With draws in front, products and no selections, XLA on a CPU then adds
+    columns while it evaluates them, and stores no matrix.
     """
     evaluate = jax.vmap(log_likelihood, in_axes=(0, None))
     few = evaluate(jax.tree.map(lambda leaf: leaf[:_FEW_DRAWS], draws), chunk)
     check_shape(few.shape[1:], leading(chunk))
-    finite = jnp.isfinite(few)
-    means = jnp.sum(jnp.where(finite, few, 0), axis=0) / jnp.maximum(finite.sum(axis=0), 1)
+    is_moderate = jnp.abs(few) < _HUGE
+    means = jnp.sum(jnp.where(is_moderate, few, 0), axis=0)
+    means = means / jnp.maximum(is_moderate.sum(axis=0), 1)
     return evaluate(draws, chunk), means
 
 

@@ -41,7 +41,8 @@ def log_likelihood_totals(
     `what` names the pass.
 
     Raises:
-        ValueError: if a log-likelihood is NaN or +inf; the message names rows.
+        ValueError: if a log-likelihood is NaN or +inf; the message names rows. Also if the sum
+            overflows upwards.
     """
     num_draws = leading(draws, "draws")
     all_rows = rows = Rows.of(data, batch_size)
@@ -96,6 +97,12 @@ def _name_bad_rows(args: tuple, num_draws: int, rows: Rows) -> None:
         _bad_rows, args, num_draws, BadRows.start(), BadRows.add, what="rows that are not finite"
     )
     count, shown = BadRows.merged(states)
+    if not count:
+        raise ValueError(
+            f"the log-likelihood is a number in each of {rows.num_rows} rows, but its sum over "
+            "them overflows at one of the draws. Look for draws far away from the posterior, such "
+            "as those of a chain that has not moved, or rescale the model's terms."
+        )
     raise ValueError(
         f"the log-likelihood is NaN or +inf at one of the draws in {count} of {rows.num_rows} "
         f"rows, the first of them {shown}. Look at these rows for missing values."

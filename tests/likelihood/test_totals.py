@@ -54,6 +54,29 @@ def test_rows_that_are_not_numbers_are_named(bad):
         log_likelihood_totals(signed, DRAWS, rows)
 
 
+@pytest.mark.parametrize("weights", [None, np.ones(ROWS.size)])
+def test_draws_so_far_away_that_float32_overflows_are_impossible(weights):
+    """Log-likelihoods of −1e30 to −1e40 at every draw, of which float32 holds some as −inf."""
+    rows = np.full(1000, 2.0, np.float32)
+    draws = np.linspace(69.0, 92.0, 40).astype(np.float32)
+
+    def counts(draw, rows):
+        return rows * draw - jnp.exp(draw)
+
+    found = log_likelihood_totals(counts, draws, rows, weights)
+    exact = rows.size * (2 * np.float64(draws) - np.exp(np.float64(draws)))
+    assert (found[exact < -1e38] == -np.inf).all() or weights is not None
+    small = exact > -1e36
+    assert 0 < small.sum() < draws.size
+    np.testing.assert_allclose(found[small], exact[small], 1e-4)
+    assert (found[~small] <= -1e35).all()
+
+
+def test_a_sum_that_overflows_upwards_is_told_from_a_row():
+    with pytest.raises(ValueError, match="in each of 1000 rows, but its sum over them overflows"):
+        log_likelihood_totals(lambda draw, rows: 0 * rows + 3e38 * draw, DRAWS / 2, ROWS)
+
+
 def test_large_log_likelihoods_leave_small_differences_exact():
     # Every value is a float32 exactly; sums of a few hundred of them are not.
     rng = np.random.default_rng(4)
