@@ -26,8 +26,10 @@ LogLikelihood = Callable[[Any, Any], Array]
 
 # Number of draws whose mean is subtracted from a row's log-likelihoods before rows are added.
 _FEW_DRAWS = 16
-# Log-likelihoods that are larger than this do not count in that mean, so that it does not overflow.
-_HUGE = 1e30
+# Log-likelihoods that are this much lower than the highest of them do not count in that mean, in
+# nats: a draw far away would move it to where float32 is too coarse for all others. Nor do those
+# that are larger than `_HUGE`, so that the mean does not overflow.
+_FAR, _HUGE = 1e3, 1e30
 
 
 class Features(eqx.Module):
@@ -186,16 +188,15 @@ def centred_columns(
 ) -> tuple[Array, Array]:
     """Log-likelihoods at s draws of m rows, (s, m), and what to subtract from the columns, (m,).
 
-    The latter is each row's mean over those of a few draws that are finite and not huge, so that
+    The latter is each row's mean over those of a few draws that are near the best of them, so that
     each value is used once. With draws in front, products and no selections, XLA on a CPU then adds
     columns while it evaluates them, and stores no matrix.
     """
     evaluate = jax.vmap(log_likelihood, in_axes=(0, None))
     few = evaluate(jax.tree.map(lambda leaf: leaf[:_FEW_DRAWS], draws), chunk)
     check_shape(few.shape[1:], leading(chunk))
-    is_moderate = jnp.abs(few) < _HUGE
-    means = jnp.sum(jnp.where(is_moderate, few, 0), axis=0)
-    means = means / jnp.maximum(is_moderate.sum(axis=0), 1)
+    is_near = (few >= jnp.max(few, axis=0) - _FAR) & (jnp.abs(few) < _HUGE)
+    means = jnp.sum(jnp.where(is_near, few, 0), axis=0) / jnp.maximum(is_near.sum(axis=0), 1)
     return evaluate(draws, chunk), means
 
 

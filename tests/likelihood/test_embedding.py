@@ -53,6 +53,15 @@ def test_sum_keeps_small_differences_under_a_large_constant():
     np.testing.assert_allclose(total - total.mean(), expected - expected.mean(), atol=2e-3)
 
 
+def test_a_draw_far_away_takes_no_digits_from_the_sum_at_the_others(problem_data):
+    draws, (x, y) = problem_data
+    with_far = np.concatenate([[[1e4, 0, 0]], 0.1 * draws])
+    total = np.asarray(log_likelihood_sum(gaussian, jnp.asarray(with_far, jnp.float32), (x, y)))
+    expected = scipy.stats.norm.logpdf(y[:, None], x @ with_far[1:].T).sum(axis=0)
+    found = np.float64(total[1:]) - total[1]
+    np.testing.assert_allclose(found, expected - expected[0], atol=0.01, rtol=0)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_rows_that_are_not_finite_are_named(problem_data, value):
     draws, (x, y) = problem_data

@@ -72,6 +72,20 @@ def test_draws_so_far_away_that_float32_overflows_are_impossible(weights):
     assert (found[~small] <= -1e35).all()
 
 
+@pytest.mark.parametrize("far", [1e3, 1e5, 1e7])
+@pytest.mark.parametrize("weights", [None, np.ones(ROWS.size)])
+def test_a_draw_far_away_takes_no_digits_from_the_others(far, weights):
+    draws = np.append(np.float32(far), DRAWS)
+
+    def normal(draw, rows):
+        return -0.5 * (rows - draw) ** 2
+
+    found = log_likelihood_totals(normal, draws, ROWS, weights)
+    exact = -0.5 * ((np.float64(ROWS) - np.float64(draws)[:, None]) ** 2).sum(axis=1)
+    np.testing.assert_allclose(found[1:], exact[1:], atol=0.001, rtol=0)
+    np.testing.assert_allclose(found[0], exact[0], rtol=1e-5)
+
+
 def test_a_sum_that_overflows_upwards_is_told_from_a_row():
     with pytest.raises(ValueError, match="in each of 1000 rows, but its sum over them overflows"):
         log_likelihood_totals(lambda draw, rows: 0 * rows + 3e38 * draw, DRAWS / 2, ROWS)
