@@ -99,7 +99,9 @@ class CoresetBuilder:
             least 500; with `tol` it is at least four times the size in any case.
         rounds: the maximum number of builds. After each build NUTS samples the coreset's own
             posterior. If the error estimate under it does not agree with that under π̂, the coreset
-            is built again with these draws as π̂; see `jaxcoreset.selection.rounds`. 1 builds once
+            is built again with these draws as π̂. With `tol`, estimates that differ are accepted
+            from the second build on if both are within it; see `jaxcoreset.selection.rounds`. 1
+            builds once
             and does not check. "auto", the default, checks only if importance weights give π̂'s
             draws an effective sample size below a tenth of their number; then there are at most
             five builds, and at least two unless `tol` is met.

@@ -147,13 +147,20 @@ def up_to_best(found: list[Coreset]) -> list[Coreset]:
 def reported_estimate(estimate: KLEstimate, last: Round) -> KLEstimate:
     """The estimate under π̂, or that under the coreset's posterior where it is the better one.
 
-    That is so if the two differ and it is larger, and also if they are similar but π̂ is poor: draws
-    of π̂ where the posterior has no mass then make up its estimate.
+    If the two are similar and were accepted, it is the better one if π̂ is poor: draws of π̂ where
+    the posterior has no mass then make up its estimate. Otherwise it is if it is larger.
     """
     if last.agrees is None or last.own_kl is None or last.own_kl_standard_error is None:
         return estimate
     is_poor = last.relative_ess is not None and last.relative_ess < MIN_RELATIVE_ESS
-    is_similar = last.agrees and last.alike
-    if not is_poor if is_similar else last.own_kl <= estimate.kl:
+    is_sure = last.agrees and last.alike
+    is_better = is_poor if is_sure else last.own_kl > estimate.kl
+    if not is_better:
         return estimate
-    return dataclasses.replace(estimate, kl=last.own_kl, standard_error=last.own_kl_standard_error)
+    return dataclasses.replace(
+        estimate,
+        kl=last.own_kl,
+        standard_error=last.own_kl_standard_error,
+        mean_shift=last.own_mean_shift,
+        mean_shift_standard_error=last.own_mean_shift_standard_error,
+    )

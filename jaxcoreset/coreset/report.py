@@ -58,7 +58,7 @@ class Report(ShownAsTable):
         rows_needed: how many rows the tolerance would need if the error kept falling at the same
             rate; None if the tolerance is met, or too few sizes were tried.
         rounds: the results of each build, in order; see `jaxcoreset.selection.Round` for the keys.
-            If the estimates of the last build do not agree, `kl` is the larger of the two.
+            If the estimates of the last build are not similar, `kl` is the larger of the two.
         passes: the number of passes over all rows, by their purpose.
         candidate_searches: for each pass for further candidates the relative decrease of the
             objective by the best row ("largest_decrease"), how many rows joined ("num_added"), and

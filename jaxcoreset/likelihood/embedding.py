@@ -125,10 +125,10 @@ def log_likelihood_sum(
 ) -> Float[np.ndarray, " s"]:
     """The sum over all rows of the log-likelihood at each draw, up to a constant, in float64.
 
-    It takes one pass, and nothing of size n × S is stored. Each row's mean over the first few draws
-    is subtracted before
-    the row is added, and the blocks' sums are added in float64 on the host. Arguments and errors
-    as in `embed`; `on_rows` is called with the number of rows done since the last call.
+    It takes one pass, and nothing of size n × S is stored. Before a row is added, its mean over
+    those of the first few draws that are near its best one is subtracted. The blocks' sums are
+    added in float64 on the host. Arguments and errors as in `embed`; `on_rows` is called with the
+    number of rows done since the last call.
     """
     return feature_sum(log_likelihood, _Values(checked_draws(draws, 2)), data, batch_size, on_rows)
 
@@ -149,6 +149,11 @@ class _Values(Features):
         check_shape(values.shape[:-1], leading(chunk))
         # A mean is finite if all its values are, and it is cheaper to check.
         return centred(values), ~jnp.isfinite(jnp.mean(values, axis=-1))
+
+    def terms(self, log_likelihood: LogLikelihood, chunk: PyTree) -> Array:
+        """As `block`, less what `sum` subtracts, which a draw far away does not move."""
+        values, reference = centred_columns(log_likelihood, self.draws, chunk)
+        return (values - reference).T
 
     def sum(
         self, log_likelihood: LogLikelihood, chunk: PyTree, counted: Bool[Array, " m"]

@@ -29,7 +29,7 @@ _FEW_DRAWS = 16
 # Log-likelihoods that are this much lower than the highest of them do not count in that mean, in
 # nats: a draw far away would move it to where float32 is too coarse for all others. Nor do those
 # that are larger than `_HUGE`, so that the mean does not overflow.
-_FAR, _HUGE = 1e3, 1e30
+_FAR, _HUGE = 100.0, 1e30
 
 
 class Features(eqx.Module):
@@ -50,11 +50,15 @@ class Features(eqx.Module):
     def block(self, log_likelihood: LogLikelihood, chunk: PyTree) -> tuple[Array, Array]:
         """The features of a chunk's m rows, (m, width), and which rows are not finite, (m,)."""
 
+    def terms(self, log_likelihood: LogLikelihood, chunk: PyTree) -> Array:
+        """What `sum` adds for each row, (m, width), which is `block` up to a constant in a row."""
+        return self.block(log_likelihood, chunk)[0]
+
     @abc.abstractmethod
     def sum(
         self, log_likelihood: LogLikelihood, chunk: PyTree, counted: Bool[Array, " m"]
     ) -> Array:
-        """The sum of `block` over the rows counted, (width,); not finite if a row is not."""
+        """The sum of `terms` over the rows counted, (width,); not finite if a row is not."""
 
 
 def feature_matrix(
@@ -114,12 +118,12 @@ def feature_sum(
     else:  # in float32 a product with a large count would lose what sums of equal rows keep
         distinct, counts = folded
 
-        def add(state: State, values: tuple, first: int, num: int) -> State:
-            by_row = values[0].reshape(-1, width)[:num]
+        def add(state: State, values: np.ndarray, first: int, num: int) -> State:
+            by_row = values.reshape(-1, width)[:num]
             return {"total": state["total"] + counts[first : first + num] @ by_row}
 
         done = Progressed(on_rows, counts)
-        states = distinct.map_reduce(_block, args, width, start, add, what="target", on_rows=done)
+        states = distinct.map_reduce(_terms, args, width, start, add, what="target", on_rows=done)
     total = np.sum([state["total"] for state in states], axis=0)
     if not np.isfinite(total).all():
         _name_rows_not_finite(args, rows)
@@ -152,6 +156,11 @@ def _rows(values: Array, num: int) -> Array:
 def _block(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array]:
     log_likelihood, features = args
     return features.block(log_likelihood, rows[0])
+
+
+def _terms(args: tuple, rows: tuple, counted: Array) -> Array:
+    log_likelihood, features = args
+    return features.terms(log_likelihood, rows[0])
 
 
 def _sum(args: tuple, rows: tuple, counted: Array) -> Array:

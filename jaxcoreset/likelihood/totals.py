@@ -60,7 +60,8 @@ def log_likelihood_totals(
         else:  # float32 cannot hold the weighted sum: n nats, of which a fraction matters
             local = np.asarray(weights, np.float64)[first - rows.offset :][:num]
             by_row = np.moveaxis(parts, 1, 2).reshape(-1, num_draws)[:num].astype(np.float64)
-            total = local @ by_row + local @ means
+            kept = local > 0  # zero times −inf would be NaN
+            total = local[kept] @ by_row[kept] + local[kept] @ means[kept]
         return {"total": state["total"] + total}
 
     args = log_likelihood, jax.tree.map(jnp.asarray, draws)
@@ -99,9 +100,9 @@ def _name_bad_rows(args: tuple, num_draws: int, rows: Rows) -> None:
     count, shown = BadRows.merged(states)
     if not count:
         raise ValueError(
-            f"the log-likelihood is a number in each of {rows.num_rows} rows, but its sum over "
-            "them overflows at one of the draws. Look for draws far away from the posterior, such "
-            "as those of a chain that has not moved, or rescale the model's terms."
+            f"the log-likelihood is below +inf in each of {rows.num_rows} rows, but its sum over "
+            "them is too large for float32 at one of the draws. Rescale the model's terms, or turn "
+            "JAX's x64 on."
         )
     raise ValueError(
         f"the log-likelihood is NaN or +inf at one of the draws in {count} of {rows.num_rows} "

@@ -13,9 +13,9 @@ log-likelihood is right where π̂ was, and off by v = Var(L − L_w) ≫ 1 nat�
 is. As the next π̂ it could lead further away. So the next π̂ is then the posterior of L_w/√v, which
 is wider by v^¼.
 
-With a tolerance, estimates that differ are accepted from the second round on if both are within it.
-In the first round a difference is often from tails of the posterior where π̂ has no draws, and then
-both estimates are too low.
+With a tolerance, estimates that differ are accepted if both are within it, and if the draws of π̂
+are from a coreset posterior whose own error was small. In the first round a difference is often
+from tails of the posterior where π̂ has no draws, and then both estimates are too low.
 """
 
 import dataclasses
@@ -66,6 +66,9 @@ class Round:
         kl_standard_error: its standard error.
         own_kl: the estimate under the coreset's own posterior; None if that was not sampled.
         own_kl_standard_error: its standard error.
+        own_mean_shift: the largest shift of a posterior mean under it, in standard deviations; None
+            if unknown.
+        own_mean_shift_standard_error: the standard error of a shift.
         agrees: whether the two agree, or are both within the tolerance; None if there is only one.
         alike: whether they are similar, even if they are too large to be trusted or above the
             tolerance; None if there is only one.
@@ -87,6 +90,8 @@ class Round:
     kl_standard_error: float
     own_kl: float | None = None
     own_kl_standard_error: float | None = None
+    own_mean_shift: float | None = None
+    own_mean_shift_standard_error: float = 0.0
     agrees: bool | None = None
     alike: bool | None = None
     r_hat: float | None = None
@@ -121,7 +126,7 @@ class Checker:
         max_shift: the largest shift of a posterior mean, in standard deviations.
 
     Attributes:
-        is_settled: whether the estimate under π̂ is known to be right.
+        is_settled: whether the estimate under π̂ needs no check, or was accepted by one.
         is_final: whether another build would not improve the coreset.
         were_alike: whether the last two estimates were similar, however large they are.
     """
@@ -137,7 +142,8 @@ class Checker:
         self.max_shift = max_shift
         self.is_settled = self.is_final = False
         self.were_alike = False
-        self._is_patient, self._has_looked = False, False
+        self._is_patient = False
+        self._own_kl_before = np.inf
         self._sampler: CoresetSampler | None = None
 
     def _sampler_of(self, **settings: int) -> CoresetSampler:
@@ -186,13 +192,20 @@ class Checker:
         own_pool = pool.on(source, keys[1])
         own_pool.ensure_draws(selection=self.num_draws)
         own = estimate_at(own_pool, selection.path, selection.at, "selection", selection.approach)
-        estimates = selection.estimate, own
-        judged = agree(*estimates, self.were_alike, self.tol, is_first=not self._has_looked)
-        (self.is_settled, self.were_alike), self._has_looked = judged, True
+        self.is_settled, self.were_alike = agree(
+            selection.estimate,
+            own,
+            self.were_alike,
+            self.tol,
+            was_near=self._own_kl_before <= _TRUSTED,
+        )
+        self._own_kl_before = own.kl
         # If the draws of π̂ are poor, the new ones are better. A met tolerance needs no more.
         poor = outcome.relative_ess is not None and outcome.relative_ess < MIN_RELATIVE_ESS
         improves = poor and self.tol is None and own.kl > _NEGLIGIBLE
         shifts = own.mean_shift is not None and own.mean_shift > self.max_shift
+        if not self.were_alike and (shifts or not selection.is_within):
+            self.is_settled = False  # the next coreset is looked at too
         self.is_final = self.is_settled and not improves and not shifts
         temperature = 1.0
         if own.kl > _TEMPERED and not self.is_settled:
@@ -204,6 +217,8 @@ class Checker:
             outcome,
             own_kl=own.kl,
             own_kl_standard_error=own.standard_error,
+            own_mean_shift=own.mean_shift,
+            own_mean_shift_standard_error=own.mean_shift_standard_error,
             agrees=self.is_settled,
             alike=self.were_alike,
             next_temperature=temperature,
@@ -216,7 +231,7 @@ def agree(
     before: bool,
     tol: float | None = None,
     *,
-    is_first: bool = False,
+    was_near: bool = True,
 ) -> tuple[bool, bool]:
     """Return whether the estimates under π̂ and under the coreset's own posterior agree.
 
@@ -224,19 +239,19 @@ def agree(
     standard errors, which count only up to the smaller one itself, because an estimate with a
     larger error could agree with anything. They also agree if both are negligible: below 1e-4 nats,
     or a tenth of `tol`. With `tol`, the coreset's own estimate less two standard errors must not be
-    above it. If both estimates plus two standard errors are within it, they need not be similar
-    from the second round on. Above 0.3 nats an estimate is a lower bound only, and the two must be
-    similar in two consecutive rounds.
+    above it. Above 0.3 nats an estimate is a lower bound only, and the two must be similar in two
+    consecutive rounds. They need not be similar if both, plus two standard errors, are within `tol`
+    and below 0.3 nats, and π̂ was near the posterior.
 
     Args:
         under_weighting: the estimate under π̂.
         own: the estimate under the coreset's posterior.
         before: whether they were similar in the round before.
         tol: the tolerance, in nats.
-        is_first: whether these are the estimates of the first round.
+        was_near: whether π̂ is a coreset posterior with an error of at most 0.3 nats under itself.
 
     Returns:
-        Whether they agree, and whether they are similar.
+        Whether they are accepted, and whether they are similar.
     """
     negligible = _NEGLIGIBLE if tol is None else tol / 10
     error = np.hypot(own.standard_error, under_weighting.standard_error)
@@ -246,7 +261,7 @@ def agree(
     alike = bool(difference <= _SLACK * smaller + min(2 * error, smaller) or upper <= negligible)
     if tol is not None and own.lower > tol:
         return False, alike
-    if tol is not None and upper <= tol and not is_first:
+    if tol is not None and upper <= min(tol, _TRUSTED) and was_near:
         return True, alike
     return alike and (before or own.kl <= _TRUSTED), alike
 

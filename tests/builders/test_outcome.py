@@ -56,8 +56,19 @@ def test_the_estimate_is_that_of_the_coresets_posterior_where_it_is_the_better_o
     own_kl, agrees, alike, relative_ess, expected
 ):
     error = None if own_kl is None else 0.01
-    last = Round("Laplace", 5, 0.2, 0.01, own_kl, error, agrees, alike, relative_ess=relative_ess)
-    assert reported_estimate(KLEstimate(0.2, 0.01, 0.1), last).kl == expected
+    last = Round(
+        "Laplace",
+        *(5, 0.2, 0.01),
+        own_kl=own_kl,
+        own_kl_standard_error=error,
+        own_mean_shift=0.04,
+        agrees=agrees,
+        alike=alike,
+        relative_ess=relative_ess,
+    )
+    found = reported_estimate(KLEstimate(0.2, 0.01, 0.1, 0.02), last)
+    assert found.kl == expected
+    assert found.mean_shift == (0.04 if expected == own_kl else 0.02)
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,21 @@ def test_a_poor_weighting_is_left_behind_even_where_the_estimates_agree(data, of
     assert 0.5 < statistics.median(right) < 2
 
 
+def test_draws_of_a_coreset_posterior_are_near_if_its_own_error_was_small(monkeypatch, data, off):
+    was_near = []
+
+    def disagree(*_, **known):
+        was_near.append(known["was_near"])
+        return False, False
+
+    monkeypatch.setattr(jaxcoreset.selection.rounds, "agree", disagree)
+    builder = jc.CoresetBuilder(regression, 16, weighting=off, **(SETTINGS | {"rounds": 4}))
+    rounds = builder.run(jax.random.key(1), *data).report.rounds
+    own = [one["own_kl"] for one in rounds]
+    assert was_near == [False, *(kl <= 0.3 for kl in own[:-1])]
+    assert True in was_near
+
+
 @pytest.mark.usefixtures("agreement")
 def test_a_tolerance_that_is_kept_to_asks_for_no_second_build(data, off):
     builder = jc.CoresetBuilder(regression, tol=0.1, weighting=off, progress_bar=False, proxy=None)
@@ -214,6 +229,9 @@ def test_sampler_draws_from_the_weighted_posterior(data):
         ((0.001, 0.0001), (0.008, 0.0015), False, 0.01, False),  # but for its standard error
         ((0.009, 0.001), (0.001, 0.0001), False, 0.01, False),
         ((np.nan, 0.1), (0.001, 0.0001), False, 0.01, False),
+        ((0.8, 0.02), (0.4, 0.02), False, 1.0, False),  # lower bounds
+        ((0.5, 0.01), (0.5, 0.01), False, 1.0, False),
+        ((0.1, 0.01), (0.2, 0.01), False, 1.0, True),
         ((0.009, 0.0001), (0.012, 0.0005), False, 0.01, False),  # above it
         ((5.0, 0.1), (5.1, 0.1), False, None, False),  # may be chance
         ((5.0, 0.1), (5.1, 0.1), True, None, True),
@@ -226,7 +244,7 @@ def test_when_estimates_agree(under, own, before, tol, stops):
 
 def test_estimates_that_differ_within_the_tolerance_ask_for_another_round_once():
     estimates = KLEstimate(0.001, 0.0001, 0.1), KLEstimate(0.008, 0.0005, 0.1)
-    assert agree(*estimates, False, 0.01, is_first=True) == (False, False)
+    assert agree(*estimates, False, 0.01, was_near=False) == (False, False)
     assert agree(*estimates, False, 0.01) == (True, False)
 
 
