@@ -70,6 +70,19 @@ def test_sums_are_those_of_all_rows():
     assert likelihood.rows.passes == dict.fromkeys(passes, 1)
 
 
+def test_a_draw_far_away_takes_no_digits_from_sums_over_distinct_rows():
+    level, y = table()
+    likelihood = folded(level, y)
+    effects = 0.3 * np.random.default_rng(1).normal(size=(20, LEVELS))
+    effects[3] = -1e6
+    values = np.array([exact(effect, level, y)[0] for effect in effects])
+    target = log_likelihood_sum(
+        likelihood.program.log_likelihood, {"effect": effects}, likelihood.rows
+    )
+    near = np.arange(20) != 3
+    np.testing.assert_allclose((target - target[0])[near], (values - values[0])[near], atol=0.02)
+
+
 def test_bad_rows_are_counted_and_named_as_rows_of_the_data():
     level, y = table()
     likelihood = folded(level, y)
