@@ -223,8 +223,10 @@ class Simulation:
                 continue
             rows += [*values.argmin(axis=0), *values.argmax(axis=0)]
             ranges.append(f"{name} from {low:,} to {high:,}")
-            # As an index a negative number counts from the end.
-            leaves[at] = np.where(np.asarray(leaf) < 0, np.iinfo(np.int32).max, leaf)
+            # As an index a negative number counts from the end. Small integers cannot hold the
+            # largest number that takes its place.
+            large, most = np.asarray(leaf).astype(np.int64), np.iinfo(np.int32).max
+            leaves[at] = np.where(large < 0, most, np.minimum(large, most))
         if not ranges:
             return
         few = tuple(np.asarray(leaf[np.unique(rows)]) for leaf in leaves)

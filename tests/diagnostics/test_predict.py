@@ -294,8 +294,8 @@ def test_effect_of_a_row_of_its_own_is_drawn_anew():
     assert abs(np.corrcoef(found.draws["y"].T)[1, 2]) < 0.1
 
 
-@pytest.mark.parametrize("level", [4, -1])
-def test_an_index_that_the_model_has_no_entry_for_is_refused(level):
+@pytest.mark.parametrize(("level", "dtype"), [(4, int), (-1, int), (-1, np.int8)])
+def test_an_index_that_the_model_has_no_entry_for_is_refused(level, dtype):
     """JAX would take the last entry, and predict for another category."""
 
     def levels(x, level, y=None):
@@ -311,4 +311,4 @@ def test_an_index_that_the_model_has_no_entry_for_is_refused(level):
     found = partial(unweighted, coreset, draws)
     assert found(x[:2], np.array([0, 3])).mean["y"].shape == (2,)
     with pytest.raises(ModelError, match=f"level from .*{level}.* an index of 4 entries"):
-        found(x[:2], np.array([0, level]))
+        found(x[:2], np.array([0, level], dtype))
