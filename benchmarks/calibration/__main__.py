@@ -13,9 +13,9 @@ import argparse
 from pathlib import Path
 
 from benchmarks import common
-from benchmarks.calibration import figure, tables
+from benchmarks.calibration import bands, figure, tables
 from benchmarks.calibration.models import MODELS
-from benchmarks.calibration.run import SETTINGS, run
+from benchmarks.calibration.run import NUM_RANKS, SETTINGS, run
 
 RESULT = Path(__file__).parents[1] / "results" / "calibration.json"
 FIGURE = Path(__file__).parents[2] / "docs" / "images" / "calibration.png"
@@ -44,7 +44,10 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"{', '.join(unknown)}: expected models of {', '.join(MODELS)}")
     if options.part == "tables":
         cells = tables.summary(options.ranks, *([1] if options.quick else []))
-        found = {"environment": common.environment(), "cells": cells}
+        rate = bands.detection_rate(
+            0.25, max(cell["data sets"] for cell in cells), NUM_RANKS + 1, 6
+        )
+        found = {"environment": common.environment(), "cells": cells, "found a shift": rate}
         common.write(options.out, found)
         figure.draw(found, options.figure)
         return

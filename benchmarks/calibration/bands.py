@@ -8,7 +8,7 @@ such that uniform ranks leave the bands nowhere with the stated probability.
 import functools
 
 import numpy as np
-from scipy.stats import beta, binom
+from scipy.stats import beta, binom, norm
 
 _SIMULATIONS = 4000
 
@@ -46,6 +46,24 @@ def p_value(ranks: np.ndarray, num_values: int) -> float:
     found = band_statistic(np.asarray(ranks)[None], num_values)[0]
     # Rounding does not decide between equal statistics.
     return float(np.mean(_null(len(ranks), num_values) <= found * (1 + 1e-9)))
+
+
+def detection_rate(
+    shift: float, num: int, num_values: int, num_quantities: int = 1, num_sets: int = 400
+) -> float:
+    """How often the test finds a normal posterior whose mean is off, by simulation.
+
+    Args:
+        shift: how far the mean is off, in standard deviations.
+        num: the number of ranks in a set.
+        num_values: see `band_statistic`.
+        num_quantities: the number of quantities by which the p-value is multiplied.
+        num_sets: the number of simulated sets.
+    """
+    rng = np.random.default_rng(0)
+    chance = norm.cdf(rng.normal(shift, 1.0, (num_sets, num)))
+    ranks = rng.binomial(num_values - 1, chance)
+    return float(np.mean([num_quantities * p_value(one, num_values) < 0.05 for one in ranks]))
 
 
 def limits(num: int, num_values: int, level: float) -> tuple[np.ndarray, np.ndarray]:

@@ -59,9 +59,10 @@ def log_likelihood_totals(
             total = parts.sum(axis=(0, 2), dtype=np.float64) + means.sum()
         else:  # float32 cannot hold the weighted sum: n nats, of which a fraction matters
             local = np.asarray(weights, np.float64)[first - rows.offset :][:num]
-            by_row = np.moveaxis(parts, 1, 2).reshape(-1, num_draws)[:num].astype(np.float64)
-            kept = local > 0  # zero times −inf would be NaN
-            total = local[kept] @ by_row[kept] + local[kept] @ means[kept]
+            by_row = np.moveaxis(parts, 1, 2).reshape(-1, num_draws)[:num]
+            if not local.all():  # zero times −inf would be NaN
+                local, by_row, means = local[local > 0], by_row[local > 0], means[local > 0]
+            total = local @ by_row.astype(np.float64) + local @ means
         return {"total": state["total"] + total}
 
     args = log_likelihood, jax.tree.map(jnp.asarray, draws)

@@ -44,6 +44,11 @@ def test_ranks_that_are_not_uniform_leave_the_bands(wrong):
     assert bands.p_value((100 * wrong(u)).astype(int), 100) < 0.01
 
 
+def test_a_large_shift_is_found_and_none_hardly_ever():
+    assert bands.detection_rate(1.0, 100, 100, num_quantities=6, num_sets=50) == 1
+    assert bands.detection_rate(0.0, 100, 100, num_sets=200) < 0.11  # 0.05 and four standard errors
+
+
 def test_coverage_interval_is_the_exact_one():
     for inside in (0, 80, 90, 100):
         expected = binomtest(inside, 100).proportion_ci(0.95, "exact")

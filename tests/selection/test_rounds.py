@@ -1,5 +1,6 @@
 """Rounds: a weighting that is off is repaired, and the report says so."""
 
+import dataclasses
 import statistics
 
 import jax
@@ -165,6 +166,37 @@ def test_draws_of_a_coreset_posterior_are_near_if_its_own_error_was_small(monkey
     own = [one["own_kl"] for one in rounds]
     assert was_near == [False, *(kl <= 0.3 for kl in own[:-1])]
     assert True in was_near
+
+
+def test_a_build_after_estimates_that_differ_is_looked_at_if_a_mean_is_off(monkeypatch, data, off):
+    """Both are within the tolerance, so the round is accepted but for the mean."""
+    monkeypatch.setattr(jaxcoreset.selection.rounds, "agree", lambda *_, **__: (True, False))
+    estimate = KLEstimate(0.01, 0.001, 0.1, mean_shift=9.0, mean_shift_standard_error=0.5)
+    monkeypatch.setattr(jaxcoreset.selection.rounds, "estimate_at", lambda *_: estimate)
+    tol = jc.Tolerance(0.1, throw=False)
+    settings = SETTINGS | {"rounds": 3}
+    builder = jc.CoresetBuilder(regression, tol=tol, weighting=off, **settings)
+    rounds = builder.run(jax.random.key(1), *data).report.rounds
+    assert len(rounds) == 3
+    assert [one["own_mean_shift"] for one in rounds] == [9.0] * 3
+    assert [one["own_mean_shift_standard_error"] for one in rounds] == [0.5] * 3
+    assert not any(one["agrees"] for one in rounds)
+
+
+def test_the_report_says_that_estimates_differ_within_the_tolerance(data, off):
+    coreset = jc.CoresetBuilder(regression, 16, weighting=off, rounds=1, **SETTINGS).run(
+        jax.random.key(1), *data
+    )
+    (only,) = coreset.report.rounds
+    for agrees, alike, said in (
+        (True, True, "they agree"),
+        (True, False, "both are within the tolerance"),
+        (False, True, "they are similar"),
+        (False, False, "they differ"),
+    ):
+        told = only | {"own_kl": 0.1, "own_kl_standard_error": 0.01}
+        told |= {"agrees": agrees, "alike": alike}
+        assert f"own posterior: {said}" in str(dataclasses.replace(coreset.report, rounds=[told]))
 
 
 @pytest.mark.usefixtures("agreement")
