@@ -14,6 +14,10 @@ Parts, of which ``--only`` picks some:
 - ``nnls``: thousands of small systems.
 - ``precision``: what the device's default precision of products costs: correlations of the atoms
   with a residual, and the objective of a solution, against float64 on the host.
+- ``builds``: whole builds from NumPy arrays with ``tol=0.01``, cold and warm, with the estimate of
+  the certificate after NUTS on the coreset, and NUTS on all rows for comparison: a logistic
+  regression, and a robust one.
+- ``groups``: the same for a model whose intercept varies by group.
 
 Every part runs on a CPU too; ``--quick`` is small enough for that. Times are medians of warm calls.
 Results are committed from real devices only, with card, driver, versions and date.
@@ -21,13 +25,17 @@ Results are committed from real devices only, with card, driver, versions and da
 
 import argparse
 import subprocess
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
 from benchmarks import common
@@ -238,6 +246,102 @@ def precision(quick: bool, so_far: dict[str, Any]) -> Rows:
     return rows
 
 
+def robust(x: Any, y: Any = None) -> None:
+    """A linear regression with Student-t errors, whose degrees of freedom are a parameter."""
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    freedom = numpyro.sample("freedom", dist.Gamma(2.0, 0.1))
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("y", dist.StudentT(freedom, x @ beta, sigma), obs=y)
+
+
+def intercepts(x: Any, group: Any, num_groups: int, y: Any = None) -> None:
+    """A logistic regression whose intercept varies by group."""
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    sd = numpyro.sample("sd", dist.HalfNormal(1.0))
+    with numpyro.plate("groups", num_groups):
+        effect = numpyro.sample("effect", dist.Normal(mean, sd))
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=effect[group] + x @ beta), obs=y)
+
+
+def _models(quick: bool) -> dict[str, tuple[Callable, tuple, dict[str, Any]]]:
+    """Models with their arguments, and settings of the builder."""
+    num_rows, num_groups = (4000, 20) if quick else (1_000_000, 1000)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(num_rows, 4 if quick else 20)).astype(np.float32)
+    x[:, 0] = 1.0
+    beta = (rng.normal(size=x.shape[1]) / np.sqrt(x.shape[1])).astype(np.float32)
+    group = rng.integers(num_groups, size=num_rows).astype(np.int32)
+    mean = x @ beta
+
+    def positive(logits: np.ndarray) -> np.ndarray:
+        return (rng.random(num_rows) < 1 / (1 + np.exp(-logits))).astype(np.int32)
+
+    effects = 0.7 * rng.normal(size=num_groups)
+    return {
+        "logistic": (common.logistic, (x, positive(mean)), {}),
+        "robust": (robust, (x, (mean + rng.standard_t(4, num_rows)).astype(np.float32)), {}),
+        "groups": (
+            intercepts,
+            (x[:, 1:5], group, num_groups, positive(effects[group] + x[:, 1:5] @ beta[1:5])),
+            {"groups": "group"},
+        ),
+    }
+
+
+def _nuts(model: Callable, args: tuple, quick: bool, **settings: Any) -> tuple[MCMC, float]:
+    """A chain of NUTS, and the seconds that it took with its compilation."""
+    draws = 50 if quick else 500
+    mcmc = MCMC(NUTS(model), num_warmup=draws, num_samples=draws, progress_bar=False)
+    return mcmc, common.seconds(lambda: mcmc.run(jax.random.key(2), *args, **settings), 0)[0]
+
+
+def builds(quick: bool, so_far: dict[str, Any]) -> Rows:
+    """Whole builds, NUTS on their coresets and on all rows."""
+    del so_far
+    return _builds(quick, ("logistic", "robust"))
+
+
+def groups(quick: bool, so_far: dict[str, Any]) -> Rows:
+    """A build of a model with groups."""
+    del so_far
+    return _builds(quick, ("groups",))
+
+
+def _builds(quick: bool, names: Sequence[str]) -> Rows:
+    rows: Rows = []
+    for name in names:
+        model, args, how = _models(quick)[name]
+        builder = jc.CoresetBuilder(model, tol=0.01, progress_bar=False, **how)
+        spent = []
+        for key in (0, 1):
+            clock = time.perf_counter()
+            coreset = builder.run(jax.random.key(key), *args)
+            spent.append(time.perf_counter() - clock)
+        settings = coreset.kwargs | {"init_params": coreset.init_params()}
+        mcmc, on_coreset = _nuts(coreset.model, coreset.args, quick, **settings)
+        clock = time.perf_counter()
+        certificate = jc.certify(coreset, mcmc)
+        row = {
+            "model": name,
+            "rows": len(args[0]),
+            "kept": len(coreset.weights),
+            "cold s": spent[0],
+            "warm s": spent[1],
+            "NUTS on the coreset, s": on_coreset,
+            "certify s": time.perf_counter() - clock,
+            "KL": float(certificate.kl),
+            "verdict": certificate.verdict,
+        }
+        print(row, flush=True)
+        row["NUTS on all rows, s"] = _nuts(model, args, quick)[1]
+        rows.append(row)
+    print(common.table(rows, list(rows[0])))
+    return rows
+
+
 PARTS: dict[str, Callable[[bool, dict[str, Any]], Rows]] = {
     "limits": limits,
     "embed": embed,
@@ -246,6 +350,8 @@ PARTS: dict[str, Callable[[bool, dict[str, Any]], Rows]] = {
     "batches": batches,
     "nnls": nnls,
     "precision": precision,
+    "builds": builds,
+    "groups": groups,
 }
 
 
