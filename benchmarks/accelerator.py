@@ -51,6 +51,7 @@ SOLVERS = {
     "AIHT2": jc.AIHT2(),
     "GIGA": jc.GIGA(),
 }
+BUILDS = ("logistic", "robust")
 
 
 def driver() -> str | None:
@@ -301,7 +302,7 @@ def _nuts(model: Callable, args: tuple, quick: bool, **settings: Any) -> tuple[M
 def builds(quick: bool, so_far: dict[str, Any]) -> Rows:
     """Whole builds, NUTS on their coresets and on all rows."""
     del so_far
-    return _builds(quick, ("logistic", "robust"))
+    return _builds(quick, BUILDS)
 
 
 def groups(quick: bool, so_far: dict[str, Any]) -> Rows:

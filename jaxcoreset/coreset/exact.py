@@ -35,6 +35,8 @@ def whole_coreset(
     n, rows = likelihood.num_data, likelihood.rows
     indices, weights = np.arange(n), np.ones(n, jnp.zeros(()).dtype)
     data = rows.data if rows.is_local and not rows.is_streamed else rows.take(indices)
+    # A coreset keeps its rows when somebody changes the data in place.
+    data = tuple(leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in data)
     facts: dict[str, Any] = {"num_distinct": None if distinct is None else distinct.num}
     if isinstance(likelihood.model, GroupModel):
         facts |= {"unit": "groups", "integration": describe(likelihood.model)}

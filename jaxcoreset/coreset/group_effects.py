@@ -9,12 +9,12 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 from numpyro.infer import MCMC
 
+from jaxcoreset.coreset.belonging import check_belongs
 from jaxcoreset.data.arviz import posterior_of_groups
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.likelihood.group_effects import draw_effects
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
-from jaxcoreset.likelihood.weighted import check_ran_on
 from jaxcoreset.weighting.chains import samples_of_full
 
 # Makes the key that resamples draws by their weights; other numbers are those of groups.
@@ -61,7 +61,7 @@ def effects_of_groups(
             f"the data have {rows.num_rows} groups, but the coreset was built from "
             f"{coreset.report.num_data}; pass the same data."
         )
-    check_ran_on(coreset.model, mcmc)
+    check_belongs(coreset, mcmc)
     samples = samples_of_full(
         mcmc,
         latent_shapes(coreset.model, (coreset.args, coreset.kwargs)),

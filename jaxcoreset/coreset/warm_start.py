@@ -17,6 +17,7 @@ from numpyro.handlers import seed
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import unconstrain_fn
 
+from jaxcoreset.coreset.belonging import check_belongs
 from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
@@ -108,6 +109,7 @@ def warm_start(
         step_size, is_dense = None, True
     else:
         seeds = jax.random.key(0) if key is None else jax.random.fold_in(key, 1)
+        check_belongs(coreset, mcmc)
         samples = samples_of_full(mcmc, latent_shapes(model, arguments), host_generator(seeds))
         chains = num_chains or samples.shape[0]
         draws = _unconstrain(model, arguments, samples)

@@ -104,6 +104,11 @@ def corrected(data: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] 
     return (posterior, stats) if "log_ratio" in stats else None
 
 
+def attributes_of_corrected(data: Any) -> dict[str, Any]:
+    """The attributes of what `correct` returned; none of all else."""
+    return {} if corrected(data) is None else dict(data["sample_stats"].attrs)
+
+
 def elpd_data(
     elpd: Mapping[str, Any], pointwise: Mapping[str, np.ndarray], unit: str, extra: Mapping
 ) -> Any:

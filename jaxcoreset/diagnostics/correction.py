@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 from numpyro.infer import MCMC
 
+from jaxcoreset.coreset.belonging import DIGEST, digest_of
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.arviz import container, groups_of_mcmc, groups_of_samples
 from jaxcoreset.data.utils import host_generator
@@ -88,7 +89,8 @@ def correct(
     Returns:
         An ArviZ `InferenceData` (ArviZ 0.23) or a `DataTree` (ArviZ 1), as ``arviz.from_numpyro``
         makes it. Its sample_stats have "log_ratio", and without `resample` "log_weight", normalised
-        over all draws. Its attributes, and those of sample_stats, are `Certificate.scalars`.
+        over all draws. Its attributes, and those of sample_stats, are `Certificate.scalars`, and
+        a digest of the coreset, by which it is recognised where it is used.
 
     Raises:
         CorrectionError: a ValueError, if the weights cannot be trusted, because k-hat is above
@@ -125,7 +127,7 @@ def correct(
         chosen = systematic_resample(certificate.log_weights, host_generator(as_key(key)))
         posterior = _take(posterior, chosen)
         stats = _take(stats.drop_vars("log_weight"), chosen)
-    attributes = certificate.scalars() | {"resampled": int(resample)}
+    attributes = certificate.scalars() | {"resampled": int(resample), DIGEST: digest_of(coreset)}
     stats = stats.assign_attrs(attributes)
     return container({**groups, "posterior": posterior, "sample_stats": stats}, attributes)
 

@@ -124,8 +124,8 @@ def full_likelihood(
             "they came (after an update the old ones, then the new ones): for instance "
             "correct(coreset, mcmc, X, y)."
         )
-    if likelihood is not coreset.likelihood:
-        _check_contains(coreset, likelihood)
+    # Also of the coreset's own likelihood: its arrays may have been changed in place.
+    _check_contains(coreset, likelihood)
     # What the model uses may have changed since the likelihood was made.
     return with_program(likelihood)
 
@@ -174,6 +174,12 @@ def _check_contains(coreset: Coreset, likelihood: ModelLikelihood) -> None:
     if coreset.grouping is not None:
         rows = coreset.grouping.trimmed(rows)
     if not all(map(is_same, rows.leaves, coreset.arguments.leaves)):
+        if likelihood is coreset.likelihood:
+            raise ValueError(
+                "the arrays that the coreset was built from were changed in place after the build, "
+                "in the rows of the coreset at least. Pass the model's arguments with all rows as "
+                "they were, or build a new coreset."
+            )
         raise ValueError(
             "the data differ from those that the coreset was built from, in the rows of the "
             "coreset or in an argument that holds no rows. Pass the same data in the same order, "

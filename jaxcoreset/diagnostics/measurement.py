@@ -11,6 +11,7 @@ from jaxtyping import Float
 from numpyro.infer import MCMC
 from numpyro.infer.util import potential_energy
 
+from jaxcoreset.coreset.belonging import check_belongs
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.utils import check_int, progress_bar
@@ -19,7 +20,6 @@ from jaxcoreset.diagnostics.log_ratio import full_likelihood, log_ratios, starti
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import needs_float64
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
-from jaxcoreset.likelihood.weighted import check_ran_on
 from jaxcoreset.weighting.chains import (
     MIN_DRAWS,
     ChainSamples,
@@ -297,5 +297,5 @@ def _checked(num_draws: int | None) -> int | None:
 
 def samples_of(coreset: Coreset, mcmc: MCMC | Mapping[str, Any]) -> ChainSamples:
     """The draws, after a check that an MCMC ran on the coreset's model."""
-    check_ran_on(coreset.model, mcmc)
+    check_belongs(coreset, mcmc)
     return chain_samples(mcmc, latent_shapes(coreset.model, (coreset.args, coreset.kwargs)))

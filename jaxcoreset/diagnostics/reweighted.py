@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 from numpyro.infer import MCMC
 
+from jaxcoreset.coreset.belonging import check_belongs
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.arviz import corrected
 from jaxcoreset.diagnostics.correction import require_reweightable
@@ -54,6 +55,7 @@ def known_draws(coreset: Coreset, data: Any, num_draws: int | None) -> Reweighte
     found = corrected(data)
     if found is None:
         return None
+    check_belongs(coreset, data)
     sites, stats = found
     draws = plain_draws(coreset, sites, None)
     samples, positions = draws.samples.thin(num_draws)

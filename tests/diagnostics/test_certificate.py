@@ -315,6 +315,22 @@ def test_other_data_are_refused(poor):
     assert certify(coreset, draws, likelihood=poor.likelihood).num_draws == 1000
 
 
+@pytest.mark.parametrize("keeps_all", [False, True])
+def test_data_that_were_changed_in_place_are_refused(keeps_all):
+    found = case()
+    x, y = found.x.astype(np.float32), found.y.astype(np.float32)
+    builder = jc.CoresetBuilder(
+        regression, 2000 if keeps_all else 20, proxy=None, progress_bar=False
+    )
+    coreset = builder.run(jax.random.key(0), x, y)
+    draws = {"b": found.full.mean + 0.01 * np.random.default_rng(0).normal(size=(1000, 3))}
+    before = certify(coreset, draws).log_ratios
+    kept = x.copy()
+    x[:] = x[::-1].copy()
+    refused("changed in place after the build", coreset, draws)
+    np.testing.assert_allclose(certify(coreset, draws, kept, y).log_ratios, before, atol=1e-3)
+
+
 def test_arguments_that_are_no_data_must_be_the_same():
     def model(x, scales, n, y=None):
         b = numpyro.sample("b", dist.Normal(0.0, scales).to_event(1))

@@ -142,6 +142,25 @@ def test_corrected_posterior_survives_a_file(corrected, tmp_path):
     assert found.attrs["khat"] == pytest.approx(corrected.attrs["khat"])
 
 
+def test_corrected_draws_belong_to_their_coreset(poor, corrected, tmp_path):
+    other = case(mismatch=0.1, draws=100, seed=1)
+    uses = {
+        "loo": lambda coreset, x, y: jc.loo(coreset, corrected, x, y, **QUIET),
+        "predict": lambda coreset, x, y: jc.predict(
+            coreset, corrected, x[:5], key=0, num_draws=50, **QUIET
+        ),
+        "warm_start": lambda coreset, x, y: coreset.warm_start(corrected),
+    }
+    loaded = jc.load(coreset_of(poor).save(tmp_path / "rows"), trust=True)
+    for use in uses.values():
+        use(loaded, poor.x, poor.y)
+        with pytest.raises(ValueError, match="returned for another coreset"):
+            use(coreset_of(other), other.x, other.y)
+    resampled = correct(coreset_of(poor), poor.samples, resample=True, key=0)
+    with pytest.raises(ValueError, match="returned for another coreset"):
+        coreset_of(other).warm_start(resampled)
+
+
 def grouped(group, y=None):
     with numpyro.plate("groups", 4):
         effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
