@@ -48,7 +48,7 @@ from jaxcoreset.data.distinct import find_distinct
 from jaxcoreset.data.folding import folding_of
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
-from jaxcoreset.likelihood.arguments import plain_call
+from jaxcoreset.likelihood.arguments import columns_of_call, plain_call
 from jaxcoreset.likelihood.closures import float64_for
 from jaxcoreset.likelihood.integration import Integration
 from jaxcoreset.likelihood.precision import Float32Error
@@ -223,11 +223,15 @@ class CoresetBuilder:
         """
         call = as_key(key), *plain_call(self.model, args, kwargs, self.groups)
         try:
-            return self._run_once(*call)
+            found = self._run_once(*call)
         except Float32Error:
             # JAX's x64 is off, and the model runs with it.
             with float64_for(self.model):
-                return self._run_once(*call, in_float64=True)
+                found = self._run_once(*call, in_float64=True)
+        columns = columns_of_call(self.model, args, kwargs, self.groups)
+        for coreset in found:
+            coreset.columns = columns
+        return found
 
     def _run_once(
         self, key: PRNGKeyArray, args: tuple, kwargs: dict[str, Any], in_float64: bool = False

@@ -53,11 +53,9 @@ class Coreset(AsTable):
     ``coreset.model(*coreset.args, **coreset.kwargs)`` is a plain NumPyro model: it works with NUTS,
     SVI, ``Predictive`` and the functions of ``numpyro.infer.util``.
 
-    You can pickle it, for instance to send it to other processes, if you can pickle its model: with
-    pickle this is a function that can be imported, and with cloudpickle, which joblib uses, any
-    function. The pickle does not include the `likelihood`; copies within a process keep it.
-
-    `CoresetBuilder`, `merge` and `load` make coresets.
+    `CoresetBuilder`, `merge` and `load` make coresets. You can pickle one if you can pickle its
+    model: with pickle this is a function that can be imported, and with cloudpickle, which joblib
+    uses, any function. The pickle does not include the `likelihood`; copies within a process do.
 
     Args:
         model: the NumPyro model of all rows; None to import it by its name when it is needed.
@@ -83,6 +81,7 @@ class Coreset(AsTable):
         grouping: for a coreset of groups, the arguments and the integral over effects; None for a
             coreset of rows. With groups, `indices` are group numbers, and `args` and `kwargs` hold
             all the rows of these groups, whose labels are 0, 1, ….
+        columns: the names of the columns of tables, by argument; other tables are put in order.
     """
 
     def __init__(
@@ -101,6 +100,7 @@ class Coreset(AsTable):
         summary: DataSummary | None = None,
         proxy: Proxy | None = None,
         grouping: Grouping | None = None,
+        columns: Mapping[str, tuple[str, ...]] | None = None,
     ):
         self.indices: Int[np.ndarray, " m"] = np.asarray(indices, np.int64)
         self.weights: Float[np.ndarray, " m"] = np.asarray(weights)
@@ -111,6 +111,7 @@ class Coreset(AsTable):
         self.summary = summary
         self.proxy = proxy
         self.grouping = grouping
+        self.columns = dict(columns or {})
         self._full_model = model
         self.data_dims = dict(data_dims)
         self._model_name = model_name or name_of(model)
@@ -175,12 +176,11 @@ class Coreset(AsTable):
 
         The log-likelihoods of the new rows are added to the sums over all rows at the draws that
         the coreset was built with, some of the new rows join the candidates, and the default solver
-        runs, without the constraint of the build, if there was one. The sums are exact, but the
-        draws come from the earlier posterior. The report gives their effective sample size for the
-        new posterior, and the error under importance weights. If that size is below a tenth of
-        their number, or below 20, the error is not known: the `kl` of the report is infinite,
-        `is_within_tol` is False if there is a tolerance, a warning says so, and you should build a
-        new coreset from all rows.
+        runs, without a constraint. The sums are exact, but the draws are of the earlier posterior.
+        The report gives their effective sample size for the new posterior, and the error under
+        importance weights. If that size is below a tenth of their number, or below 20, the error is
+        not known: the `kl` of the report is infinite, `is_within_tol` is False if there is a
+        tolerance, a warning says so, and you should build a new coreset from all rows.
 
         With groups, pass new groups only, each with all its rows. New rows of an earlier group need
         a new build. If the labels of the build are text, or are not the numbers 0, 1, …, they
@@ -213,6 +213,7 @@ class Coreset(AsTable):
             )
             found = coreset_of_selection(model, **solved)
             warn_of_integrals(found.report)
+            found.columns = self.columns
             if found.grouping is not None and grouping is not None:
                 found.grouping = dataclasses.replace(found.grouping, names=grouping.names)
             return found
@@ -319,10 +320,9 @@ class Coreset(AsTable):
         return {name: jnp.asarray(x if num_chains > 1 else x[0]) for name, x in points.items()}
 
     def in_float64(self) -> contextlib.AbstractContextManager:
-        """A context in which NUTS samples the coreset in float64, whatever JAX's setting is.
+        """A context in which NUTS samples the coreset in float64, if float32 is too coarse.
 
-        Use it where `Report.rounding` says that float32 is too coarse. JAX's x64 is on within it,
-        and the model takes its arguments in float64 and int64::
+        See `Report.rounding`. JAX's x64 is on within it, and arguments are in float64 and int64::
 
             with coreset.in_float64():
                 mcmc = MCMC(NUTS(coreset.model), num_warmup=500, num_samples=500)

@@ -13,6 +13,7 @@ from jaxcoreset.coreset.belonging import check_belongs
 from jaxcoreset.data.arviz import posterior_of_groups
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.data.utils import check_int, host_generator
+from jaxcoreset.likelihood.arguments import in_order_of
 from jaxcoreset.likelihood.group_effects import draw_effects
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
 from jaxcoreset.weighting.chains import samples_of_full
@@ -46,6 +47,7 @@ def effects_of_groups(
         )
     model = coreset.full_model
     if args or kwargs:
+        args, kwargs = in_order_of(coreset.columns, model, args, kwargs)
         layout = coreset.grouping.lay_out_all(model, args, kwargs, coreset.arguments)
         rows = layout.rows()
     elif coreset.likelihood is not None:

@@ -81,6 +81,9 @@ def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool 
             arguments = dataclasses.replace(arguments, counts_at=tuple(header["count_places"]))
         for position in arguments.counts_at:
             require_type(arguments.leaves[position], int, f"argument {position}")
+        at = "columns"
+        columns = header.get("columns") or {}
+        require_type(columns, dict[str, list[str]], at)
         at = "data_dims or model"
         require_type(header["data_dims"], dict[str, int], "data_dims")
         require_type(header["model"], str | None, "model")
@@ -100,6 +103,7 @@ def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool 
             trust=trust,
             proxy=proxy,
             grouping=part("grouping", lambda plain: Grouping.from_dict(plain, names)),
+            columns={name: tuple(one) for name, one in columns.items()},
             summary=part("summary", lambda plain: DataSummary.from_dict(decode(plain, arrays))),
         )
 

@@ -13,6 +13,7 @@ from jaxtyping import PRNGKeyArray
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection
 from jaxcoreset.coreset.joint import JointLikelihood
 from jaxcoreset.coreset.update import ExhaustedSource
+from jaxcoreset.data.messages import listed
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.from_model import model_likelihood
@@ -164,7 +165,7 @@ def _merge(
         "kl_of_parts": kl_of_parts,
         "kl": own.kl,
     }
-    return coreset_of_selection(
+    found = coreset_of_selection(
         first.full_model,
         pool,
         selection,
@@ -179,6 +180,9 @@ def _merge(
         other_mode=min((one for one in other_modes if one is not None), default=None),
         history=[step],
     )
+    for one in coresets:
+        found.columns |= one.columns
+    return found
 
 
 def _joined(coresets: Sequence[Coreset], leaves: Sequence) -> np.ndarray:
@@ -191,6 +195,14 @@ def _check_alike(first: Coreset, other: Coreset) -> None:
     positions = [(one.arguments.data_at, one.arguments.counts_at) for one in (first, other)]
     if first.data_dims != other.data_dims or positions[0] != positions[1]:
         raise ValueError(_DIFFERENT)
+    for name in first.columns.keys() & other.columns.keys():
+        if first.columns[name] != other.columns[name]:
+            raise ValueError(
+                f"the coresets were built from tables with other columns as argument {name}, or "
+                f"with the same in another order: {listed(first.columns[name])}, and "
+                f"{listed(other.columns[name])}. Build each from a table with the same columns in "
+                "the same order."
+            )
     first.arguments.check_same_constants(first.arguments.like(other.args, other.kwargs))
 
 

@@ -30,6 +30,7 @@ def save_coreset(coreset: Any, path: str | os.PathLike, model_name: str | None) 
         "data_dims": coreset.data_dims,
         "model": model_name,
         "data_names": coreset.data_names,
+        "columns": {name: list(one) for name, one in coreset.columns.items()},
         "count_places": arguments.counts_at,
         "grouping": None if grouping is None else grouping.to_dict(),
         "group_names": encoded(grouping and grouping.names, "group_names"),

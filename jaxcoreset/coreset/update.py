@@ -24,6 +24,7 @@ from jaxcoreset.data.messages import warn_user
 from jaxcoreset.data.ragged import padded_alike
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, host_generator
+from jaxcoreset.likelihood.arguments import in_order_of
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.expansion import Proxy
 from jaxcoreset.likelihood.from_model import model_likelihood
@@ -61,6 +62,7 @@ def likelihood_of_others(
         The function, and for a coreset of groups these groups.
     """
     model, grouping, before = coreset.full_model, coreset.grouping, coreset.arguments
+    args, kwargs = in_order_of(coreset.columns, model, args, kwargs)
     if grouping is not None:
         layout = grouping.lay_out(model, args, kwargs, before)
         marginal = grouping.model(model, before)

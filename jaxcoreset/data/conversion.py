@@ -5,7 +5,7 @@ meaning into an array, whichever package it is from. It recognises objects by th
 imports no package. It refuses everything else with an error that names the argument.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -81,6 +81,77 @@ def as_arrays(
         return tree_map_with_path(
             lambda path, leaf: convert_leaf(leaf, name + keystr(path)), argument, is_leaf=is_leaf
         )
+
+    return (
+        tuple(convert(name, value) for name, value in zip(positional, args, strict=True)),
+        {name: convert(name, value) for name, value in kwargs.items()},
+    )
+
+
+def column_names(
+    args: tuple, kwargs: Mapping[str, Any], positional: Sequence[str], groups: str | None = None
+) -> dict[str, tuple[str, ...]]:
+    """The names of the columns of tables among the arguments of a call, by argument.
+
+    A table of which `groups` names a column is left out, since its columns are known by name. The
+    arguments are as in `as_arrays`.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+
+    def look(leaf: Any, name: str) -> None:
+        if is_table(leaf) and not (groups or "").startswith(f"{name}["):
+            found[name] = tuple(table_columns(leaf, f"argument {name}"))
+
+    _for_each_table(look, args, kwargs, positional)
+    return found
+
+
+def with_column_order(
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    positional: Sequence[str],
+    known: Mapping[str, tuple[str, ...]],
+) -> tuple[tuple, dict]:
+    """The arguments of a call with arrays in place of the tables whose columns are known.
+
+    Args:
+        args: the positional arguments, which may be pytrees.
+        kwargs: the keyword arguments.
+        positional: the names of the positional arguments.
+        known: the columns of tables, as `column_names` returns them.
+
+    Raises:
+        DataError: if a table does not have the same columns, in whichever order.
+    """
+
+    def order(leaf: Any, name: str) -> Any:
+        if name not in known or not is_table(leaf):
+            return leaf
+        columns = table_columns(leaf, f"argument {name}")
+        missing = [key for key in known[name] if key not in columns]
+        unknown = [key for key in columns if key not in known[name]]
+        if missing or unknown:
+            parts = [f"no column {listed(missing)}"] if missing else []
+            parts += [f"a column {listed(unknown)} in addition"] if unknown else []
+            raise DataError(
+                f"argument {name} has {' and '.join(parts)}; expected the columns of the build, "
+                f"{listed(known[name])}: pass {name}[{list(known[name])!r}]."
+            )
+        return _side_by_side({key: columns[key] for key in known[name]}, name)
+
+    return _for_each_table(order, args, kwargs, positional)
+
+
+def _for_each_table(
+    function: Callable[[Any, str], Any],
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    positional: Sequence[str],
+) -> tuple[tuple, dict]:
+    """The arguments with what a function of a leaf and of its name makes of the leaves."""
+
+    def convert(name: str, argument: Any) -> Any:
+        return tree_map_with_path(lambda path, leaf: function(leaf, name + keystr(path)), argument)
 
     return (
         tuple(convert(name, value) for name, value in zip(positional, args, strict=True)),
@@ -174,8 +245,13 @@ def _as_array(leaf: Any, name: str, num_rows: int) -> Any:
 
 def _of_table(table: Any, name: str) -> np.ndarray:
     """The columns of a table side by side."""
+    return _side_by_side(table_columns(table, f"argument {name}"), name)
+
+
+def _side_by_side(columns: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """Columns of numbers as a matrix."""
     found, text = [], []
-    for key, values in table_columns(table, f"argument {name}").items():
+    for key, values in columns.items():
         if is_number(values.dtype) or not _is_text(values):
             found.append(_numbers(values, f"{name}[{key!r}]"))
         else:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.chosen_groups import read_groups
 from jaxcoreset.data.ragged import order_by_length
-from jaxcoreset.likelihood.arguments import is_array, is_same
+from jaxcoreset.likelihood.arguments import in_order_of, is_array, is_same
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.grouping import likelihood_of_layout
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -133,6 +133,7 @@ def full_likelihood(
 def _likelihood_of(coreset: Coreset, args: tuple, kwargs: Mapping[str, Any]) -> ModelLikelihood:
     """The likelihood of the model's arguments with all rows."""
     model, n = coreset.full_model, coreset.report.num_data
+    args, kwargs = in_order_of(coreset.columns, model, args, kwargs)
     context = precision_of(coreset.report.precision)
     if coreset.grouping is not None:
         with context.precision():

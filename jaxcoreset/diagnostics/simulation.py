@@ -25,7 +25,7 @@ from jaxcoreset.data.dtypes import widened
 from jaxcoreset.data.messages import listed
 from jaxcoreset.data.reading import is_streamed
 from jaxcoreset.data.rows import Rows
-from jaxcoreset.likelihood.arguments import Arguments, ModelError, flatten, is_array
+from jaxcoreset.likelihood.arguments import Arguments, ModelError, flatten, in_order_of, is_array
 from jaxcoreset.likelihood.trace import fill_origin, full_precision, is_latent, run
 
 # Two row counts for abstract traces: primes, so that no other axis is likely to have them.
@@ -52,6 +52,7 @@ def rows_to_predict(
             model knows its groups by does not fit the build.
     """
     known, grouping = names_of(coreset), coreset.grouping
+    args, kwargs = in_order_of(coreset.columns, coreset.full_model, args, kwargs)
     labels = None if grouping is None else grouping.positions.labels
     label = None if labels is None else known[labels]
     arguments = flatten(coreset.full_model, args, dict(kwargs), label)

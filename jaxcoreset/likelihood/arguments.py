@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcoreset.data.conversion import as_arrays
+from jaxcoreset.data.conversion import as_arrays, column_names, with_column_order
 from jaxcoreset.data.sources.base import SourceArray
 
 
@@ -169,6 +169,20 @@ def plain_call(
 ) -> tuple[tuple, dict]:
     """The (args, kwargs) of a model with arrays in place of tables and lists; see `as_arrays`."""
     return as_arrays(args, kwargs, _positional_names(model, len(args)), groups)
+
+
+def columns_of_call(
+    model: Callable | None, args: tuple, kwargs: dict, groups: str | None = None
+) -> dict[str, tuple[str, ...]]:
+    """The names of the columns of the tables in a call of a model; see `column_names`."""
+    return column_names(args, kwargs, _positional_names(model, len(args)), groups)
+
+
+def in_order_of(
+    columns: Mapping[str, tuple[str, ...]], model: Callable, args: tuple, kwargs: Mapping[str, Any]
+) -> tuple[tuple, dict]:
+    """A call of a model whose tables have these columns, in this order; see `with_column_order`."""
+    return with_column_order(args, kwargs, _positional_names(model, len(args)), columns)
 
 
 def flatten(
