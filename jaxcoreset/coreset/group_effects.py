@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 from numpyro.infer import MCMC
 
+from jaxcoreset.coreset.contains import check_contains
 from jaxcoreset.data.arviz import posterior_of_groups
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.data.utils import check_int, host_generator
@@ -61,6 +62,8 @@ def effects_of_groups(
             f"the data have {rows.num_rows} groups, but the coreset was built from "
             f"{coreset.report.num_data}; pass the same data."
         )
+    if args or kwargs:
+        check_contains(coreset, layout.arguments, rows)
     check_ran_on(coreset.model, mcmc)
     samples = samples_of_full(
         mcmc,
