@@ -54,3 +54,17 @@ def mask_of(site: Mapping) -> Any:
     whole = distribution.batch_shape + distribution.event_shape
     shapes = ([max(size, 1) for size in shape] for shape in (whole, jnp.shape(site["value"])))
     return jnp.broadcast_to(mask, jnp.broadcast_shapes(*map(tuple, shapes)))
+
+
+def rows_observed(site: Mapping, dim: int) -> Any:
+    """Which rows have an entry that is not masked, of shape (m,); True if there is no mask.
+
+    Args:
+        site: an observed site.
+        dim: the dimension of rows in its log-probability, counted from the right.
+    """
+    mask = mask_of(site)
+    if mask is True:
+        return True
+    axis = mask.ndim - len(site["fn"].event_shape) + dim
+    return mask.any(axis=tuple(other for other in range(mask.ndim) if other != axis))

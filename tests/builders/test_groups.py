@@ -180,5 +180,5 @@ def test_the_density_in_float64_follows_that_in_float32(coreset):
 def test_effects_of_other_data_are_refused(coreset, samples, changed):
     """The rows of the groups chosen tell that it is not the table of the build."""
     y = Y + 1 if changed == "response" else Y[::-1].copy()
-    with pytest.raises(ValueError, match="the data differ from those .*same data in the same order"):
+    with pytest.raises(ValueError, match=r"the data differ from those .*in the same order"):
         coreset.group_effects(jax.random.key(1), samples, GROUP, NUM_GROUPS, y, num_draws=8)
