@@ -45,7 +45,7 @@ def effects_of_groups(
             "the coreset is one of rows, whose model has no effects that were integrated out; "
             "expected one that was built with groups=."
         )
-    model = coreset.full_model
+    model, layout = coreset.full_model, None
     if args or kwargs:
         layout = coreset.grouping.lay_out_all(model, args, kwargs, coreset.arguments)
         rows = layout.rows()
@@ -62,7 +62,7 @@ def effects_of_groups(
             f"the data have {rows.num_rows} groups, but the coreset was built from "
             f"{coreset.report.num_data}; pass the same data."
         )
-    if args or kwargs:
+    if layout is not None:
         check_contains(coreset, layout.arguments, rows)
     check_ran_on(coreset.model, mcmc)
     samples = samples_of_full(

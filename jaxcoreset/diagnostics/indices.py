@@ -69,7 +69,8 @@ def refuse_unknown_indices(
     for column in columns:
         at = np.resize(column.rows, most)
         padded = dataclasses.replace(column, rows=at, values=np.resize(column.values, most))
-        if alone(one, key, _rows_of([padded], data))[0].get():
+        others = [other for other in columns if other is not column]
+        if alone(one, key, _rows_of([padded], data, others))[0].get():
             bad.append(column)
     size = found.rpartition("with size ")[2].split(".")[0].strip()
     named = ", ".join(map(str, (bad or columns)[:_MOST_NAMED]))
@@ -91,6 +92,7 @@ class _Column:
         range: what a message says that it has.
         rows: the rows to evaluate.
         values: their values, where -1 and NaN are large numbers.
+        usual: a number that the build had; None if that is not known.
     """
 
     at: int
@@ -99,6 +101,7 @@ class _Column:
     range: str
     rows: np.ndarray
     values: np.ndarray
+    usual: Any
 
     def __str__(self) -> str:
         return f"{self.name} {self.range}"
@@ -140,7 +143,8 @@ def _columns(at: int, name: str, leaf: Any, known: Any) -> list[_Column]:
         span = f"from {_text(low[index])} to {_text(high[index])}"
         if is_real and is_missing[index]:
             span += f" and NaN in row {rows[-1]}"
-        found.append(_Column(at, index, label, span, np.array(rows), values))
+        usual = None if build is None else np.asarray(build[0, index])
+        found.append(_Column(at, index, label, span, np.array(rows), values, usual))
     return found
 
 
@@ -166,23 +170,28 @@ def _are_whole(column: np.ndarray) -> bool:
     return True
 
 
-def _rows_of(columns: Sequence[_Column], data: tuple) -> tuple:
-    """Some rows of all the data, with the values of each column in its own rows."""
+def _rows_of(columns: Sequence[_Column], data: tuple, usual: Sequence[_Column] = ()) -> tuple:
+    """Some rows of all the data, with the values of each column in its own rows.
+
+    Args:
+        columns: the columns, whose rows follow one another.
+        data: all rows.
+        usual: columns that have a number of the build in all these rows.
+    """
     rows = np.concatenate([column.rows for column in columns])
-    found = [np.asarray(leaf[rows]) for leaf in data]
+    found, most = [np.array(leaf[rows], order="C") for leaf in data], np.iinfo(np.int32).max
+    for at in {column.at for column in columns if not is_float(found[column.at].dtype)}:
+        # Small integers do not hold the number that takes the place of -1.
+        found[at] = np.minimum(found[at].astype(np.int64), most)
+    matrices = [leaf.reshape(len(rows), -1) for leaf in found]
+    for column in usual:
+        if column.usual is not None:
+            matrices[column.at][:, column.index] = column.usual
     first = 0
     for column in columns:
-        leaf, last = found[column.at], first + len(column.rows)
-        if not is_float(leaf.dtype):
-            # Small integers do not hold the number that takes the place of -1.
-            most = np.iinfo(np.int32).max
-            leaf = np.minimum(leaf.astype(np.int64), most)
-        else:
-            leaf = leaf.copy()
-        leaf.reshape(len(rows), -1)[first:last, column.index] = np.minimum(
-            column.values, np.iinfo(np.int32).max
-        )
-        found[column.at], first = leaf, last
+        last = first + len(column.rows)
+        matrices[column.at][first:last, column.index] = np.minimum(column.values, most)
+        first = last
     return tuple(found)
 
 

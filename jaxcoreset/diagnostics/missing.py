@@ -72,9 +72,6 @@ def _cause(simulation: Simulation, rows: Rows, draws: Mapping[str, Array], at: n
             causes += [f"{name} in {list_rows(at[:_MOST_READ][bad])}"] if bad.any() else []
     if causes:
         return f"The data are not finite, {' and '.join(causes)}: fill in or drop these rows."
-    wrong = [name for name, x in draws.items() if not np.isfinite(np.asarray(x)).all()]
-    if wrong:
-        return f"Some posterior draws of {' and '.join(wrong)} are not finite: sample again."
     return (
         "The data of these rows are finite, so it is the model that has no distribution there, "
         "such as a Poisson distribution with a negative rate: drop these rows, or change the model."

@@ -377,8 +377,6 @@ def test_a_row_that_the_model_has_no_distribution_for_is_refused():
     assert unweighted(coreset, SLOPES, np.array([-6.0])).mean["y"] > 0
     with pytest.raises(ModelError, match=r"in row 1; .* finite, so it is the model"):
         unweighted(coreset, SLOPES, np.array([0.0, -10.0]))
-    with pytest.raises(ModelError, match="draws of b are not finite"):
-        unweighted(coreset, {"b": np.array([0.5, np.nan])}, np.array([1.0]))
 
 
 @pytest.mark.parametrize("kind", ["bernoulli", "normal"])
