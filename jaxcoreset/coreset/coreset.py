@@ -279,8 +279,8 @@ class Coreset(AsTable):
             the dimension "group" and its coordinates are `group_names`.
 
         Raises:
-            ValueError: if the coreset is not one of groups, its data are missing or have other
-                groups, or both `moments` and `arviz` are True.
+            ValueError: if the coreset is not one of groups, its data are missing, those passed have
+                other groups or other rows of the groups chosen, or `moments` and `arviz` are True.
             ModuleNotFoundError: if `arviz` is True and ArviZ is not installed.
         """
         settings = num_draws, moments, arviz

@@ -10,6 +10,7 @@ from jaxtyping import Array, PRNGKeyArray
 from numpyro.infer import MCMC
 
 from jaxcoreset.coreset.belonging import check_belongs
+from jaxcoreset.coreset.contains import check_contains
 from jaxcoreset.data.arviz import posterior_of_groups
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.data.utils import check_int, host_generator
@@ -45,7 +46,7 @@ def effects_of_groups(
             "the coreset is one of rows, whose model has no effects that were integrated out; "
             "expected one that was built with groups=."
         )
-    model = coreset.full_model
+    model, layout = coreset.full_model, None
     if args or kwargs:
         args, kwargs = in_order_of(coreset.columns, model, args, kwargs)
         layout = coreset.grouping.lay_out_all(model, args, kwargs, coreset.arguments)
@@ -63,6 +64,8 @@ def effects_of_groups(
             f"the data have {rows.num_rows} groups, but the coreset was built from "
             f"{coreset.report.num_data}; pass the same data."
         )
+    if layout is not None:
+        check_contains(coreset, layout.arguments, rows)
     check_belongs(coreset, mcmc)
     samples = samples_of_full(
         mcmc,

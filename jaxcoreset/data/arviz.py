@@ -110,7 +110,11 @@ def attributes_of_corrected(data: Any) -> dict[str, Any]:
 
 
 def elpd_data(
-    elpd: Mapping[str, Any], pointwise: Mapping[str, np.ndarray], unit: str, extra: Mapping
+    elpd: Mapping[str, Any],
+    pointwise: Mapping[str, np.ndarray],
+    unit: str,
+    labels: np.ndarray,
+    extra: Mapping,
 ) -> Any:
     """The result of leave-one-out as the `ELPDData` of the version that is installed.
 
@@ -118,12 +122,13 @@ def elpd_data(
         elpd: elpd, se, p, n_samples, n_data_points, warning and good_k.
         pointwise: elpd_i and pareto_k, shape (n,).
         unit: the name of their axis.
+        labels: its coordinates.
         extra: further entries.
     """
     import xarray
 
     arrays = {
-        name: xarray.DataArray(x, dims=[unit], coords={unit: np.arange(x.size)}, name=name)
+        name: xarray.DataArray(x, dims=[unit], coords={unit: labels}, name=name)
         for name, x in pointwise.items()
     }
     if not _is_modern():

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxcoreset.likelihood.observed import are_observed
 from jaxcoreset.weighting.psis import NEGLIGIBLE
 
 # The prior of the tail's shape and of its scale (Zhang and Stephens, Technometrics 51(3), 2009, and
@@ -143,7 +144,8 @@ def _mean_log(grid: Array, excess: Array, inside: Array, count: Array) -> Array:
 
 
 def block(args: Any, rows: tuple, counted: Array) -> dict[str, Array]:
-    """`LeaveOneOut` of a block of rows, for a pass over all of them."""
-    log_likelihood, draws, leave = args
-    values = jax.vmap(log_likelihood, in_axes=(0, None))(draws, rows[0])
-    return leave(values.T)
+    """`LeaveOneOut` of a block of rows, and which are observations, for a pass over all of them."""
+    program, draws, leave = args
+    values = jax.vmap(program.log_likelihood_constrained, in_axes=(0, None))(draws, rows[0])
+    first = {name: x[0] for name, x in draws.items()}
+    return {**leave(values.T), "observed": are_observed(program, first, rows[0])}

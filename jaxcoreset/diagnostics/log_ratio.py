@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from jaxcoreset.coreset.contains import check_contains
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.chosen_groups import read_groups
 from jaxcoreset.data.ragged import order_by_length
-from jaxcoreset.likelihood.arguments import in_order_of, is_array, is_same
+from jaxcoreset.likelihood.arguments import in_order_of, is_array
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.grouping import likelihood_of_layout
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -168,21 +169,5 @@ def _check_contains(coreset: Coreset, likelihood: ModelLikelihood) -> None:
             "likelihood=model_likelihood(model, args, kwargs, data_axes=…, plate=…) with the "
             "settings of the builder."
         )
-    if not len(coreset):
-        return
-    kept = likelihood.take(likelihood.rows.places(coreset.indices))
-    rows = likelihood.arguments.with_data(kept)
-    if coreset.grouping is not None:
-        rows = coreset.grouping.trimmed(rows)
-    if not all(map(is_same, rows.leaves, coreset.arguments.leaves)):
-        if likelihood is coreset.likelihood:
-            raise ValueError(
-                "the arrays that the coreset was built from were changed in place after the build, "
-                "in the rows of the coreset at least. Pass the model's arguments with all rows as "
-                "they were, or build a new coreset."
-            )
-        raise ValueError(
-            "the data differ from those that the coreset was built from, in the rows of the "
-            "coreset or in an argument that holds no rows. Pass the same data in the same order, "
-            "and the same other arguments."
-        )
+    is_own = likelihood is coreset.likelihood
+    check_contains(coreset, likelihood.arguments, likelihood.rows, is_own=is_own)

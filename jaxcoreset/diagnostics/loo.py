@@ -22,6 +22,7 @@ from jaxcoreset.diagnostics.leave_one_out import LeaveOneOut, block
 from jaxcoreset.diagnostics.log_ratio import full_likelihood
 from jaxcoreset.diagnostics.reweighted import reweighted_draws
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.observed import are_observed
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.weighting.psis import khat_limit
@@ -52,6 +53,10 @@ def loo(
     the weights, which is not needed if you pass a result of `correct`, and one that evaluates,
     smooths and reduces a block of rows at a time. It stores no array of size draws × rows.
 
+    A row that the model masks entirely, by `numpyro.handlers.mask` or ``Distribution.mask``, is not
+    an observation. As in ArviZ, it is in none of the results, and a model to compare with must mask
+    the same rows. Of groups, those are left out that have no observed row.
+
     With a coreset of groups (``groups=``) the unit that is left out is a whole group: its effect is
     integrated out, and the result says how well a *new* group is predicted. It cannot be compared
     with the result of a model whose unit is a row.
@@ -74,17 +79,18 @@ def loo(
 
     Returns:
         ArviZ's `ELPDData`, in nats (scale "log"), for `arviz.compare`. It has one value per row in
-        `loo_i` (ArviZ 0.23) or `elpd_i` (ArviZ 1), Pareto's k per row in `pareto_k`, and in
-        `bad_rows` the numbers of the rows whose k is above `good_k`. With `subsample`,
-        `subsampling_se` is the standard error due to the choice of the rows,
-        `loo_subsample_observations` the rows chosen, and `elpd_loo_approx` the approximation of
-        each row. `pareto_k` is then NaN for rows that were not chosen, and their values are the
-        approximation plus the mean correction, so that all values add up to the estimate.
+        `loo_i` (ArviZ 0.23) or `elpd_i` (ArviZ 1), whose coordinates are the numbers of the rows,
+        Pareto's k per row in `pareto_k`, and in `bad_rows` the numbers of the rows whose k is above
+        `good_k`. With `subsample`, `subsampling_se` is the standard error due to the choice of the
+        rows, `loo_subsample_observations` the positions of the rows chosen in these arrays, and
+        `elpd_loo_approx` the approximation of each row. `pareto_k` is then NaN for rows that were
+        not chosen, and their values are the approximation plus the mean correction, so that all
+        values add up to the estimate.
 
     Raises:
         CorrectionError: if the draws cannot be reweighted; see `correct`.
-        ValueError: see `certify`; or if there is no key and `subsample` needs one, or `subsample`
-            is below 2 or above the number of rows.
+        ValueError: see `certify`; or if there is no key and `subsample` needs one, `subsample` is
+            below 2 or above the number of rows, or the model masks all rows.
         RuntimeError: see `certify`.
         ModuleNotFoundError: if ArviZ is not installed.
     """
@@ -108,14 +114,24 @@ def loo(
         flat = {name: jnp.asarray(x) for name, x in draws.samples.flat().items()}
         if subsample is None:
             found = _leave_out(full, full.rows, flat, leave, bar.update)
-            used, extra = np.arange(n), {}
+            rows = _observed_rows(found, unit)
+            found = {name: values[rows] for name, values in found.items()}
+            used, extra = np.arange(rows.size), {}
             elpd_i, total = found["elpd"], float(found["elpd"].sum())
-            variance = n * float(np.var(elpd_i))
+            variance = rows.size * float(np.var(elpd_i))
         else:
             assert key is not None
-            used = np.sort(host_generator(as_key(key)).choice(n, subsample, replace=False))
-            found = _leave_out(full, _rows_of(full, used), flat, leave, bar.update)
-            approximation = _at_the_mean(full, flat, leave, bar.update)
+            at_mean = _at_the_mean(full, flat, leave, bar.update)
+            rows = _observed_rows(at_mean, unit)
+            if subsample > rows.size:
+                raise ValueError(
+                    f"subsample is {subsample}; expected at most the {rows.size} {unit}s that the "
+                    "model does not mask."
+                )
+            approximation = at_mean["values"][rows]
+            generator = host_generator(as_key(key))
+            used = np.sort(generator.choice(rows.size, subsample, replace=False))
+            found = _leave_out(full, _rows_of(full, rows[used]), flat, leave, bar.update)
             elpd_i, estimate = difference_estimate(found["elpd"], approximation, used)
             total, variance = estimate["elpd"], estimate["variance"]
             extra = {
@@ -124,21 +140,32 @@ def loo(
                 "loo_subsample_observations": used,
                 "elpd_loo_approx": approximation,
             }
-    good, pareto_k = khat_limit(num), np.full(n, np.nan)
+    good, pareto_k = khat_limit(num), np.full(rows.size, np.nan)
     pareto_k[used] = found["khat"]
-    bad = used[found["khat"] > good]
+    bad = rows[used[found["khat"] > good]]
     _warn(bad, used.size, good, unit)
     elpd = {
         "elpd": total,
         "se": float(np.sqrt(max(variance, 0.0))),
-        "p": float((found["lpd"] - found["elpd"]).mean() * n),
+        "p": float((found["lpd"] - found["elpd"]).mean() * rows.size),
         "n_samples": num,
-        "n_data_points": n,
+        "n_data_points": rows.size,
         "warning": bool(bad.size),
         "good_k": good,
     }
     arrays = {"elpd_i": elpd_i, "pareto_k": pareto_k}
-    return elpd_data(elpd, arrays, unit, {**extra, "bad_rows": bad})
+    return elpd_data(elpd, arrays, unit, rows, {**extra, "bad_rows": bad})
+
+
+def _observed_rows(found: Mapping[str, np.ndarray], unit: str) -> Int[np.ndarray, " o"]:
+    """The numbers of the rows that are observations."""
+    rows = np.flatnonzero(found["observed"] > 0)
+    if not rows.size:
+        raise ValueError(
+            f"the model masks all {found['observed'].size} {unit}s, so there is nothing to leave "
+            f"out; expected {unit}s with an observation."
+        )
+    return rows
 
 
 def difference_estimate(
@@ -182,25 +209,30 @@ def _leave_out(
     on_rows: Any,
 ) -> dict[str, np.ndarray]:
     """The results of rows, in the order of their numbers."""
-    args = likelihood.program.log_likelihood_constrained, dict(draws), leave
-    names, width = ("elpd", "lpd", "khat"), _WIDTH * leave.log_ratios.size
+    args = likelihood.program, dict(draws), leave
+    names, width = ("elpd", "lpd", "khat", "observed"), _WIDTH * leave.log_ratios.size
     return _by_row(rows, block, args, width, names, on_rows)
 
 
 def _at_the_mean(
     likelihood: ModelLikelihood, draws: Mapping[str, Array], leave: LeaveOneOut, on_rows: Any
-) -> Float[np.ndarray, " n"]:
-    """The log-likelihood of every row at the posterior mean of the unconstrained parameters."""
+) -> dict[str, np.ndarray]:
+    """The log-likelihood of every row at the posterior mean of the unconstrained parameters.
+
+    It is under "values", and under "observed" which rows are observations.
+    """
     free = jax.vmap(likelihood.unconstrain)(dict(draws))
     weights = jnp.exp(leave.log_weights)
     mean = {name: jnp.tensordot(weights, x, 1, precision="highest") for name, x in free.items()}
-    args = likelihood.program.log_likelihood, mean
-    return _by_row(likelihood.rows, _at_one_point, args, 1, ("values",), on_rows)["values"]
+    first = {name: x[0] for name, x in draws.items()}
+    args, names = (likelihood.program, mean, first), ("values", "observed")
+    return _by_row(likelihood.rows, _at_one_point, args, 1, names, on_rows)
 
 
 def _at_one_point(args: Any, rows: tuple, counted: Array) -> dict[str, Array]:
-    log_likelihood, params = args
-    return {"values": log_likelihood(params, rows[0])}
+    program, params, draw = args
+    values = program.log_likelihood(params, rows[0])
+    return {"values": values, "observed": are_observed(program, draw, rows[0])}
 
 
 def _by_row(

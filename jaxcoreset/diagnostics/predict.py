@@ -20,10 +20,17 @@ from jaxcoreset.data.reading import is_streamed
 from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.data.utils import progress_bar as bar_of
+from jaxcoreset.diagnostics.indices import refuse_unknown_indices
 from jaxcoreset.diagnostics.log_ratio import full_likelihood
+from jaxcoreset.diagnostics.missing import refuse_missing, refuse_missing_responses
 from jaxcoreset.diagnostics.predictive_check import PredictiveCheck, check_statistic
 from jaxcoreset.diagnostics.reweighted import known_draws, plain_draws, reweighted_draws
-from jaxcoreset.diagnostics.simulation import Simulation, effects_to_predict, rows_to_predict
+from jaxcoreset.diagnostics.simulation import (
+    Drawn,
+    Simulation,
+    effects_to_predict,
+    rows_to_predict,
+)
 from jaxcoreset.likelihood.arguments import Arguments
 from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -65,6 +72,11 @@ def predict(
     The draws are resampled by the weights of `correct`, so that they follow the full posterior.
     This costs one pass over all rows, which is not needed if you pass a result of `correct`.
 
+    Every row needs the predictors that its response depends on: a row whose prediction is not a
+    number is refused. If the model masks an entry, it may be NaN; a deterministic site may be NaN
+    anywhere. Means, standard deviations and quantiles are NaN there; draws of whole numbers are
+    meaningless. Responses among the arguments may be NaN, since they are drawn anew.
+
     With a coreset of groups, pass the rows to predict, with the labels of the build, and the number
     of groups, new ones included. Groups of the build have their own effects, drawn as by
     `Coreset.group_effects`. Groups with other labels, which come after those of the build, are new:
@@ -96,8 +108,9 @@ def predict(
 
     Raises:
         CorrectionError: if the draws cannot be reweighted; see `correct`.
-        ModelError: if no argument holds rows, a site cannot be drawn, or groups do not fit the
-            build.
+        ModelError: if no argument holds rows, a site cannot be drawn, groups do not fit the build,
+            a prediction is not a number, or a number that the model uses as an index is too large,
+            negative or NaN.
         ValueError: see `certify`; or if data are needed and not available.
     """
     levels = tuple(float(level) for level in quantiles)
@@ -143,7 +156,8 @@ def predict(
         rows.context = dataclasses.replace(rows.context, batch_size=batch_size, mesh=mesh)
         simulation = Simulation.of(coreset.full_model, arguments, responses, sites)
         if args or kwargs:
-            simulation.refuse_unknown_indices(at, arguments.data, _known(full))
+            names = tuple(arguments.data_names)
+            refuse_unknown_indices(simulation.draw, names, at, arguments.data, _known(full))
         stream = _Stream(simulation, rows, at, draw_key, context, progress_bar)
         return stream.summary(levels, draws)
 
@@ -201,7 +215,7 @@ class _Stream:
         return next(iter(self.draws.values())).shape[0]
 
     def blocks(self, reduce: Callable, per_row: tuple = ()) -> Iterator[tuple[int, int, Any]]:
-        """``reduce(draws, observed, per_row, counted)`` of every block, on the host."""
+        """``reduce(drawn, per_row, counted)`` of every block, on the host."""
         n, args = self.rows.num_rows, (_Reduced(self.simulation, reduce), self.draws, self.key)
         width = 2 * self.num_draws * max(self.simulation.width, 1)
         numbers = np.arange(n, dtype=np.uint32)
@@ -213,11 +227,12 @@ class _Stream:
 
     def summary(self, levels: tuple[float, ...], keep: bool) -> "Prediction":
         parts = []
-        for _, num, values in self.blocks(_Summary(levels, keep)):
+        for first, num, values in self.blocks(_Summary(levels, keep)):
             flat = jax.tree.map(lambda x, num=num: x.reshape(-1, *x.shape[2:])[:num], values)
+            refuse_missing(self.simulation, self.rows, self.draws, flat.pop("refused"), first)
             parts.append(flat)
         whole = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-        by_site = {name: whole[name] for name in self.simulation.axes}
+        by_site = {name: whole["sites"][name] for name in self.simulation.axes}
 
         def collect(what: str) -> dict[str, np.ndarray]:
             return {name: found[what] for name, found in by_site.items() if what in found}
@@ -231,6 +246,7 @@ class _Stream:
             observed=collect("observed"),
             num_draws=self.num_draws,
             _stream=self,
+            _left_out=whole["left_out"],
         )
 
 
@@ -244,9 +260,8 @@ def _block(args: Any, rows: tuple, counted: Array) -> Any:
     reduced, draws, key = args
     data, (numbers, *per_row) = rows
     simulation = reduced.simulation
-    values = simulation.draw(draws, jax.random.fold_in(key, numbers[0]), data)
-    given = simulation.given(draws, data) if simulation.observed else {}
-    return reduced.reduce(values, given, tuple(per_row), counted)
+    key = jax.random.fold_in(key, numbers[0])
+    return reduced.reduce(simulation.draw_checked(draws, key, data), tuple(per_row), counted)
 
 
 @dataclass(frozen=True)
@@ -256,18 +271,24 @@ class _Summary:
     levels: tuple[float, ...]
     keep: bool
 
-    def __call__(self, values: dict, given: dict, per_row: tuple, counted: Array) -> dict:
-        found = {}
-        for name, x in values.items():
+    def __call__(self, drawn: Drawn, per_row: tuple, counted: Array) -> dict:
+        found: dict[str, dict] = {}
+        for name, x in drawn.values.items():
             real = x.astype(jnp.result_type(float))
-            found[name] = {"mean": real.mean(axis=1), "sd": real.std(axis=1)}
+            # One NaN makes the mean NaN, and should make the quantiles.
+            if name in drawn.masked:
+                real = jnp.where(drawn.masked[name][:, None], jnp.nan, real)
+            mean = real.mean(axis=1)
+            found[name] = {"mean": mean, "sd": real.std(axis=1)}
             if self.levels:
-                found[name]["quantiles"] = _quantiles(real, self.levels)
+                quantiles = _quantiles(real, self.levels)
+                missing = jnp.isnan(mean)[:, None]
+                found[name]["quantiles"] = jnp.where(missing, jnp.nan, quantiles)
             if self.keep:
                 found[name]["draws"] = x
-            if name in given:
-                found[name]["observed"] = given[name]
-        return found
+            if name in drawn.observed:
+                found[name]["observed"] = drawn.observed[name]
+        return {"sites": found, "refused": drawn.refused, "left_out": drawn.left_out}
 
 
 def _quantiles(
@@ -324,6 +345,7 @@ class Prediction:
     observed: dict[str, np.ndarray]
     num_draws: int
     _stream: _Stream = dataclasses.field(repr=False)
+    _left_out: dict[str, np.ndarray] = dataclasses.field(repr=False)
 
     def __repr__(self) -> str:
         n = self._stream.rows.num_rows
@@ -361,13 +383,14 @@ class Prediction:
         It makes one more pass over the rows, with the same replicated responses, and stores one
         number per draw and bin. The test statistic is a mean over rows (or a maximum or minimum),
         so that rows can be streamed: for instance the share of zeros is ``check(lambda y: y ==
-        0)``, and the standard deviation ::
+        0)``, and the standard deviation, since numbers are in float64, ::
 
             prediction.check(
                 lambda y: jnp.stack([y, y**2], axis=1),
                 of=lambda mean: jnp.sqrt(mean[1] - mean[0] ** 2),
             )
 
+        Rows of which the model masks an entry are left out, of the data and of the replicated ones.
         See Gelman, Meng and Stern, Statistica Sinica 6, 1996.
 
         Args:
@@ -377,10 +400,13 @@ class Prediction:
             reduce: "mean", "max" or "min", of these numbers over the rows.
             of: a function of the reduced numbers, () or (j,), in JAX.
             bins: shape (n,), whole numbers from 0 on: the test statistic is computed for each bin
-                of rows. Bins show where a model fails if there are too many rows for a plot.
+                of rows, and is NaN for a bin without rows. Bins show where a model fails if there
+                are too many rows for a plot.
 
         Raises:
-            ValueError: if the responses were not passed, or an argument is not one of these.
+            ModelError: if a response that was passed is NaN, and the model does not mask it.
+            ValueError: if the responses were not passed, an argument is not one of these, or the
+                model masks an entry of every row.
         """
         names = [name for name in self.observed if site in (None, name)]
         if len(names) != 1:
@@ -388,6 +414,8 @@ class Prediction:
                 f"site is {site!r}, and the sites with observations are {list(self.observed)}; "
                 "expected one of these. Pass the responses to predict to check them."
             )
-        n = self._stream.rows.num_rows
+        (name,) = names
+        kept = ~self._left_out.get(name, np.zeros(self._stream.rows.num_rows, bool))
+        refuse_missing_responses(name, self.observed[name], kept)
         at = None if bins is None else np.asarray(bins)
-        return check_statistic(self._stream.blocks, n, names[0], statistic, reduce, of, at)
+        return check_statistic(self._stream.blocks, kept, name, statistic, reduce, of, at)

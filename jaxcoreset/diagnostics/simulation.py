@@ -7,29 +7,31 @@ as a parameter that `numpyro.handlers.condition` fixes, keep their values.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import checkify
+import numpyro
 from jaxtyping import Array, PRNGKeyArray
-from numpyro.handlers import uncondition
+from numpyro.handlers import trace, uncondition
 from numpyro.infer import Predictive
 
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.coreset.group_effects import effects_at
 from jaxcoreset.data.dtypes import widened
 from jaxcoreset.data.messages import listed
-from jaxcoreset.data.reading import is_streamed
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.arguments import Arguments, ModelError, flatten, in_order_of, is_array
+from jaxcoreset.likelihood.masks import mask_of, not_numbers
 from jaxcoreset.likelihood.trace import fill_origin, full_precision, is_latent, run
 
 # Two row counts for abstract traces: primes, so that no other axis is likely to have them.
 _ABSTRACT_ROWS = (31, 37)
+# What the names of the sites that mark other sites' bad values begin with.
+_REFUSED, _MASKED = "not a number: ", "masked, and not a number: "
 
 
 def rows_to_predict(
@@ -120,6 +122,7 @@ class Simulation:
         axes: the sites to draw, with the axis of rows in each.
         responses: the observed sites with one value per row, all of which are drawn.
         observed: those of them whose observations are among the arguments.
+        checked: the sites that must be numbers, with the axis of rows in each.
         width: the number of values that a row has at one draw.
     """
 
@@ -128,6 +131,7 @@ class Simulation:
     axes: dict[str, int]
     responses: frozenset[str]
     observed: tuple[str, ...]
+    checked: dict[str, int]
     width: int
 
     @classmethod
@@ -171,23 +175,66 @@ class Simulation:
         width = sum(few[name].size for name in names) // _ABSTRACT_ROWS[0]
         observed = tuple(name for name in names if few[name].is_given)
         kept = {name: axes[name] for name in names}
-        return cls(model, arguments, kept, frozenset(responses), observed, width)
+        # What is drawn for a row may depend on what was drawn for it before.
+        drawn = [name for name in axes if few[name].is_drawn]
+        asked = [at for at, name in enumerate(drawn) if name in kept]
+        last = max(asked, default=-1)
+        checked = {
+            name: axes[name] for at, name in enumerate(drawn) if at <= last or name not in responses
+        }
+        return cls(model, arguments, kept, frozenset(responses), observed, checked, width)
 
     def draw(self, draws: Mapping[str, Array], key: PRNGKeyArray, data: tuple) -> dict[str, Array]:
         """Values of m rows at s draws, of shape (m, s, …)."""
-        args, kwargs = self.arguments.fill([widened(leaf) for leaf in data])
-        predictive = Predictive(
-            _Redraw(self.model, self.responses),
-            posterior_samples=dict(draws),
-            return_sites=list(self.axes),
-            parallel=True,
-        )
-        with full_precision():
-            found = predictive(key, *args, **kwargs)
+        found = self._predict(_Redraw(self.model, self.responses), draws, key, data, self.axes)
         return {name: jnp.moveaxis(found[name], 1 + axis, 0) for name, axis in self.axes.items()}
 
-    def given(self, draws: Mapping[str, Array], data: tuple) -> dict[str, Array]:
-        """The observations of m rows, of shape (m, …)."""
+    def draw_checked(self, draws: Mapping[str, Array], key: PRNGKeyArray, data: tuple) -> "Drawn":
+        """As `draw`, and where what is drawn is not a number."""
+        checked = {name: axis for name, axis in self.checked.items() if name not in draws}
+
+        def model(*args: Any, **kwargs: Any) -> None:
+            redraw = _Redraw(self.model, self.responses)
+            sites = trace(redraw).get_trace(*args, **kwargs)
+            for name, axis in checked.items():
+                value = sites[name]["value"]
+                bad, mask = not_numbers(redraw.distributions[name], value)
+                if mask is not True:
+                    masked = jnp.broadcast_to(bad & ~jnp.asarray(mask), value.shape)
+                    numpyro.deterministic(_MASKED + name, jnp.moveaxis(masked, axis, 0))
+                    bad = bad & mask
+                bad = jnp.moveaxis(jnp.broadcast_to(bad, value.shape), axis, 0)
+                numpyro.deterministic(_REFUSED + name, bad.any(axis=tuple(range(1, bad.ndim))))
+
+        flags = [mark + name for name in checked for mark in (_REFUSED, _MASKED)]
+        found = self._predict(model, draws, key, data, [*self.axes, *flags])
+
+        def anywhere(mark: str) -> dict[str, Array]:
+            return {x: found[mark + x].any(axis=0) for x in checked if mark + x in found}
+
+        values = {name: jnp.moveaxis(found[name], 1 + axis, 0) for name, axis in self.axes.items()}
+        given, left_out = self._given(draws, data) if self.observed else ({}, {})
+        return Drawn(values, anywhere(_REFUSED), anywhere(_MASKED), given, left_out)
+
+    def _predict(
+        self,
+        model: Callable,
+        draws: Mapping[str, Array],
+        key: PRNGKeyArray,
+        data: tuple,
+        names: Iterable[str],
+    ) -> dict[str, Array]:
+        args, kwargs = self.arguments.fill([widened(leaf) for leaf in data])
+        predictive = Predictive(
+            model, posterior_samples=dict(draws), return_sites=list(names), parallel=True
+        )
+        with full_precision():
+            return predictive(key, *args, **kwargs)
+
+    def _given(
+        self, draws: Mapping[str, Array], data: tuple
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The observations of m rows, and which rows have a masked entry."""
         first = {name: x[0] for name, x in draws.items()}
 
         def fill(site: Mapping) -> Any:
@@ -195,63 +242,49 @@ class Simulation:
 
         with full_precision():
             sites = run(self.model, self.arguments.fill([widened(leaf) for leaf in data]), fill)
-        return {
-            name: jnp.moveaxis(jnp.asarray(sites[name]["value"]), self.axes[name], 0)
-            for name in self.observed
-        }
+        values, left_out = {}, {}
+        for name in self.observed:
+            site, axis = sites[name], self.axes[name]
+            values[name] = jnp.moveaxis(jnp.asarray(site["value"]), axis, 0)
+            if (mask := mask_of(site)) is not True:
+                mask = jnp.moveaxis(mask, axis, 0)
+                left_out[name] = ~mask.all(axis=tuple(range(1, mask.ndim)))
+        return values, left_out
 
-    def refuse_unknown_indices(
-        self, draws: Mapping[str, Array], data: tuple, known: Mapping[str, Any]
-    ) -> None:
-        """Raise a ModelError if a row has an index that the model has no entry for.
 
-        JAX reads the last entry in place of one that does not exist, so the predictions of a
-        category that the build did not have would be those of another one.
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """What is drawn for m rows, by site.
 
-        Args:
-            draws: constrained draws, with a leading axis.
-            data: all rows.
-            known: data of the build by the names of their arguments.
-        """
-        rows, ranges, leaves = [0], [], list(data)
-        for at, (name, leaf) in enumerate(zip(self.arguments.data_names, data, strict=True)):
-            if is_streamed(leaf) or not np.issubdtype(leaf.dtype, np.integer):
-                continue
-            values = np.asarray(leaf).reshape(len(leaf), -1)
-            low, high = int(values.min(initial=0)), int(values.max(initial=0))
-            of_build = np.asarray(known.get(name, np.zeros(0, int)))
-            if of_build.size and of_build.min() <= low and high <= of_build.max():
-                continue
-            rows += [*values.argmin(axis=0), *values.argmax(axis=0)]
-            ranges.append(f"{name} from {low:,} to {high:,}")
-            # As an index a negative number counts from the end. Small integers cannot hold the
-            # largest number that takes its place.
-            large, most = np.asarray(leaf).astype(np.int64), np.iinfo(np.int32).max
-            leaves[at] = np.where(large < 0, most, np.minimum(large, most))
-        if not ranges:
-            return
-        few = tuple(np.asarray(leaf[np.unique(rows)]) for leaf in leaves)
-        one = {name: x[:1] for name, x in draws.items()}
-        draw = checkify.checkify(self.draw, errors=checkify.index_checks)
-        if found := jax.jit(draw)(one, jax.random.key(0), few)[0].get():
-            size = found.rpartition("with size ")[2].split(".")[0].strip()
-            raise ModelError(
-                f"the rows to predict have {', '.join(ranges)}, and the model takes a number that "
-                f"is too large, or negative, as an index of {size} entries. Expected the numbers "
-                "that the build had, or a model with entries for further categories; -1 often "
-                "means a missing value."
-            )
+    Attributes:
+        values: the values at s draws, of shape (m, s, …).
+        refused: which rows have a value that is not a number at some draw, of shape (m,).
+        masked: the same of masked entries, of shape (m, …), of sites with a mask.
+        observed: the observations that were passed, of shape (m, …).
+        left_out: which rows of them have a masked entry, of shape (m,), of sites with a mask.
+    """
+
+    values: dict[str, Array]
+    refused: dict[str, Array]
+    masked: dict[str, Array]
+    observed: dict[str, Array]
+    left_out: dict[str, Array]
 
 
 class _Redraw(uncondition):
-    """Sample the sites with these names even if they are observed."""
+    """Sample the sites with these names even if they are observed, and note all distributions."""
 
     def __init__(self, model: Callable, names: Collection[str]):
         super().__init__(model)
         self.names = names
+        self.distributions: dict[str, Any] = {}
 
     def process_message(self, msg: Any) -> None:
-        if msg["type"] == "sample" and msg["name"] in self.names:
+        if msg["type"] != "sample":
+            return
+        # As the model has it: Predictive masks all sites.
+        self.distributions[msg["name"]] = msg["fn"]
+        if msg["name"] in self.names:
             super().process_message(msg)
 
 
@@ -259,6 +292,7 @@ class _Redraw(uncondition):
 class _Site:
     shape: tuple[int, ...]
     is_given: bool
+    is_drawn: bool
 
     @property
     def size(self) -> int:
@@ -279,7 +313,8 @@ def _sites(
             sites = run(_Redraw(model, responses), arguments.fill(data), fill)
         for name, site in sites.items():
             if site["type"] in ("sample", "deterministic"):
-                found[name] = _Site(tuple(jnp.shape(site["value"])), _is_given(site))
+                shape, is_drawn = tuple(jnp.shape(site["value"])), site["type"] == "sample"
+                found[name] = _Site(shape, _is_given(site), is_drawn)
 
     shapes = [
         jax.ShapeDtypeStruct((num_rows, *x.shape[1:]), jax.dtypes.canonicalize_dtype(x.dtype))

@@ -39,7 +39,7 @@ def check_log_likelihood(
         return
     kinds = {"NaN": np.isnan, "+inf": np.isposinf, "-inf": np.isneginf}
     found = [
-        f"{kind} in {_list_rows(rows[bad])}"
+        f"{kind} in {list_rows(rows[bad])}"
         for kind, is_kind in kinds.items()
         if (bad := is_kind(values)).any()
     ]
@@ -49,7 +49,7 @@ def check_log_likelihood(
         entries = np.asarray(leaf)[bad_rows].reshape(int(bad_rows.sum()), -1)
         missing = ~np.isfinite(entries).all(axis=1)
         if missing.any():
-            causes.append(f"{name} in {_list_rows(rows[bad_rows][missing])}")
+            causes.append(f"{name} in {list_rows(rows[bad_rows][missing])}")
     if causes:
         found_in = " and ".join(causes)
         advice = f"the data themselves are not finite, {found_in}: fill in or drop these rows."
@@ -59,7 +59,8 @@ def check_log_likelihood(
     )
 
 
-def _list_rows(rows: np.ndarray) -> str:
+def list_rows(rows: np.ndarray) -> str:
+    """Row numbers in words, the first five of them."""
     listed = ", ".join(str(row) for row in rows[:5])
     more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
     return f"row{'s' if len(rows) > 1 else ''} {listed}{more}"

@@ -174,3 +174,11 @@ def test_the_density_in_float64_follows_that_in_float32(coreset):
         double = energy()
     assert (single.dtype, double.dtype) == (np.float32, np.float64)
     np.testing.assert_allclose(single, double, rtol=1e-5)
+
+
+@pytest.mark.parametrize("changed", ["response", "order"])
+def test_effects_of_other_data_are_refused(coreset, samples, changed):
+    """The rows of the groups chosen tell that it is not the table of the build."""
+    y = Y + 1 if changed == "response" else Y[::-1].copy()
+    with pytest.raises(ValueError, match=r"the data differ from those .*in the same order"):
+        coreset.group_effects(jax.random.key(1), samples, GROUP, NUM_GROUPS, y, num_draws=8)

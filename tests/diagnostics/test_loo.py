@@ -212,3 +212,48 @@ def test_unit_left_out_of_a_coreset_of_groups_is_a_group(groups):
         covariance = np.full((size, size), 1 / left + 4) + 0.25 * np.eye(size)
         expected = multivariate_normal.logpdf(y[label == group], mean, covariance)
         assert found[loo_i][group] == pytest.approx(expected, abs=0.02)
+
+
+def masked(x, ok, y=None):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.5))
+    with numpyro.plate("rows", x.shape[0]), numpyro.handlers.mask(mask=ok):
+        numpyro.sample("y", dist.Normal(b * x, NOISE), obs=y)
+
+
+def test_masked_rows_are_no_observations():
+    """As ArviZ has it: the result is that of the other rows alone, under their own numbers."""
+    rng = np.random.default_rng(0)
+    x, y, ok = rng.normal(size=200), rng.normal(size=200), rng.random(200) < 0.4
+    b = {"b": 0.1 * rng.normal(size=(400,))}
+    coreset, alone = whole(masked, x, ok, y), whole(masked, x[ok], ok[ok], y[ok])
+    found, expected = loo(coreset, b), loo(alone, b)
+    assert found.n_data_points == expected.n_data_points == ok.sum()
+    np.testing.assert_allclose(found[loo_i], expected[loo_i], atol=1e-5)
+    np.testing.assert_array_equal(found[loo_i]["row"], np.flatnonzero(ok))
+    for name in (elpd_loo, "se", p_loo):
+        assert found[name] == pytest.approx(expected[name], rel=1e-3)
+    part = loo(coreset, b, subsample=40, key=1)
+    assert part.n_data_points == ok.sum()
+    assert part.se == pytest.approx(found.se, rel=0.05)
+    with pytest.raises(ValueError, match=r"at most the .* rows that the model does not mask"):
+        loo(coreset, b, subsample=150, key=1)
+
+
+def test_groups_without_an_observed_row_are_left_out():
+    rng = np.random.default_rng(0)
+    label = np.repeat(np.arange(12), 3)
+    y, ok = rng.normal(size=36), rng.random(36) < 0.7
+    ok[label == 4] = False
+
+    def model(label, num, ok, y=None):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+        with numpyro.plate("groups", num):
+            z = numpyro.sample("z", dist.Normal(mu, 1.0))
+        with numpyro.plate("rows", label.shape[0]):
+            numpyro.sample("y", dist.Normal(z[label], 1.0).mask(ok), obs=y)
+
+    builder = jc.CoresetBuilder(model, size=12, groups="label", progress_bar=False)
+    coreset = builder.run(jax.random.key(0), label, 12, ok, y)
+    found = loo(coreset, {"mu": 0.1 * rng.normal(size=400)})
+    assert found.n_data_points == 11
+    assert 4 not in found[loo_i]["group"]

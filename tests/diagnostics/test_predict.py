@@ -294,21 +294,139 @@ def test_effect_of_a_row_of_its_own_is_drawn_anew():
     assert abs(np.corrcoef(found.draws["y"].T)[1, 2]) < 0.1
 
 
-@pytest.mark.parametrize(("level", "dtype"), [(4, int), (-1, int), (-1, np.int8)])
+def levels(x, level, y=None):
+    with numpyro.plate("levels", 4):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(mean[level.astype(int)] + x, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("level", "dtype"),
+    [(4, int), (-1, int), (-1, np.int8), (4, float), (-1, float), (np.nan, float)],
+)
 def test_an_index_that_the_model_has_no_entry_for_is_refused(level, dtype):
-    """JAX would take the last entry, and predict for another category."""
-
-    def levels(x, level, y=None):
-        with numpyro.plate("levels", 4):
-            mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
-        with numpyro.plate("rows", x.shape[0]):
-            numpyro.sample("y", dist.Normal(mean[level] + x, 1.0), obs=y)
-
+    """JAX would take another entry, and predict for another category."""
     rng = np.random.default_rng(0)
-    x, known = rng.normal(size=60).astype(np.float32), np.arange(60, dtype=np.int32) % 4
+    x, known = rng.normal(size=60).astype(np.float32), np.arange(60) % 4
+    known = known.astype(np.float32 if dtype is float else np.int32)
     coreset = whole(levels, x, known, x)
     draws = {"mean": rng.normal(size=(100, 4)).astype(np.float32)}
     found = partial(unweighted, coreset, draws)
-    assert found(x[:2], np.array([0, 3])).mean["y"].shape == (2,)
-    with pytest.raises(ModelError, match=f"level from .*{level}.* an index of 4 entries"):
-        found(x[:2], np.array([0, level], dtype))
+    far = np.array([-9.0, 9.0], np.float32)  # beyond the build's, but no index
+    assert found(far, np.array([0, 3])).mean["y"].shape == (2,)
+    text = "NaN in row 1" if np.isnan(level) else level
+    with pytest.raises(ModelError, match=f"have level from .*{text}.* an index of 4 entries"):
+        found(far, np.array([0, level], dtype))
+
+
+def test_an_index_in_a_matrix_is_named_by_its_column():
+    def model(X, y=None):
+        return levels(X[:, 0], X[:, 1], y)
+
+    rng = np.random.default_rng(0)
+    X = np.stack([rng.normal(size=60), np.arange(60) % 4], axis=1)
+    draws = {"mean": rng.normal(size=(100, 4))}
+    with pytest.raises(ModelError, match="have column 1 of X from 0 to 5, and"):
+        unweighted(whole(model, X, X[:, 0]), draws, np.array([[-9.0, 0.0], [9.0, 5.0]]))
+
+
+def slope(distribution):
+    def model(x, y=None, ok=None):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        numpyro.deterministic("line", b * x)
+        with numpyro.plate("rows", x.shape[0]):
+            of_rows = distribution(b * x)
+            numpyro.sample("y", of_rows if ok is None else of_rows.mask(ok), obs=y)
+
+    return model
+
+
+KINDS = {
+    "bernoulli": lambda z: dist.Bernoulli(logits=z),
+    "poisson": lambda z: dist.Poisson(jnp.exp(z)),
+    "categorical": lambda z: dist.Categorical(logits=jnp.stack([z, 0 * z], axis=-1)),
+    "normal": lambda z: dist.Normal(z, 1.0),
+    "several": lambda z: dist.Normal(z[:, None] + jnp.zeros(2), 1.0).to_event(1),
+}
+SLOPES = {"b": np.linspace(0.3, 0.7, 100)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_whose_prediction_is_not_a_number_is_refused(kind):
+    """A Bernoulli response with NaN logits would be 0, and a response may be missing."""
+    x = np.random.default_rng(0).normal(size=60)
+    y = (x > 0).astype(float if kind in ("normal", "several") else int)
+    y = np.stack([y, y], axis=1) if kind == "several" else y
+    coreset = whole(slope(KINDS[kind]), x, y)
+    new, missing = np.array([0.0, 1.0, np.nan]), np.full((3, *y.shape[1:]), np.nan)
+    found = unweighted(coreset, SLOPES, new[:2], missing[:2])
+    assert np.isfinite(found.mean["y"]).all()
+    with pytest.raises(ModelError, match="'y' that were passed to predict are NaN in rows 0, 1;"):
+        found.check(lambda y: y)
+    with pytest.raises(ModelError, match=r"'y' is not a number in row 2; .* finite, x in row 2: f"):
+        unweighted(coreset, SLOPES, new, missing)
+    line = unweighted(coreset, SLOPES, new, sites=["line"]).mean["line"]
+    np.testing.assert_array_equal(np.isnan(line), [False, False, True])
+
+
+def test_a_row_that_the_model_has_no_distribution_for_is_refused():
+    """JAX draws -1 from a Poisson distribution with a negative rate."""
+    x, y = np.random.default_rng(0).normal(size=60), np.ones(60, int)
+    coreset = whole(slope(lambda z: dist.Poisson(5 + z)), x, y)
+    assert unweighted(coreset, SLOPES, np.array([-6.0])).mean["y"] > 0
+    with pytest.raises(ModelError, match=r"in row 1; .* finite, so it is the model"):
+        unweighted(coreset, SLOPES, np.array([0.0, -10.0]))
+
+
+@pytest.mark.parametrize("kind", ["bernoulli", "normal"])
+def test_masked_rows_are_left_out_of_a_check_and_may_be_missing(kind):
+    rng = np.random.default_rng(0)
+    x, ok = rng.normal(size=400), rng.random(400) < 0.5
+    y = 0.5 * x + rng.normal(size=400) if kind == "normal" else rng.random(400) < 0.5
+    y = np.where(ok, y, 1).astype(float if kind == "normal" else int)
+    y[~ok] = 50 if kind == "normal" else 1
+    x[np.flatnonzero(~ok)[:2]] = np.nan
+    model = slope(KINDS[kind])
+    found = unweighted(whole(model, x, y, ok), SLOPES)
+    np.testing.assert_array_equal(np.isnan(found.mean["y"]), np.isnan(x))
+    np.testing.assert_array_equal(np.isnan(found.sd["y"]), np.isnan(x))
+    bins = np.arange(400) % 2
+    check = found.check(lambda y: y, bins=bins)
+    np.testing.assert_allclose(check.observed, [y[ok & (bins == b)].mean() for b in (0, 1)], 1e-5)
+    alone = unweighted(whole(model, x[ok], y[ok], ok[ok]), SLOPES).check(lambda y: y)
+    both = found.check(lambda y: y)
+    assert both.p_value == pytest.approx(alone.p_value, abs=0.2)
+    with pytest.raises(ModelError, match="is not a number in row"):
+        unweighted(whole(model, x[ok], y[ok], ok[ok]), SLOPES, x, None, np.ones(400, bool))
+    with pytest.raises(ValueError, match="masks entries of site 'y' in all 9 rows"):
+        unweighted(whole(model, x, y, ok), SLOPES, np.zeros(9), np.zeros(9), ok[:9] & False).check(
+            lambda y: y
+        )
+
+
+def test_statistics_keep_their_digits_where_the_mean_is_large():
+    """The documented standard deviation, of responses around 10,000, and squares of counts."""
+    y = (1e4 + np.random.default_rng(0).normal(size=400)).astype(np.float32)
+    coreset = whole(slope(lambda z: dist.Normal(1e4 + z, 1.0)), np.zeros(400), y)
+    found = unweighted(coreset, SLOPES, draws=True)
+    check = found.check(
+        lambda y: jnp.stack([y, y**2], axis=1), of=lambda mean: jnp.sqrt(mean[1] - mean[0] ** 2)
+    )
+    assert check.observed == pytest.approx(y.astype(float).std(), rel=1e-5)
+    np.testing.assert_allclose(check.replicated, found.draws["y"].astype(float).std(1), rtol=1e-5)
+    counts = np.full(30, 60_000)
+    found = unweighted(whole(slope(lambda z: dist.Poisson(6e4 + z)), np.zeros(30), counts), SLOPES)
+    assert found.check(lambda y: y**2).observed == pytest.approx(3.6e9)
+
+
+def test_ties_count_half_and_bins_without_rows_are_missing():
+    x = np.random.default_rng(0).normal(size=400)
+    y = (x > 0).astype(int)
+    found = unweighted(whole(slope(KINDS["bernoulli"]), x, y), SLOPES)
+    assert found.check(lambda y: y, reduce="max").p_value == 0.5
+    for reduce in ("mean", "max"):
+        check = found.check(lambda y: y - 1.0, bins=2 * y, reduce=reduce)
+        np.testing.assert_array_equal(np.isnan(check.p_value), [False, True, False])
+        np.testing.assert_array_equal(np.isnan(check.observed), [False, True, False])
+        assert "of 2 values" in repr(check)
