@@ -39,7 +39,7 @@ from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate, kl_of_residuals
 from jaxcoreset.selection.parts import Part, Use
 from jaxcoreset.selection.solving import check_selection, solve_and_select
-from jaxcoreset.selection.tolerance import Selection
+from jaxcoreset.selection.tolerance import Selection, largest_shift
 from jaxcoreset.weighting import DrawSource
 from jaxcoreset.weighting.laplace import LaplaceFitter
 
@@ -145,6 +145,7 @@ def updated(
         "ess": relative_ess * held_out / summary.inefficiency,
         "kl": selection.estimate.kl,
         "kl_weighted": weighted.kl,
+        **_doubt_of(before),
     }
     estimate = selection.estimate
     if is_unreliable(step):
@@ -157,6 +158,10 @@ def updated(
     elif weighted.kl > estimate.kl:
         standard_error = max(weighted.standard_error, estimate.standard_error)
         estimate = dataclasses.replace(weighted, standard_error=standard_error)
+    is_within = None
+    if before.tol is not None:
+        shift = selection.estimate.largest_shift
+        is_within = bool(estimate.upper <= before.tol and shift <= largest_shift(before.tol))
     return {
         "pool": pool,
         "selection": selection,
@@ -168,10 +173,22 @@ def updated(
         "weighting": before.weighting,
         "tol": before.tol,
         "other_mode": before.other_mode,
-        "is_within_tol": None if before.tol is None else bool(estimate.upper <= before.tol),
+        "spike": before.spike,
+        "is_within_tol": is_within,
         "history": [*before.history, step],
         **_facts_of_groups(likelihood, before, pool),
     }
+
+
+def _doubt_of(before: Report) -> dict[str, str]:
+    """What is known against the estimate of the earlier coreset, whose draws are used again."""
+    if before.trouble is not None:
+        doubt = f"NUTS on the coreset before the update has not mixed ({before.trouble})"
+    elif before.differs:
+        doubt = "before the update, the estimate was larger under the coreset's own posterior"
+    else:
+        return {}
+    return {"doubt": doubt}
 
 
 def _facts_of_groups(likelihood: ModelLikelihood, before: Report, pool: DrawPool) -> dict[str, Any]:

@@ -18,7 +18,13 @@ from jaxcoreset.likelihood.verification import check_alone
 from jaxcoreset.selection.draws import EXACT, DrawPool
 from jaxcoreset.selection.parts import Approach
 from jaxcoreset.selection.rounding import best_of
-from jaxcoreset.selection.tolerance import Limit, Selection, largest_size, smallest_within
+from jaxcoreset.selection.tolerance import (
+    Limit,
+    Selection,
+    largest_shift,
+    largest_size,
+    smallest_within,
+)
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.exhaustive_search import ExhaustiveSearch
 from jaxcoreset.solvers.solution import Solution
@@ -145,7 +151,7 @@ def solve_and_select(
     there is one. Without a tolerance it is that of `best_of`. If the expansion is exact but for
     rounding, or meets the tolerance, no rows are selected.
     """
-    limit = None if tol is None else Limit(tol)
+    limit = None if tol is None else Limit(tol, largest_shift(tol))
     found = [] if pool.expansion is None else [select_none(pool, clock, limit)]
     if found and (found[0].estimate.kl <= EXACT if tol is None else found[0].is_within):
         return found[0]
