@@ -30,6 +30,7 @@ from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.group_layout import Layout
 from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.grouping import likelihood_of_new_groups
+from jaxcoreset.likelihood.index_check import check_new_indices
 from jaxcoreset.likelihood.integral_error import describe, error_of_integrals
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import matrix_of_weighted
@@ -117,6 +118,7 @@ def updated(
     clock = Clock()
     with clock.stage("model"):
         likelihood = likelihood_in(context)
+        check_new_indices(likelihood, summary.candidates)
     with clock.stage("embedding"):
         pool = _joined_pool(summary, likelihood, before, key)
         # The expansion alone needed no draws that confirm a size, and now there may be rows.
