@@ -11,7 +11,7 @@ import warnings
 import zipfile
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Int
@@ -117,7 +117,7 @@ def read_text(
     for name in set(categories) & set(frame.columns):
         texts = frame[name].dropna().unique()
         if all(map(_is_plain, texts)):
-            numbers = pd.to_numeric(frame[name])
+            numbers: Any = pd.to_numeric(frame[name])
             if numbers.nunique() == len(texts):  # 1 and 1.0 are one number
                 frame[name] = numbers
     return frame

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
