@@ -20,6 +20,7 @@ from jaxcoreset.likelihood.expansion import Expansion
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
 from jaxcoreset.likelihood.group_model import GroupModel
+from jaxcoreset.likelihood.index_check import check_indices
 from jaxcoreset.likelihood.integral_error import accurate_enough, describe
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import Float32Error
@@ -82,7 +83,20 @@ def likelihood_of(
         kwargs: its keyword arguments.
         key: see `model_likelihood`.
         context: where rows are evaluated.
+
+    Raises:
+        ModelError: see `model_likelihood` and `group_likelihood`; or if the model has no entry for
+            a number that it takes as an index.
     """
+    likelihood = _unchecked_likelihood(builder, args, kwargs, key, context)
+    if not context.in_float64:  # a build that is repeated in float64 was checked before
+        check_indices(likelihood)
+    return likelihood
+
+
+def _unchecked_likelihood(
+    builder: Any, args: tuple, kwargs: dict[str, Any], key: PRNGKeyArray, context: PassContext
+) -> ModelLikelihood:
     groups, integration = builder.groups, builder.integration
     settings = {"data_axes": builder.data_axes, "plate": builder.plate, "context": context}
     given = builder.model, args, kwargs

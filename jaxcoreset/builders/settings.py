@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxcoreset.data.utils import check_int
+from jaxcoreset.selection.tolerance import largest_shift
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Tolerance:
 
         It is half the square root of `kl`, 0.05 for 0.01 nats; `kl` alone allows up to √kl.
         """
-        return 0.5 * self.kl**0.5
+        return largest_shift(self.kl)
 
 
 class Taylor(eqx.Module):

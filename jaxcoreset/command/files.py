@@ -5,14 +5,16 @@ Lines of a text file are counted as an editor counts them: the header is line 1.
 
 import codecs
 import csv
+import io
 import re
 import warnings
 import zipfile
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Int
 
 from jaxcoreset.data.messages import DataError, not_parquet, require
 
@@ -67,8 +69,21 @@ def _not_utf8(path: Path) -> TableError:
     )
 
 
-def read_text(path: Path, separator: str, categories: Collection[str]) -> "pd.DataFrame":
-    """The columns of a text file, whose `categories` stay text unless all are plain numbers."""
+def read_text(
+    path: Path,
+    separator: str,
+    categories: Collection[str],
+    rows: Int[np.ndarray, " m"] | None = None,
+) -> "pd.DataFrame":
+    """The columns of a text file, whose `categories` stay text unless all are plain numbers.
+
+    Args:
+        path: the file.
+        separator: the character between the values.
+        categories: the names of columns that hold categories.
+        rows: numbers of rows, from 0, in increasing order; then the columns are those of a file
+            that has only these rows.
+    """
     import pandas as pd
 
     try:
@@ -83,7 +98,7 @@ def read_text(path: Path, separator: str, categories: Collection[str]) -> "pd.Da
             # Otherwise pandas only warns when it cuts off lines that are longer than the header.
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(
-                path,
+                path if rows is None else _text_of(path, separator, rows),
                 sep=separator,
                 index_col=False,
                 low_memory=False,
@@ -100,9 +115,23 @@ def read_text(path: Path, separator: str, categories: Collection[str]) -> "pd.Da
     if len(set(stripped)) == len(stripped):  # "y, age" has a column age
         frame.columns = stripped
     for name in set(categories) & set(frame.columns):
-        if all(map(_is_plain, frame[name].dropna().unique())):
-            frame[name] = pd.to_numeric(frame[name])
+        texts = frame[name].dropna().unique()
+        if all(map(_is_plain, texts)):
+            numbers: Any = pd.to_numeric(frame[name])
+            if numbers.nunique() == len(texts):  # 1 and 1.0 are one number
+                frame[name] = numbers
     return frame
+
+
+def _text_of(path: Path, separator: str, rows: Int[np.ndarray, " m"]) -> io.StringIO:
+    """The header of a text file and some of its rows, as text."""
+    wanted, text = set(rows.tolist()), io.StringIO(newline="")
+    writer = csv.writer(text, delimiter=separator)
+    for row, (_, record) in enumerate(records(path, separator), -1):
+        if row < 0 or row in wanted:
+            writer.writerow(record)
+    text.seek(0)
+    return text
 
 
 def _is_plain(text: str) -> bool:
@@ -137,13 +166,24 @@ def _first_bad_line(path: Path, separator: str) -> str:
     return ""
 
 
-def read_parquet(path: Path) -> "pd.DataFrame":
-    """The columns of a Parquet file, those of its index first."""
+def read_parquet(path: Path, rows: Int[np.ndarray, " m"] | None = None) -> "pd.DataFrame":
+    """The columns of a Parquet file, those of its index first.
+
+    Args:
+        path: the file.
+        rows: numbers of rows, from 0; then the columns are those of a file that has only these
+            rows. Whole numbers are floats for pandas where one of them is missing.
+    """
     require("pyarrow")
     import pandas as pd
 
     try:
-        frame = pd.read_parquet(path, engine="pyarrow")
+        if rows is None:
+            frame = pd.read_parquet(path, engine="pyarrow")
+        else:
+            from pyarrow.parquet import read_table
+
+            frame = read_table(path).take(rows).to_pandas()
     except Exception as error:  # of pyarrow, and of pandas about its notes in the file
         raise TableError(not_parquet(path, error)) from error
     named = frame.reset_index() if any(name is not None for name in frame.index.names) else frame

@@ -58,6 +58,4 @@ def without_missing(table: Table, names: Sequence[str]) -> tuple[Table, list[str
     )
     if written := {table.written_as(name, missing[name].to_numpy()) for name in names} - {""}:
         note += f" Cells with {', '.join(sorted(written))} count as missing."
-    kept = np.flatnonzero(~dropped)
-    frame = table.frame.iloc[kept].reset_index(drop=True)
-    return Table(table.path, frame, table.separator, kept), [note]
+    return table.with_rows(np.flatnonzero(~dropped)), [note]

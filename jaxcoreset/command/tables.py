@@ -5,10 +5,12 @@ counted as an editor counts them: the header is line 1. Parquet and NPZ files ha
 first row is row 1.
 """
 
+import dataclasses
+import functools
 import itertools
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,12 +49,15 @@ class Table:
         frame: its columns, as a data frame with the index 0, 1, ....
         separator: the character between the values of a text file; empty for other files.
         rows: shape (n,), the numbers of the rows in the file, from 0, if some were left out.
+        read_rows: reads the columns again, with these rows of the file only; None if the table is
+            not as in the file.
     """
 
     path: Path
     frame: "pd.DataFrame"
     separator: str = ""
     rows: Int[np.ndarray, " n"] | None = None
+    read_rows: Callable[[np.ndarray], "pd.DataFrame"] | None = None
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -80,6 +85,22 @@ class Table:
             f"Fill it in, or drop such rows (--drop-missing).{other}",
         )
         return values
+
+    def with_rows(self, rows: Int[np.ndarray, " m"]) -> "Table":
+        """Some of the rows, as in a file that has only these.
+
+        A value that is missing, or text in a column of numbers, decides about the type of a whole
+        column, so the type is found again from the values that are kept.
+
+        Args:
+            rows: row numbers in `frame`, increasing.
+        """
+        in_file = rows if self.rows is None else self.rows[rows]
+        if self.read_rows is None:
+            frame = self.frame.iloc[rows].reset_index(drop=True)
+        else:
+            frame = self.read_rows(in_file)
+        return dataclasses.replace(self, frame=frame, rows=in_file)
 
     def written_as(self, name: str, missing: Bool[np.ndarray, " n"]) -> str:
         """The text of the first missing value of a column, such as 'NA'; empty if it has none."""
@@ -300,10 +321,11 @@ def read_table(path: str | os.PathLike, categories: Collection[str] = ()) -> Tab
     if suffix == ".npz":
         table = Table(path, read_npz(path))
     elif suffix == ".parquet":
-        table = Table(path, read_parquet(path))
+        table = Table(path, read_parquet(path), read_rows=functools.partial(read_parquet, path))
     else:
         separator = separator_of(path)
-        table = Table(path, read_text(path, separator, categories), separator)
+        read = functools.partial(read_text, path, separator, categories)
+        table = Table(path, read(), separator, read_rows=read)
     if not len(table):
         raise TableError(f"{path} has a header and no rows; expected at least one row of data.")
     return table

@@ -198,8 +198,8 @@ class Coreset(AsTable):
         Raises:
             ValueError: if the coreset has no `summary`, the arguments differ from the earlier ones
                 in more than the rows, or the proxy has no mode with the new rows.
-            ModelError: if a row's log-likelihood depends on other rows, or a label is that of an
-                earlier group.
+            ModelError: if a row's log-likelihood depends on other rows, a new row has a number that
+                is an index without an entry, or a label is that of an earlier group.
         """
         model = self.full_model
         likelihood_in, layout = likelihood_of_others(self, args, kwargs)

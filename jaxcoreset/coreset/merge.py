@@ -165,6 +165,9 @@ def _merge(
         "kl_of_parts": kl_of_parts,
         "kl": own.kl,
     }
+    if doubts := [report.doubt for report in before if report.doubt is not None]:
+        step["doubt"] = f"before the merge, {doubts[0]}"
+    spikes = [report.spike for report in before if report.spike is not None]
     found = coreset_of_selection(
         first.full_model,
         pool,
@@ -178,6 +181,7 @@ def _merge(
         size=size,
         weighting="Laplace",
         other_mode=min((one for one in other_modes if one is not None), default=None),
+        spike=max(spikes, default=None),
         history=[step],
     )
     for one in coresets:

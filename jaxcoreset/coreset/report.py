@@ -71,14 +71,15 @@ class Report(ShownAsTable):
             if the relative size is below 0.1, or the size below 20, both are meaningless, and `kl`
             is infinite. For a "merge" the number of coresets ("num_coresets"), the sum of their
             estimates ("kl_of_parts"), and that of the reduction ("kl"); the report's own is the sum
-            of both.
+            of both. If the estimate of an earlier coreset could not be confirmed, why ("doubt").
         rounding: the rounding error of the coreset's log-density in float32, in nats, if it is so
             large that NUTS needs float64, see `Coreset.in_float64`; None otherwise.
         precision: the precision of the log-likelihoods that the build summed, "float32" or
             "float64".
         spike: by how many nats the weighted density is too high at a mode that the full posterior
             does not have; None if none was found. Chains should then start at
-            `Coreset.init_params`.
+            `Coreset.init_params`. An `update` and a `merge` do not look for such a mode: it is that
+            of the earlier coreset, or the largest of several.
         other_mode: the distance from the mode, in standard deviations, at which the density of the
             full posterior rises again; None if no such place was found. If there is one, `kl`
             covers the first mode only.
@@ -95,7 +96,8 @@ class Report(ShownAsTable):
             groups with more accurate integrals; None without groups.
         gaussian_kl: the estimate, on the held-out draws, of the symmetrised KL divergence between
             the posterior and a Gaussian without any rows, in nats. The Gaussian is the Laplace
-            approximation, or for draws of another weighting the one with their mean and covariance.
+            approximation; or for draws of another weighting, and after an `update` or a `merge`,
+            the one with the mean and covariance of the draws.
             Above 0.3 it is a lower bound. None if it was not measured.
         gaussian_kl_standard_error: its standard error.
         gaussian_relative_ess: the effective sample size of the Gaussian's draws for the posterior,
@@ -232,7 +234,8 @@ class Report(ShownAsTable):
         """What a Gaussian alone reaches, in a sentence; None if it was not measured."""
         if self.gaussian_kl is None or self.gaussian_kl_standard_error is None:
             return None
-        of = "at the mode" if self.weighting == "Laplace" else "of the draws' moments"
+        is_at_mode = self.weighting == "Laplace" and not self.history
+        of = "at the mode" if is_at_mode else "of the draws' moments"
         what = f"A Gaussian {of}"
         goal = GOOD_KL if self.tol is None else self.tol
         distance = kl_text(self.gaussian_kl, self.gaussian_kl_standard_error)
@@ -246,6 +249,23 @@ class Report(ShownAsTable):
         return self.rounds[-1].get("trouble") if self.rounds else None
 
     @property
+    def doubt(self) -> str | None:
+        """Why the estimate is not confirmed, as a clause; None if nothing is known against it.
+
+        After an `update` or a `merge` that is what was known against those of earlier coresets.
+        """
+        if self.trouble is not None:
+            return f"NUTS on the coreset has not mixed ({self.trouble})"
+        return next((step["doubt"] for step in self.history if step.get("doubt")), None)
+
+    @property
+    def differs(self) -> bool:
+        """True if the estimate under the own posterior is far larger than that under π̂."""
+        last = self.rounds[-1] if self.rounds else {}
+        is_unlike = last.get("agrees") is False and not last.get("alike")
+        return is_unlike and last["own_kl"] > last["kl"]
+
+    @property
     def verdict(self) -> str:
         """What the report says about the coreset, in a sentence."""
         if math.isinf(self.kl):
@@ -253,10 +273,10 @@ class Report(ShownAsTable):
         distance = kl_text(self.kl, self.kl_standard_error)
         if self.kl > MAX_KL:
             return f"don't use: the coreset's posterior is {distance} nats from the full one."
-        if self.trouble is not None:
+        if self.doubt is not None:
             return (
-                f"not checked: NUTS on the coreset has not mixed ({self.trouble}), so the estimate "
-                f"of {distance} nats could not be confirmed."
+                f"not checked: {self.doubt}, so the estimate of {distance} nats could not be "
+                "confirmed."
             )
         if self.other_mode is not None:
             return (

@@ -31,6 +31,7 @@ from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.group_layout import Layout
 from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.grouping import likelihood_of_new_groups
+from jaxcoreset.likelihood.index_check import check_new_indices
 from jaxcoreset.likelihood.integral_error import describe, error_of_integrals
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import matrix_of_weighted
@@ -40,7 +41,7 @@ from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate, kl_of_residuals
 from jaxcoreset.selection.parts import Part, Use
 from jaxcoreset.selection.solving import check_selection, solve_and_select
-from jaxcoreset.selection.tolerance import Selection
+from jaxcoreset.selection.tolerance import Selection, largest_shift
 from jaxcoreset.weighting import DrawSource
 from jaxcoreset.weighting.laplace import LaplaceFitter
 
@@ -119,6 +120,7 @@ def updated(
     clock = Clock()
     with clock.stage("model"):
         likelihood = likelihood_in(context)
+        check_new_indices(likelihood, summary.candidates)
     with clock.stage("embedding"):
         pool = _joined_pool(summary, likelihood, before, key)
         # The expansion alone needed no draws that confirm a size, and now there may be rows.
@@ -147,6 +149,7 @@ def updated(
         "ess": relative_ess * held_out / summary.inefficiency,
         "kl": selection.estimate.kl,
         "kl_weighted": weighted.kl,
+        **_doubt_of(before),
     }
     estimate = selection.estimate
     if is_unreliable(step):
@@ -159,6 +162,10 @@ def updated(
     elif weighted.kl > estimate.kl:
         standard_error = max(weighted.standard_error, estimate.standard_error)
         estimate = dataclasses.replace(weighted, standard_error=standard_error)
+    is_within = None
+    if before.tol is not None:
+        shift = selection.estimate.largest_shift
+        is_within = bool(estimate.upper <= before.tol and shift <= largest_shift(before.tol))
     return {
         "pool": pool,
         "selection": selection,
@@ -170,10 +177,22 @@ def updated(
         "weighting": before.weighting,
         "tol": before.tol,
         "other_mode": before.other_mode,
-        "is_within_tol": None if before.tol is None else bool(estimate.upper <= before.tol),
+        "spike": before.spike,
+        "is_within_tol": is_within,
         "history": [*before.history, step],
         **_facts_of_groups(likelihood, before, pool),
     }
+
+
+def _doubt_of(before: Report) -> dict[str, str]:
+    """What is known against the estimate of the earlier coreset, whose draws are used again."""
+    if before.trouble is not None:
+        doubt = f"NUTS on the coreset before the update has not mixed ({before.trouble})"
+    elif before.differs:
+        doubt = "before the update, the estimate was larger under the coreset's own posterior"
+    else:
+        return {}
+    return {"doubt": doubt}
 
 
 def _facts_of_groups(likelihood: ModelLikelihood, before: Report, pool: DrawPool) -> dict[str, Any]:

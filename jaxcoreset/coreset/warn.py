@@ -10,7 +10,7 @@ def warn_if_bad(report: Report) -> None:
         "raise size (or lower tol), write the model so that NUTS mixes, or use another weighting, "
         "such as SubsampleNUTS() or Draws(samples)"
     )
-    if report.kl > MAX_KL or report.trouble is not None:
+    if report.kl > MAX_KL or report.doubt is not None:
         warn_user(f"{report.verdict} To fix this, {remedies}.")
     warn_of_integrals(report)
     if report.spike is not None:

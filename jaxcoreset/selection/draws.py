@@ -39,7 +39,7 @@ from jaxcoreset.selection.parts import (
     split,
     standardised,
 )
-from jaxcoreset.selection.remainders import RemainderEvaluator
+from jaxcoreset.selection.remainders import RemainderEvaluator, is_rounding
 from jaxcoreset.solvers.problem import CoresetProblem
 from jaxcoreset.weighting import DrawSource
 from jaxcoreset.weighting.base import FEWEST, shares
@@ -337,9 +337,9 @@ class DrawPool:
 
     @property
     def has_remainders(self) -> bool:
-        """False if the rows' remainders fade out at all draws of the solver."""
+        """False if the rows' remainders at the solver's draws are rounding, or fade out."""
         parts = self._blocks("solver")
-        return any(bool(jnp.any(self.values(part, "proxy and rows")[0] != 0)) for part in parts)
+        return not all(is_rounding(self.values(x, "proxy and rows")[0], x.values) for x in parts)
 
     def norm(self, use: Use) -> float:
         """The norm of the target of all rows under the draws of one use, without a proxy."""

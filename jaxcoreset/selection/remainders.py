@@ -26,6 +26,17 @@ _MANY_BYTES = 1 << 28
 # The variance of the rounded sum over all rows, in nats², up to which held-out errors are taken
 # from it. If it may be larger, the remainders of all rows are added in float64.
 _EXACT = 1e-7
+# Remainders are differences of numbers in float64. They are rounding if none is larger than this,
+# in nats, or than this fraction of the log-likelihoods.
+_ROUNDING, _RELATIVE_ROUNDING = 1e-14, 1e-13
+
+
+def is_rounding(
+    remainders: Float[Array | np.ndarray, "m s"], values: Float[Array | np.ndarray, "m s"]
+) -> bool:
+    """Return whether remainders are zero but for rounding, beside the log-likelihoods of rows."""
+    largest, whole = (float(jnp.max(jnp.abs(each))) for each in (remainders, values))
+    return largest <= max(_ROUNDING, _RELATIVE_ROUNDING * whole)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,10 +15,16 @@ from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.utils import Clock
 from jaxcoreset.likelihood.verification import check_alone
-from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.draws import EXACT, DrawPool
 from jaxcoreset.selection.parts import Approach
 from jaxcoreset.selection.rounding import best_of
-from jaxcoreset.selection.tolerance import Limit, Selection, largest_size, smallest_within
+from jaxcoreset.selection.tolerance import (
+    Limit,
+    Selection,
+    largest_shift,
+    largest_size,
+    smallest_within,
+)
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.exhaustive_search import ExhaustiveSearch
 from jaxcoreset.solvers.solution import Solution
@@ -142,10 +148,13 @@ def solve_and_select(
     """The best selection up to a number of rows, with the pool's expansion or without.
 
     Arguments as above. With a tolerance it is the selection with the fewest rows that meets it, if
-    there is one. Without a tolerance it is that of `best_of`.
+    there is one. Without a tolerance it is that of `best_of`. If the expansion is exact but for
+    rounding, or meets the tolerance, no rows are selected.
     """
-    limit = None if tol is None else Limit(tol)
+    limit = None if tol is None else Limit(tol, largest_shift(tol))
     found = [] if pool.expansion is None else [select_none(pool, clock, limit)]
+    if found and (found[0].estimate.kl <= EXACT if tol is None else found[0].is_within):
+        return found[0]
     for approach in approaches_of(pool, allows_rows_alone):
         path, sizes = solve_path(
             pool, size, clock, solver=solver, key=key, has_tol=tol is not None, approach=approach

@@ -29,6 +29,14 @@ _MOST_HELD_OUT = 16
 _MOST_CONFIRMATIONS = 6
 
 
+def largest_shift(tol: float) -> float:
+    """The largest shift of a posterior mean that a tolerance in nats accepts, in its sd.
+
+    It is half of the square root, 0.05 for 0.01 nats; the divergence alone allows up to the root.
+    """
+    return 0.5 * tol**0.5
+
+
 @dataclass(frozen=True)
 class Limit:
     """What a size has to meet, with two standard errors.

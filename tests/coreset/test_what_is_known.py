@@ -1,0 +1,74 @@
+"""What reports of updated and merged coresets say about those that they were made from."""
+
+import copy
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import jaxcoreset as jc
+from tests.coreset.test_update import NUM_NEW, NUM_ROWS, build, model, rows
+
+NEW = rows(1, NUM_NEW)
+ROUND = {"weighting": "Laplace", "kl": 0.01, "kl_standard_error": 0.001, "own_kl": None}
+STUCK = ROUND | {"agrees": None, "trouble": "R-hat is 4.31, above 1.1"}
+OWN = {"own_kl": 0.4, "own_kl_standard_error": 0.01, "agrees": False}
+
+
+@pytest.fixture(scope="module")
+def old():
+    return build(rows(0))
+
+
+def with_facts(coreset, **facts):
+    other = copy.copy(coreset)
+    other.report = dataclasses.replace(coreset.report, **facts)
+    return other
+
+
+def test_a_coreset_that_was_not_checked_does_not_become_good(old, tmp_path):
+    assert old.update(jax.random.key(1), *NEW).report.verdict.startswith("good")
+    unchecked = with_facts(old, rounds=[STUCK])
+    assert unchecked.report.verdict.startswith("not checked: NUTS on the coreset has not mixed")
+    updated = unchecked.update(jax.random.key(1), *NEW)
+    merged = jc.merge([old, unchecked], 7, jax.random.key(2))
+    again = updated.update(jax.random.key(3), *rows(2, NUM_NEW))
+    loaded = jc.load(updated.save(tmp_path / "updated"), model)
+    for one in (updated, again, loaded, jc.merge([updated], 7, jax.random.key(2)), merged):
+        assert one.report.verdict.startswith("not checked: ")
+        assert "R-hat is 4.31" in str(one.report)
+        assert "run longer chains" in str(one.report)
+    assert "before the update has not mixed" in updated.report.verdict
+    assert "before the merge, NUTS" in merged.report.verdict
+
+
+def test_two_estimates_that_differed_are_not_forgotten(old):
+    differing = with_facts(old, rounds=[STUCK | OWN | {"trouble": None, "alike": False}])
+    updated = differing.update(jax.random.key(1), *NEW)
+    assert "the estimate was larger under the coreset's own" in updated.report.verdict
+    alike = with_facts(old, rounds=[STUCK | OWN | {"trouble": None, "alike": True}])
+    assert alike.update(jax.random.key(1), *NEW).report.verdict.startswith("good")
+
+
+def test_a_spike_stays_in_the_report_and_a_gaussian_is_that_of_the_draws(old):
+    spiky, worse = with_facts(old, spike=5.0), with_facts(old, spike=9.0)
+    updated = spiky.update(jax.random.key(1), *NEW)
+    merged = jc.merge([old, spiky, worse], 7, jax.random.key(2))
+    assert updated.report.spike == 5.0
+    assert merged.report.spike == 9.0
+    assert old.report.gaussian_verdict.startswith("A Gaussian at the mode")
+    for one in (updated, merged):
+        assert one.report.gaussian_verdict.startswith("A Gaussian of the draws' moments")
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_an_update_within_the_tolerance_shifts_no_mean_by_more_than_a_build_may(seed):
+    coreset = build(rows(0), size=None, tol=jc.Tolerance(0.2, max_size=8))
+    updated = coreset.update(jax.random.key(seed), *rows(seed, NUM_NEW, slopes=1.1))
+    report = updated.report
+    at = int(np.argmax(report.curve["size"] == report.num_used))
+    shift, error = (report.curve[f"mean_shift{x}"][at] for x in ("", "_standard_error"))
+    assert report.is_within_tol
+    assert report.num_data == NUM_ROWS + NUM_NEW
+    assert shift + 2 * error <= jc.Tolerance(0.2).max_shift
