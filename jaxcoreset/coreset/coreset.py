@@ -28,7 +28,7 @@ from jaxcoreset.coreset.saving import save_coreset
 from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.coreset.update import likelihood_of_others, updated
 from jaxcoreset.coreset.warm_start import WarmStart, warm_start
-from jaxcoreset.coreset.warn import warn_of_integrals
+from jaxcoreset.coreset.warn import warn_if_bad
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
@@ -212,7 +212,7 @@ class Coreset(AsTable):
                 likelihood_in, self.report, self.summary, as_key(key), context, self.proxy
             )
             found = coreset_of_selection(model, **solved)
-            warn_of_integrals(found.report)
+            warn_if_bad(found.report)
             found.columns = self.columns
             if found.grouping is not None and grouping is not None:
                 found.grouping = dataclasses.replace(found.grouping, names=grouping.names)

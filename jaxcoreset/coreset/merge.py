@@ -13,6 +13,7 @@ from jaxtyping import PRNGKeyArray
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection
 from jaxcoreset.coreset.joint import JointLikelihood
 from jaxcoreset.coreset.update import ExhaustedSource
+from jaxcoreset.coreset.warn import warn_if_bad
 from jaxcoreset.data.messages import listed
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
@@ -186,6 +187,7 @@ def _merge(
     )
     for one in coresets:
         found.columns |= one.columns
+    warn_if_bad(found.report)
     return found
 
 

@@ -1,16 +1,23 @@
 """Warnings about coresets that should not be used as they are."""
 
+import math
+
 from jaxcoreset.coreset.report import GOOD_KL, MAX_KL, Report
 from jaxcoreset.data.messages import warn_user
 
 
 def warn_if_bad(report: Report) -> None:
-    """Warn of a coreset that is far from the full posterior, or whose error was not checked."""
+    """Warn of a coreset that is far from the full posterior, or whose error was not checked.
+
+    An update whose error is not known warns of that itself.
+    """
     remedies = (
         "raise size (or lower tol), write the model so that NUTS mixes, or use another weighting, "
         "such as SubsampleNUTS() or Draws(samples)"
     )
-    if report.kl > MAX_KL or report.doubt is not None:
+    if report.history:
+        remedies = "build a new coreset from all rows"
+    if MAX_KL < report.kl < math.inf or report.doubt is not None:
         warn_user(f"{report.verdict} To fix this, {remedies}.")
     warn_of_integrals(report)
     if report.spike is not None:
