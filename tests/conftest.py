@@ -55,6 +55,14 @@ def _drop_programs(limit: int) -> None:
         gc.collect()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _programs_that_are_not_interpreted_are_errors():
+    """The check of indices leaves them out without a word."""
+    from jaxcoreset.likelihood import index_check
+
+    index_check.RAISES_NOT_INTERPRETED = True
+
+
 @pytest.fixture
 def untyped():
     """Switches the checks of annotations off, to see what a user without them sees."""

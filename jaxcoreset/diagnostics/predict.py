@@ -20,7 +20,6 @@ from jaxcoreset.data.reading import is_streamed
 from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.data.utils import progress_bar as bar_of
-from jaxcoreset.diagnostics.indices import refuse_unknown_indices
 from jaxcoreset.diagnostics.log_ratio import full_likelihood
 from jaxcoreset.diagnostics.missing import refuse_missing, refuse_missing_responses
 from jaxcoreset.diagnostics.predictive_check import PredictiveCheck, check_statistic
@@ -33,6 +32,7 @@ from jaxcoreset.diagnostics.simulation import (
 )
 from jaxcoreset.likelihood.arguments import Arguments
 from jaxcoreset.likelihood.group_model import GroupModel
+from jaxcoreset.likelihood.index_check import check_indices_to_predict
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import precision_of
 from jaxcoreset.likelihood.trace import one_at_a_time
@@ -109,8 +109,8 @@ def predict(
     Raises:
         CorrectionError: if the draws cannot be reweighted; see `correct`.
         ModelError: if no argument holds rows, a site cannot be drawn, groups do not fit the build,
-            a prediction is not a number, or a number that the model uses as an index is too large,
-            negative or NaN.
+            a prediction is not a number, or the model takes a number as an index and has no entry
+            for it: too large, NaN, or negative where no known row of the build is.
         ValueError: see `certify`; or if data are needed and not available.
     """
     levels = tuple(float(level) for level in quantiles)
@@ -156,8 +156,9 @@ def predict(
         rows.context = dataclasses.replace(rows.context, batch_size=batch_size, mesh=mesh)
         simulation = Simulation.of(coreset.full_model, arguments, responses, sites)
         if args or kwargs:
-            names = tuple(arguments.data_names)
-            refuse_unknown_indices(simulation.draw, names, at, arguments.data, _known(full))
+            check_indices_to_predict(
+                simulation.draw_with_densities, at, rows, list(arguments.data_names), _known(full)
+            )
         stream = _Stream(simulation, rows, at, draw_key, context, progress_bar)
         return stream.summary(levels, draws)
 

@@ -25,13 +25,16 @@ from jaxcoreset.data.dtypes import widened
 from jaxcoreset.data.messages import listed
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.arguments import Arguments, ModelError, flatten, in_order_of, is_array
-from jaxcoreset.likelihood.masks import mask_of, not_numbers
+from jaxcoreset.likelihood.densities import plain_log_prob
+from jaxcoreset.likelihood.masks import mask_of, not_numbers, unmasked
 from jaxcoreset.likelihood.trace import fill_origin, full_precision, is_latent, run
 
 # Two row counts for abstract traces: primes, so that no other axis is likely to have them.
 _ABSTRACT_ROWS = (31, 37)
 # What the names of the sites that mark other sites' bad values begin with.
 _REFUSED, _MASKED = "not a number: ", "masked, and not a number: "
+# What the names of the sites with log-probabilities begin with.
+_DENSITY = "log-probability: "
 
 
 def rows_to_predict(
@@ -215,6 +218,30 @@ class Simulation:
         values = {name: jnp.moveaxis(found[name], 1 + axis, 0) for name, axis in self.axes.items()}
         given, left_out = self._given(draws, data) if self.observed else ({}, {})
         return Drawn(values, anywhere(_REFUSED), anywhere(_MASKED), given, left_out)
+
+    def draw_with_densities(
+        self, draws: Mapping[str, Array], key: PRNGKeyArray, data: tuple
+    ) -> list[Array]:
+        """As `draw`, and the log-probabilities of all that is drawn for the rows.
+
+        A response of few values, such as yes or no, is often the same with another probability.
+        """
+        checked = {name: axis for name, axis in self.checked.items() if name not in draws}
+
+        def model(*args: Any, **kwargs: Any) -> None:
+            redraw = _Redraw(self.model, self.responses)
+            sites = trace(redraw).get_trace(*args, **kwargs)
+            for name, axis in checked.items():
+                value = sites[name]["value"]
+                density = plain_log_prob(unmasked(redraw.distributions[name])[0], value)
+                events = (1,) * (value.ndim - density.ndim)
+                density = jnp.broadcast_to(density.reshape(*density.shape, *events), value.shape)
+                numpyro.deterministic(_DENSITY + name, jnp.moveaxis(density, axis, 0))
+
+        densities = [_DENSITY + name for name in checked]
+        found = self._predict(model, draws, key, data, [*self.axes, *densities])
+        of_sites = [jnp.moveaxis(found[name], 1 + axis, 0) for name, axis in self.axes.items()]
+        return of_sites + [jnp.moveaxis(found[name], 1, 0) for name in densities]
 
     def _predict(
         self,

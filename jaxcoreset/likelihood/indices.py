@@ -9,6 +9,9 @@ each index that depends on rows and on no parameter. What is read in place of a 
 not matter, as in ``jnp.where(group >= 0, effects[group], 0)``. So the program is then evaluated
 again with another number in its place, and only rows whose values change are reported. Indexing
 that says what to do with such an index, such as ``mode="clip"`` or ``"fill"``, is not reported.
+
+NaN becomes 0 as a whole number, or another number on another platform. Here it is the largest one,
+which has no entry.
 """
 
 import functools
@@ -35,6 +38,10 @@ _PLUMBING = {"broadcast_in_dim", "reshape", "convert_element_type", "concatenate
 _PLUMBING |= {"expand_dims", "transpose", "slice", "copy"}
 # Kinds of indices; where an array has several, its index is of the largest kind.
 _FROM_END, _BEYOND, _NONE = 1, 2, 3
+
+
+class NotInterpretedError(Exception):
+    """A program has an operation that cannot be evaluated by itself."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,9 @@ def find_unknown_indices(
 
     Returns:
         Those with an index beyond the end, and those with a negative one; None without any.
+
+    Raises:
+        NotInterpretedError: if the function has an operation that cannot be evaluated by itself.
     """
     programs: dict[Any, _Program] = {}
     found: list[list[tuple[UnknownIndices, int]]] = [[], []]
@@ -235,6 +245,8 @@ class _Interpreter:
         is_fixed = all(value.is_fixed for value in given)
         if name == "gather":
             return [self._gather(eqn.params, given, plain[0], leaves, is_fixed)]
+        if name == "convert_element_type" and is_fixed and leaves:
+            plain = [_last_for_nan(given[0].plain, plain[0])]
         marked, made = plain, ()
         if name in _PLUMBING and any(value.marked is not value.plain for value in given):
             marked = _bind(eqn, [value.marked for value in given])
@@ -297,9 +309,13 @@ class _Interpreter:
 
 
 def _bind(eqn: Any, values: list) -> list:
-    given = eqn.primitive.get_bind_params(eqn.params)
-    functions, params = given if isinstance(given, tuple) else ((), given)  # by JAX's version
-    found = eqn.primitive.bind(*functions, *values, **params)
+    # A primitive may be one of the user's, or one that JAX binds in a way of its own.
+    try:
+        given = eqn.primitive.get_bind_params(eqn.params)
+        functions, params = given if isinstance(given, tuple) else ((), given)  # by JAX's version
+        found = eqn.primitive.bind(*functions, *values, **params)
+    except Exception as error:
+        raise NotInterpretedError(f"{eqn.primitive} cannot be evaluated by itself") from error
     return list(found) if eqn.primitive.multiple_results else [found]
 
 
@@ -344,6 +360,14 @@ def _is_unchecked(params: dict) -> bool:
         return True
     is_slice = not params["dimension_numbers"].collapsed_slice_dims
     return params["mode"] == GatherScatterMode.CLIP and is_slice
+
+
+def _last_for_nan(values: Any, converted: Array) -> Array:
+    """Values as another type, with the largest whole number for NaN."""
+    is_real = jnp.issubdtype(jnp.result_type(values), jnp.inexact)
+    if not is_real or not jnp.issubdtype(converted.dtype, jnp.integer):
+        return converted
+    return jnp.where(jnp.isnan(values), jnp.iinfo(converted.dtype).max, converted)
 
 
 def _other_than(values: Array) -> Array:

@@ -294,43 +294,6 @@ def test_effect_of_a_row_of_its_own_is_drawn_anew():
     assert abs(np.corrcoef(found.draws["y"].T)[1, 2]) < 0.1
 
 
-def levels(x, level, y=None):
-    with numpyro.plate("levels", 4):
-        mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
-    with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("y", dist.Normal(mean[level.astype(int)] + x, 1.0), obs=y)
-
-
-@pytest.mark.parametrize(
-    ("level", "dtype"),
-    [(4, int), (-1, int), (-1, np.int8), (4, float), (-1, float), (np.nan, float)],
-)
-def test_an_index_that_the_model_has_no_entry_for_is_refused(level, dtype):
-    """JAX would take another entry, and predict for another category."""
-    rng = np.random.default_rng(0)
-    x, known = rng.normal(size=60).astype(np.float32), np.arange(60) % 4
-    known = known.astype(np.float32 if dtype is float else np.int32)
-    coreset = whole(levels, x, known, x)
-    draws = {"mean": rng.normal(size=(100, 4)).astype(np.float32)}
-    found = partial(unweighted, coreset, draws)
-    far = np.array([-9.0, 9.0], np.float32)  # beyond the build's, but no index
-    assert found(far, np.array([0, 3])).mean["y"].shape == (2,)
-    text = "NaN in row 1" if np.isnan(level) else level
-    with pytest.raises(ModelError, match=f"have level from .*{text}.* an index of 4 entries"):
-        found(far, np.array([0, level], dtype))
-
-
-def test_an_index_in_a_matrix_is_named_by_its_column():
-    def model(X, y=None):
-        return levels(X[:, 0], X[:, 1], y)
-
-    rng = np.random.default_rng(0)
-    X = np.stack([rng.normal(size=60), np.arange(60) % 4], axis=1)
-    draws = {"mean": rng.normal(size=(100, 4))}
-    with pytest.raises(ModelError, match="have column 1 of X from 0 to 5, and"):
-        unweighted(whole(model, X, X[:, 0]), draws, np.array([[-9.0, 0.0], [9.0, 5.0]]))
-
-
 def slope(distribution):
     def model(x, y=None, ok=None):
         b = numpyro.sample("b", dist.Normal(0.0, 1.0))

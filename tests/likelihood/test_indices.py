@@ -3,6 +3,7 @@
 import warnings
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -10,10 +11,11 @@ import numpyro.distributions as dist
 import pytest
 
 import jaxcoreset as jc
+from jaxcoreset.likelihood import index_check, indices
 from jaxcoreset.likelihood.arguments import ModelError
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
 from jaxcoreset.likelihood.index_check import check_indices, check_new_indices
-from jaxcoreset.likelihood.indices import find_unknown_indices
+from jaxcoreset.likelihood.indices import NotInterpretedError, find_unknown_indices
 
 ENTRIES = np.linspace(-1, 1, 5)
 NUMBERS = np.array([0, 1, 2, 3, 4, 5, -1, 0, 1, 2, 7, -7])
@@ -81,6 +83,43 @@ def test_shifted_numbers_and_numbers_counted_from_the_end_by_hand():
     assert by_hand == ([5, 10], [11])  # -7 + 5 is still negative
     # An entry of the first array may lead beyond the second one.
     assert unknown(lambda e, g: e[jnp.array([0, 1, 2, 3, 9])[jnp.clip(g, 0, 4)]])[0] == [4, 5, 10]
+
+
+def test_missing_numbers_have_no_entry():
+    """NaN becomes 0 as a whole number."""
+    numbers = np.array([0.0, np.nan, 4.0, -1.0])
+
+    def rows(read):
+        found = find_unknown_indices(lambda e, rows: read(e, *rows), ENTRIES, [((numbers,), 0)])
+        return None if found[0] is None else found[0].rows.tolist()
+
+    assert rows(lambda e, g: jnp.asarray(e)[g.astype(int)]) == [1]
+    assert rows(lambda e, g: jnp.asarray(e)[g.astype(int) + 1]) == [1, 2]
+    guarded = lambda e, g: jnp.where(jnp.isnan(g), 0.0, jnp.asarray(e)[g.astype(int)])  # noqa: E731
+    assert rows(guarded) is None
+
+
+def test_a_program_that_is_not_interpreted_is_not_checked(monkeypatch):
+    """A primitive that needs more than its operands, such as one of the user's."""
+    primitive = jax.extend.core.Primitive("of_the_user")
+    primitive.def_abstract_eval(lambda x: x)
+
+    def read(e, g):
+        return primitive.bind(e)[g]
+
+    monkeypatch.setattr(primitive, "get_bind_params", lambda params: 1 / 0)
+    with pytest.raises(NotInterpretedError, match="of_the_user cannot be evaluated by itself"):
+        unknown(read)
+    likelihood = jc.model_likelihood(model, (X, BAD, Y))
+    monkeypatch.setattr(indices, "_bind", refuse)
+    with pytest.raises(NotInterpretedError):
+        check_indices(likelihood)
+    monkeypatch.setattr(index_check, "RAISES_NOT_INTERPRETED", False)
+    check_indices(likelihood)
+
+
+def refuse(*_):
+    raise NotInterpretedError
 
 
 NUM_GROUPS = 4
