@@ -264,7 +264,7 @@ def intercepts(x: Any, group: Any, num_groups: int, y: Any = None) -> None:
     with numpyro.plate("groups", num_groups):
         effect = numpyro.sample("effect", dist.Normal(mean, sd))
     with numpyro.plate("data", x.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=effect[group] + x @ beta), obs=y)
+        numpyro.sample("y", dist.Bernoulli(logits=jnp.asarray(effect)[group] + x @ beta), obs=y)
 
 
 def _models(quick: bool) -> dict[str, tuple[Callable, tuple, dict[str, Any]]]:
