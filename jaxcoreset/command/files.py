@@ -183,7 +183,13 @@ def read_parquet(path: Path, rows: Int[np.ndarray, " m"] | None = None) -> "pd.D
         else:
             from pyarrow.parquet import read_table
 
-            frame = read_table(path).take(rows).to_pandas()
+            table = read_table(path)
+            frame = table.take(rows).to_pandas()
+            # A range is in the notes of the file only, and does not fit some of the rows.
+            notes = (table.schema.pandas_metadata or {}).get("index_columns", [])
+            if len(notes) == 1 and isinstance(notes[0], dict) and notes[0].get("kind") == "range":
+                index = pd.RangeIndex(*(notes[0][part] for part in ("start", "stop", "step")))
+                frame.index = index[rows].rename(notes[0]["name"])
     except Exception as error:  # of pyarrow, and of pandas about its notes in the file
         raise TableError(not_parquet(path, error)) from error
     named = frame.reset_index() if any(name is not None for name in frame.index.names) else frame

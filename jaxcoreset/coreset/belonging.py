@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxcoreset.data.arrays import encode
@@ -23,12 +24,22 @@ def digest_of(coreset: Any) -> str:
     digest.array(np.asarray(coreset.weights, np.float64))
     for name in sorted(parts):
         digest.array(parts[name])
-    for leaf in jax.tree.leaves(coreset.arguments.leaves):
-        if isinstance(leaf, np.ndarray | jax.Array):
-            digest.array(np.asarray(leaf))
-        else:
-            digest.add(leaf)
+    for leaf in coreset.arguments.leaves:
+        _add(digest, leaf)
     return digest.hex()
+
+
+def _add(digest: Hash, leaf: Any) -> None:
+    """Add an argument, a number in one type: a file has another one for numbers of NumPy."""
+    dtype = jnp.result_type(leaf) if isinstance(leaf, _NUMBERS) else np.dtype(object)
+    for kind, common in ((jnp.bool_, bool), (jnp.integer, np.int64), (jnp.floating, np.float64)):
+        if jnp.issubdtype(dtype, kind):
+            digest.array(np.asarray(leaf).astype(common))
+            return
+    digest.add(leaf)
+
+
+_NUMBERS = (bool, int, float, np.number, np.bool_, np.ndarray, jax.Array)
 
 
 def check_belongs(coreset: Any, mcmc: Any) -> None:

@@ -1,9 +1,25 @@
 """Whether a coreset was built from some data, by the rows that it keeps of them."""
 
+import dataclasses
 from typing import Any
+
+import numpy as np
 
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.arguments import Arguments, is_same
+
+
+def _without_filling(arguments: Arguments, positions: Any) -> Arguments:
+    """Groups laid out, with zeros in the places that no row of theirs takes."""
+    if positions.labels is None:
+        return arguments
+    leaves = list(arguments.leaves)
+    is_row = np.asarray(leaves[positions.labels]) != 0
+    for at in positions.rows:
+        leaf = np.asarray(leaves[at])
+        shape = (*is_row.shape, *[1] * (leaf.ndim - is_row.ndim))
+        leaves[at] = np.where(is_row.reshape(shape), leaf, np.zeros((), leaf.dtype))
+    return dataclasses.replace(arguments, leaves=tuple(leaves))
 
 
 def check_contains(coreset: Any, arguments: Arguments, rows: Rows, *, is_own: bool = False) -> None:
@@ -24,7 +40,11 @@ def check_contains(coreset: Any, arguments: Arguments, rows: Rows, *, is_own: bo
         positions = coreset.grouping.positions
         found = coreset.grouping.trimmed(found)
         counts = {*positions.group_counts, *positions.row_counts}
-    pairs = enumerate(zip(found.leaves, coreset.arguments.leaves, strict=True))
+        found = _without_filling(found, positions)
+        own = _without_filling(coreset.arguments, positions)
+    else:
+        own = coreset.arguments
+    pairs = enumerate(zip(found.leaves, own.leaves, strict=True))
     if not all(is_same(*pair) for at, pair in pairs if at not in counts):
         if is_own:
             raise ValueError(

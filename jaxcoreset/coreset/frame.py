@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,8 @@ class AsTable:
     arguments: Any
     report: Any
     grouping: Any
+    # Pickles of earlier versions do not have it.
+    columns: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     def __len__(self) -> int:
         return self.indices.size

@@ -185,10 +185,24 @@ def _merge(
         spike=max(spikes, default=None),
         history=[step],
     )
-    for one in coresets:
-        found.columns |= one.columns
+    found.columns = _columns(coresets)
     warn_if_bad(found.report)
     return found
+
+
+def _columns(coresets: Sequence[Coreset]) -> dict[str, tuple[str, ...]]:
+    """The columns of tables, which must be those of each coreset that knows them."""
+    known: dict[str, tuple[str, ...]] = {}
+    for one in coresets:
+        for name, columns in one.columns.items():
+            if known.setdefault(name, columns) != columns:
+                raise ValueError(
+                    f"the coresets were built from tables with other columns as argument {name}, "
+                    f"or with the same in another order: {listed(known[name])}, and "
+                    f"{listed(columns)}. Build each from a table with the same columns in the same "
+                    "order."
+                )
+    return known
 
 
 def _joined(coresets: Sequence[Coreset], leaves: Sequence) -> np.ndarray:
@@ -201,14 +215,6 @@ def _check_alike(first: Coreset, other: Coreset) -> None:
     positions = [(one.arguments.data_at, one.arguments.counts_at) for one in (first, other)]
     if first.data_dims != other.data_dims or positions[0] != positions[1]:
         raise ValueError(_DIFFERENT)
-    for name in first.columns.keys() & other.columns.keys():
-        if first.columns[name] != other.columns[name]:
-            raise ValueError(
-                f"the coresets were built from tables with other columns as argument {name}, or "
-                f"with the same in another order: {listed(first.columns[name])}, and "
-                f"{listed(other.columns[name])}. Build each from a table with the same columns in "
-                "the same order."
-            )
     first.arguments.check_same_constants(first.arguments.like(other.args, other.kwargs))
 
 

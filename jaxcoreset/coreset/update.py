@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxcoreset.coreset.report import Report
+from jaxcoreset.coreset.report import GOOD_KL, Report
 from jaxcoreset.coreset.report_table import NEEDS_BUILD, is_unreliable
 from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.data.messages import warn_user
@@ -188,7 +188,7 @@ def _doubt_of(before: Report) -> dict[str, str]:
     """What is known against the estimate of the earlier coreset, whose draws are used again."""
     if before.trouble is not None:
         doubt = f"NUTS on the coreset before the update has not mixed ({before.trouble})"
-    elif before.differs:
+    elif before.differs and before.kl + 2 * before.kl_standard_error > (before.tol or GOOD_KL):
         doubt = "before the update, the estimate was larger under the coreset's own posterior"
     else:
         return {}

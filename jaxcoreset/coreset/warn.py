@@ -17,7 +17,9 @@ def warn_if_bad(report: Report) -> None:
     )
     if report.history:
         remedies = "build a new coreset from all rows"
-    if MAX_KL < report.kl < math.inf or report.doubt is not None:
+    last = report.history[-1]["what"] if report.history else "build"
+    is_said = math.isinf(report.kl) and last == "update"
+    if (report.kl > MAX_KL and not is_said) or report.doubt is not None:
         warn_user(f"{report.verdict} To fix this, {remedies}.")
     warn_of_integrals(report)
     if report.spike is not None:

@@ -30,7 +30,7 @@ from jaxcoreset.diagnostics.simulation import (
     effects_to_predict,
     rows_to_predict,
 )
-from jaxcoreset.likelihood.arguments import Arguments
+from jaxcoreset.likelihood.arguments import Arguments, flatten, is_array
 from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.index_check import check_indices_to_predict
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -156,19 +156,24 @@ def predict(
         rows.context = dataclasses.replace(rows.context, batch_size=batch_size, mesh=mesh)
         simulation = Simulation.of(coreset.full_model, arguments, responses, sites)
         if args or kwargs:
-            check_indices_to_predict(
-                simulation.draw_with_densities, at, rows, list(arguments.data_names), _known(full)
-            )
+            names, known = list(arguments.data_names), _known(coreset, full)
+            check_indices_to_predict(simulation.draw_with_densities, at, rows, names, known)
         stream = _Stream(simulation, rows, at, draw_key, context, progress_bar)
         return stream.summary(levels, draws)
 
 
-def _known(full: ModelLikelihood | None) -> dict[str, Any]:
-    """The data of the build that are in memory as arrays of rows, by the names of the arguments."""
+def _known(coreset: Coreset, full: ModelLikelihood | None) -> dict[str, Any]:
+    """Rows of the build that are in memory, by the names of the arguments.
+
+    They are all rows, or else those of the coreset.
+    """
+    call = flatten(coreset.full_model, coreset.args, coreset.kwargs)
+    known = dict(zip(call.names, call.leaves, strict=True))
+    known = {name: leaf for name, leaf in known.items() if is_array(leaf)}
     if full is None or isinstance(full.model, GroupModel):
-        return {}
+        return known
     named = zip(full.arguments.data_names, full.arguments.data, strict=True)
-    return {name: leaf for name, leaf in named if not is_streamed(leaf)}
+    return known | {name: leaf for name, leaf in named if not is_streamed(leaf)}
 
 
 def _rows(

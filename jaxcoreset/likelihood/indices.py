@@ -8,7 +8,8 @@ The model's program is interpreted: `_Interpreter` evaluates it operation by ope
 each index that depends on rows and on no parameter. What is read in place of a missing entry may
 not matter, as in ``jnp.where(group >= 0, effects[group], 0)``. So the program is then evaluated
 again with another number in its place, and only rows whose values change are reported. Indexing
-that says what to do with such an index, such as ``mode="clip"`` or ``"fill"``, is not reported.
+that says what to do with such an index, such as ``mode="clip"`` or ``"fill"``, is not reported, but
+for ``mode="clip"`` of a single entry in a vmap; `jax.numpy.clip` of the index is understood there.
 
 NaN becomes 0 as a whole number, or another number on another platform. Here it is the largest one,
 which has no entry.
@@ -165,10 +166,20 @@ class _Program:
             # The same program gives the same bits, unless an entry was replaced.
             is_same = np.asarray((one == other) | (jnp.isnan(one) & jnp.isnan(other)))
             changed |= ~is_same.reshape(len(changed), -1).all(axis=1)
+        # A row that others change, by a loop that goes on until all rows are done, is innocent.
+        where = [_rows_of(each == kind, len(changed)) for each in kinds]
+        changed &= functools.reduce(np.logical_or, where)
         if not changed.any():
             return None
-        check = self.checks[has_kind.index(True)]
+        check = self.checks[next(i for i, own in enumerate(where) if (own & changed).any())]
         return UnknownIndices(np.flatnonzero(changed), tuple(sorted(check.leaves)), check.size)
+
+
+def _rows_of(is_one: np.ndarray, num_rows: int) -> np.ndarray:
+    """In which rows an array has an entry; in all of them if it is not one of rows."""
+    if is_one.shape[:1] != (num_rows,):
+        return np.full(num_rows, is_one.any())
+    return np.asarray(is_one.reshape(num_rows, -1).any(axis=1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,9 +283,10 @@ class _Interpreter:
             is_out = (index.plain < 0) | (index.plain > last.astype(index.plain.dtype))
             is_beyond = is_out & _is_unchecked(params)
             of_axes = jnp.where(is_beyond, _BEYOND, jnp.where(is_negative & ~is_out, _FROM_END, 0))
-            kinds = functools.reduce(jnp.maximum, [of_axes[..., i] for i in range(axes.size)])
-            size = int(operand.plain.shape[axes[-1]])
-            self.checks.append(_Check(kinds, index.leaves, size))
+            by_axis = [of_axes[..., i] for i in range(axes.size)]
+            for axis, own in zip(axes, by_axis, strict=True):
+                self.checks.append(_Check(own, index.leaves, int(operand.plain.shape[axis])))
+            kinds = functools.reduce(jnp.maximum, by_axis)
             rows = [axis for axis in range(found.ndim) if axis not in numbers.offset_dims]
             is_replaced = jax.lax.broadcast_in_dim(kinds == self.replaced, found.shape, rows)
             found = jnp.where(is_replaced, _other_than(found), found)
@@ -354,12 +366,16 @@ def _counts_from_end(given: list[_Value]) -> bool:
 def _is_unchecked(params: dict) -> bool:
     """Return whether an index beyond the end was not provided for.
 
-    JAX writes ``jax.vmap(lambda i: array[i])`` as slices, which it clips.
+    JAX writes ``jax.vmap(lambda i: array[i])`` as slices of one entry, which it clips, and
+    ``array.at[i].get(mode="clip")`` in a vmap too. These cannot be told apart. Longer slices are of
+    `jax.lax.dynamic_slice`, which is known to clip.
     """
     if params["mode"] == GatherScatterMode.PROMISE_IN_BOUNDS:
         return True
-    is_slice = not params["dimension_numbers"].collapsed_slice_dims
-    return params["mode"] == GatherScatterMode.CLIP and is_slice
+    numbers = params["dimension_numbers"]
+    sizes = [params["slice_sizes"][axis] for axis in numbers.start_index_map]
+    is_entry = not numbers.collapsed_slice_dims and 1 in sizes
+    return params["mode"] == GatherScatterMode.CLIP and is_entry
 
 
 def _last_for_nan(values: Any, converted: Array) -> Array:

@@ -26,6 +26,7 @@ from jaxcoreset.selection.tolerance import (
     smallest_within,
 )
 from jaxcoreset.solvers.base import Solver
+from jaxcoreset.solvers.constraints.base import constraints_of
 from jaxcoreset.solvers.exhaustive_search import ExhaustiveSearch
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.solvers.solve import checked_run, default_solver, solutions
@@ -149,11 +150,11 @@ def solve_and_select(
 
     Arguments as above. With a tolerance it is the selection with the fewest rows that meets it, if
     there is one. Without a tolerance it is that of `best_of`. If the expansion is exact but for
-    rounding, or meets the tolerance, no rows are selected.
+    rounding, or meets the tolerance, no rows are selected, unless the solver has a constraint.
     """
     limit = None if tol is None else Limit(tol, largest_shift(tol))
     found = [] if pool.expansion is None else [select_none(pool, clock, limit)]
-    if found and (found[0].estimate.kl <= EXACT if tol is None else found[0].is_within):
+    if found and not constraints_of(solver) and _is_enough(found[0], tol):
         return found[0]
     for approach in approaches_of(pool, allows_rows_alone):
         path, sizes = solve_path(
@@ -194,6 +195,10 @@ def approaches_of(pool: DrawPool, allows_rows_alone: bool = True) -> tuple[Appro
         return ("rows",)
     both: tuple[Approach, ...] = ("proxy and rows",) if pool.has_remainders else ()
     return (*both, "rows") if allows_rows_alone else both
+
+
+def _is_enough(none: Selection, tol: float | None) -> bool:
+    return none.estimate.kl <= EXACT if tol is None else bool(none.is_within)
 
 
 def select_none(pool: DrawPool, clock: Clock, limit: Limit | None = None) -> Selection:

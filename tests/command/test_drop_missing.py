@@ -129,6 +129,15 @@ def test_the_coreset_is_that_of_the_file_without_these_rows(kind, tmp_path):
     pd.testing.assert_frame_equal(found, expected)
 
 
+def test_a_range_that_is_the_index_stays_a_column(tmp_path):
+    pytest.importorskip("pyarrow")
+    frame = pd.DataFrame({"x": [1.0, np.nan, 3.0, 4.0]})
+    frame.index = pd.RangeIndex(10, 50, 10, name="id")
+    frame.to_parquet(tmp_path / "table.parquet")
+    found = read_table(tmp_path / "table.parquet").with_rows(np.array([0, 2, 3])).frame
+    assert found.to_dict("list") == {"id": [10, 30, 40], "x": [1.0, 3.0, 4.0]}
+
+
 def test_text_in_a_row_that_is_left_out_does_not_make_text_of_a_column(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("y,x,n\n0,1.5,1\n,see note,2.5\n1,2.5,3\n0,0.5,4\n1,1,7\n", encoding="utf-8")

@@ -99,8 +99,19 @@ def test_coresets_with_columns_in_another_order_are_not_merged(builder, coreset,
     swapped = builder.run(jax.random.key(1), x[["b", "a", "c"]], y)
     with pytest.raises(ValueError, match="'a', 'b', 'c', and 'b', 'a', 'c'"):
         jc.merge([coreset, swapped], 40, jax.random.key(0))
+    unnamed = builder.run(jax.random.key(1), x.to_numpy(), y)
+    with pytest.raises(ValueError, match="'a', 'b', 'c', and 'b', 'a', 'c'"):
+        jc.merge([unnamed, coreset, swapped], 40, jax.random.key(0))
     same = builder.run(jax.random.key(1), x, y)
     assert jc.merge([coreset, same], 40, jax.random.key(0)).columns == {"x": tuple(NAMES)}
+
+
+def test_pickles_of_earlier_versions_have_no_columns(coreset):
+    state = coreset.__getstate__()
+    del state["columns"]
+    earlier = object.__new__(jc.Coreset)
+    vars(earlier).update(state)
+    assert dict(earlier.columns) == {}
 
 
 def test_table_whose_column_names_the_groups_is_known_by_its_names():

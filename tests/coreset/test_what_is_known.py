@@ -46,11 +46,23 @@ def test_a_coreset_that_was_not_checked_does_not_become_good(old, tmp_path):
 
 
 def test_two_estimates_that_differed_are_not_forgotten(old):
-    differing = with_facts(old, rounds=[STUCK | OWN | {"trouble": None, "alike": False}])
-    updated = differing.update(jax.random.key(1), *NEW)
+    differing = with_facts(old, kl=0.4, rounds=[STUCK | OWN | {"trouble": None, "alike": False}])
+    with pytest.warns(UserWarning, match="not checked: before the update, the estimate was larger"):
+        updated = differing.update(jax.random.key(1), *NEW)
     assert "the estimate was larger under the coreset's own" in updated.report.verdict
-    alike = with_facts(old, rounds=[STUCK | OWN | {"trouble": None, "alike": True}])
+    alike = with_facts(old, kl=0.4, rounds=[STUCK | OWN | {"trouble": None, "alike": True}])
     assert alike.update(jax.random.key(1), *NEW).report.verdict.startswith("good")
+    # The report has the larger estimate, and that may be good.
+    small = {"trouble": None, "alike": False, "kl": 1e-4, "own_kl": 3e-4}
+    near = with_facts(old, kl=3e-4, kl_standard_error=1e-5, rounds=[STUCK | OWN | small])
+    assert near.update(jax.random.key(1), *NEW).report.verdict.startswith("good")
+
+
+def test_a_merger_with_an_update_of_unknown_error_warns(old):
+    unknown = with_facts(old, kl=np.inf, kl_standard_error=np.inf)
+    with pytest.warns(UserWarning, match="not known: build a new coreset"):
+        merged = jc.merge([old, unknown], 7, jax.random.key(2))
+    assert np.isinf(merged.report.kl)
 
 
 def test_a_spike_stays_in_the_report_and_a_gaussian_is_that_of_the_draws(old):

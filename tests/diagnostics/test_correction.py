@@ -12,6 +12,7 @@ from numpyro.infer import MCMC, NUTS, SA
 from numpyro.infer.util import log_density
 
 import jaxcoreset as jc
+from jaxcoreset.coreset.belonging import digest_of
 from jaxcoreset.diagnostics.correction import CorrectionError, systematic_resample
 from tests.gaussian_coreset import case, coreset_of, regression, whole
 
@@ -159,6 +160,21 @@ def test_corrected_draws_belong_to_their_coreset(poor, corrected, tmp_path):
     resampled = correct(coreset_of(poor), poor.samples, resample=True, key=0)
     with pytest.raises(ValueError, match="returned for another coreset"):
         coreset_of(other).warm_start(resampled)
+
+
+@pytest.mark.parametrize("scale", [2.0, np.float64(2.0), np.float32(2.0), np.int64(2), 2, True])
+def test_numbers_among_the_arguments_survive_a_file(scale, tmp_path):
+    def model(x, scale, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, scale).expand([2]).to_event(1))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ b, 1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    coreset = whole(model, rng.normal(size=(50, 2)), scale, y=rng.normal(size=50))
+    loaded = jc.load(coreset.save(tmp_path / "rows"), model)
+    assert digest_of(loaded) == digest_of(coreset)
+    other = whole(model, rng.normal(size=(50, 2)), scale, y=rng.normal(size=50))
+    assert digest_of(other) != digest_of(coreset)
 
 
 def grouped(group, y=None):

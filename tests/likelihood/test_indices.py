@@ -68,6 +68,7 @@ PROVIDED_FOR = {
     "times zero": (lambda e, g: ((g >= 0) & (g < 5)) * e[g], None),
     "one hot": (lambda e, g: jax.nn.one_hot(g, 5) @ e, None),
     "interpolated": (lambda e, g: jnp.interp(1.0 * g, jnp.arange(5.0), e), None),
+    "slices": (lambda e, g: jax.vmap(lambda i: jax.lax.dynamic_slice(e, (i,), (2,)))(g), None),
     "of a parameter": (lambda e, g: e[(g * jnp.exp(e[0])).astype(int)], None),
 }
 
@@ -83,6 +84,20 @@ def test_shifted_numbers_and_numbers_counted_from_the_end_by_hand():
     assert by_hand == ([5, 10], [11])  # -7 + 5 is still negative
     # An entry of the first array may lead beyond the second one.
     assert unknown(lambda e, g: e[jnp.array([0, 1, 2, 3, 9])[jnp.clip(g, 0, 4)]])[0] == [4, 5, 10]
+
+
+def test_the_index_that_matters_is_named():
+    first, second = np.array([0, 4, 1, 9]), np.array([0, 1, 6, 2])
+
+    def found(read):
+        pairs = [((first, second), 0)]
+        return find_unknown_indices(lambda e, rows: read(e, *rows), jnp.asarray(ENTRIES), pairs)[0]
+
+    entries = jnp.outer(ENTRIES, np.arange(1.0, 4.0))
+    of_matrix = found(lambda e, g, h: jnp.sum(e) * 0 + entries[g, jnp.clip(h, 0, 2)])
+    assert (of_matrix.rows.tolist(), of_matrix.size) == ([3], 5)
+    guarded = found(lambda e, g, h: jnp.where(g < 4, e[:4][g], 0.0) + e[h])
+    assert (guarded.rows.tolist(), guarded.leaves, guarded.size) == ([2], (1,), 5)
 
 
 def test_missing_numbers_have_no_entry():
