@@ -7,7 +7,7 @@ devices share the blocks of a group.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -128,7 +128,6 @@ def evaluate_blocks(
     mesh: Mesh | None = None,
     batch_size: int | None = None,
     typical: int | None = None,
-    parts: Sequence[PyTree] | None = None,
 ) -> Iterator[tuple[int, int, PyTree]]:
     """Evaluate a function of a block on all rows, in order.
 
@@ -144,8 +143,6 @@ def evaluate_blocks(
         batch_size: the number of rows that are read and moved at once, rounded up to blocks.
         typical: the number of rows by which that of a group's blocks is chosen, by default n. Calls
             with the same number share programs.
-        parts: arguments of one form to use in place of `args`, one after another, so that they
-            share a program. What `fn` returns is joined along the last axis.
 
     Yields:
         The group's first row, its number of rows, and the values of its blocks with a leading axis.
@@ -163,19 +160,12 @@ def evaluate_blocks(
     for at, num_rows, chunk in _groups(leaves, size * block, first):
         counted = np.arange(size * block) < num_rows
         stacked, mask = _place((chunk, counted), (size, block), mesh)
-        found = [evaluate(fn, each, stacked, mask, mesh) for each in parts or [args]]
+        values = evaluate(fn, args, stacked, mask, mesh)
         if pending is not None:
-            yield *pending[:2], _joined(pending[2])
-        pending = at, num_rows, found
+            yield pending
+        pending = at, num_rows, values
     if pending is not None:
-        yield *pending[:2], _joined(pending[2])
-
-
-def _joined(found: list) -> Any:
-    """Values side by side."""
-    if len(found) == 1:
-        return found[0]
-    return jax.tree.map(lambda *x: np.concatenate(jax.device_get(x), axis=-1), *found)
+        yield pending
 
 
 class _Tree(eqx.Module):

@@ -280,7 +280,6 @@ class Rows:
         per_row: Sequence = (),
         on_rows: Callable[[int], Any] = lambda rows: None,
         typical: int | None = None,
-        parts: Sequence[PyTree] | None = None,
     ) -> list[State]:
         """One pass: evaluate a function on all blocks of rows, and add its values up.
 
@@ -296,7 +295,6 @@ class Rows:
             on_rows: called with the number of rows done since the last call, for a progress bar.
             typical: the number of rows by which the shapes are chosen, by default n. Passes over
                 other rows with the same number share a program. Lists have their own shapes.
-            parts: see `evaluate_blocks`; `width` is that of one of them.
 
         Returns:
             The state of every process, in their order.
@@ -314,9 +312,7 @@ class Rows:
                 first = self.num_local if entry.is_done else first
                 on_rows(first)
             if first < self.num_local:
-                groups = self.evaluate(
-                    fn, args, width, per_row, first=first, typical=typical, parts=parts
-                )
+                groups = self.evaluate(fn, args, width, per_row, first=first, typical=typical)
                 for at, num, values in groups:
                     state = add(state, jax.tree.map(np.asarray, values), self.offset + at, num)
                     on_rows(num)
@@ -335,7 +331,6 @@ class Rows:
         *,
         first: int = 0,
         typical: int | None = None,
-        parts: Sequence[PyTree] | None = None,
     ) -> Iterator[tuple[int, int, PyTree]]:
         """Evaluate a function on all blocks of rows of this process, see `evaluate_blocks`.
 
@@ -346,7 +341,6 @@ class Rows:
             per_row: see `map_reduce`.
             first: the row to begin at, the first of a block.
             typical: see `map_reduce`.
-            parts: see `map_reduce`.
         """
         for run in self._runs.slices:
             if first >= run.stop:
@@ -367,7 +361,6 @@ class Rows:
                 first=max(first - run.start, 0),
                 mesh=self.context.mesh,
                 batch_size=self.context.batch_size,
-                parts=parts,
             )
             for at, num, values in groups:
                 yield run.start + at, num, values

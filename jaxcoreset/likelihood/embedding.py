@@ -17,7 +17,6 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.blocks import column_sums
-from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.likelihood.fisher import fisher_features
 from jaxcoreset.likelihood.passes import (
     Features,
@@ -28,18 +27,12 @@ from jaxcoreset.likelihood.passes import (
     checked_draws,
     feature_matrix,
     feature_sum,
-    first_few,
 )
 from jaxcoreset.solvers.numerics import as_key, product
 from jaxcoreset.solvers.problem import CoresetProblem
 
 # How many entries are added at a time on a CPU.
 _PART = 512
-# More draws than this are evaluated in parts of equal size, so that passes with 1500, 1000 and 500
-# draws share a program, which can take seconds to compile. Not so if there are more values than
-# `_MOST_SPLIT` in a sum, where parts make the pass a few per cent slower, or than `_MOST_JOINED` in
-# a matrix, which would be copied.
-_DRAWS, _MOST_SPLIT, _MOST_JOINED = 500, 10**10, 1 << 26
 
 
 def embed(
@@ -119,7 +112,7 @@ def log_likelihood_matrix(
     Arguments and errors as in `embed`. The rows' means are subtracted because float32 cannot hold
     a large log-likelihood and its small variation over the draws in a sum.
     """
-    return feature_matrix(log_likelihood, _Values.at(checked_draws(draws, 2)), data, batch_size)
+    return feature_matrix(log_likelihood, _Values(checked_draws(draws, 2)), data, batch_size)
 
 
 def log_likelihood_sum(
@@ -137,47 +130,19 @@ def log_likelihood_sum(
     added in float64 on the host. Arguments and errors as in `embed`; `on_rows` is called with the
     number of rows done since the last call.
     """
-    values = _Values.at(checked_draws(draws, 2))
-    return feature_sum(log_likelihood, values, data, batch_size, on_rows)
+    return feature_sum(log_likelihood, _Values(checked_draws(draws, 2)), data, batch_size, on_rows)
 
 
 class _Values(Features):
-    """Log-likelihoods at draws, each row less its mean.
-
-    Attributes:
-        draws: the draws.
-        few_draws: those by which `centred_columns` centres, the first of all draws.
-    """
+    """Log-likelihoods at draws, each row less its mean."""
 
     quantity = "the log-likelihood"
 
     draws: PyTree
-    few_draws: PyTree
-
-    @classmethod
-    def at(cls, draws: PyTree) -> "_Values":
-        """The values at draws."""
-        return cls(draws, first_few(draws))
 
     @property
     def width(self) -> int:
         return leading(self.draws)
-
-    def parts(self, num_rows: int) -> "tuple[Features, ...]":
-        """The values at some of the draws each, whose sums are up to the same constant."""
-        num = _num_parts(self.width) if num_rows * self.width <= _MOST_SPLIT else 1
-        return tuple(_Values(some, self.few_draws) for some in _split(self.draws, num))
-
-    def matrix_parts(self, num_rows: int) -> "tuple[Features, ...]":
-        """The values at some of the draws each, less the same constant in a row."""
-        if num_rows * self.width > _MOST_JOINED:
-            return (self,)
-        some = _split(self.draws, _num_parts(self.width))
-        return tuple(_ShiftedValues(draws, self.few_draws) for draws in some)
-
-    def of_parts(self, found: tuple[Array, ...]) -> Array:
-        """See `Features.of_parts`."""
-        return _centred_together(found)
 
     def block(self, log_likelihood: LogLikelihood, chunk: PyTree) -> tuple[Array, Array]:
         values = jax.vmap(log_likelihood, in_axes=(0, None), out_axes=-1)(self.draws, chunk)
@@ -187,48 +152,19 @@ class _Values(Features):
 
     def terms(self, log_likelihood: LogLikelihood, chunk: PyTree) -> Array:
         """As `block`, less what `sum` subtracts, which a draw far away does not move."""
-        values, reference = centred_columns(log_likelihood, self.draws, chunk, self.few_draws)
+        values, reference = centred_columns(log_likelihood, self.draws, chunk)
         return (values - reference).T
 
     def sum(
         self, log_likelihood: LogLikelihood, chunk: PyTree, counted: Bool[Array, " m"]
     ) -> Array:
         """The sum over the rows counted of log-likelihoods up to a constant, (width,)."""
-        values, reference = centred_columns(log_likelihood, self.draws, chunk, self.few_draws)
+        values, reference = centred_columns(log_likelihood, self.draws, chunk)
         weights = counted.astype(values.dtype)
         # A sum in one loop with what is added is slow on a CPU: XLA does not vectorise the loop.
         return jax.lax.platform_dependent(
             (values - reference) * weights, cpu=_by_products, default=_by_columns
         )
-
-
-class _ShiftedValues(_Values):
-    """Log-likelihoods at draws less a number for each row, which is the same at further draws."""
-
-    def block(self, log_likelihood: LogLikelihood, chunk: PyTree) -> tuple[Array, Array]:
-        values = self.terms(log_likelihood, chunk)
-        return values, ~jnp.isfinite(jnp.mean(values, axis=-1))
-
-
-@quick_jit
-def _centred_together(parts: tuple[Array, ...]) -> Array:
-    return centred(jnp.concatenate(parts, axis=-1))
-
-
-def _split(draws: PyTree, num: int) -> list[PyTree]:
-    """Equal parts of draws, cut on the host, where nothing is compiled for it."""
-    size, host = leading(draws) // num, jax.device_get(draws)
-    return [
-        jax.tree.map(lambda leaf, i=first: jnp.asarray(leaf[i : i + size]), host)
-        for first in range(0, num * size, size)
-    ]
-
-
-def _num_parts(num_draws: int) -> int:
-    """The number of equal parts of draws for which programs are compiled."""
-    fewest = -(-num_draws // _DRAWS)
-    found = (num for num in range(fewest, 2 * fewest + 1) if num_draws % num == 0)
-    return next(found, 1)
 
 
 def _by_columns(values: Float[Array, "s m"]) -> Float[Array, " s"]:

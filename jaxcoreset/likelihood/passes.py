@@ -46,24 +46,6 @@ class Features(eqx.Module):
     def width(self) -> int:
         """The number of features of a datum."""
 
-    def parts(self, num_rows: int) -> "tuple[Features, ...]":
-        """Features with some of the numbers each, in their order, which share a program.
-
-        Args:
-            num_rows: the number of rows that will be evaluated.
-        """
-        del num_rows
-        return (self,)
-
-    def matrix_parts(self, num_rows: int) -> "tuple[Features, ...]":
-        """As `parts`, for a matrix, which `of_parts` makes of theirs."""
-        del num_rows
-        return (self,)
-
-    def of_parts(self, found: tuple[Array, ...]) -> Array:
-        """The matrix of the matrices of `matrix_parts`."""
-        return jnp.concatenate(found, axis=-1)
-
     @abc.abstractmethod
     def block(self, log_likelihood: LogLikelihood, chunk: PyTree) -> tuple[Array, Array]:
         """The features of a chunk's m rows, (m, width), and which rows are not finite, (m,)."""
@@ -95,27 +77,18 @@ def feature_matrix(
     """
     num_rows = _num_rows(data)
     rows = Rows.of(data, batch_size)
-    found, bad_rows = [], []
-    parts = features.matrix_parts(num_rows)
-    for part in parts:
-        args, width, pieces = (log_likelihood, part), part.width, []
-        if rows.is_ragged:
-            groups = rows.evaluate(_block, args, width)
-        else:
-            data, size = (rows.data, ()), block or rows.block(width)
-            groups = evaluate_blocks(
-                _block, args, data, size, batch_size=batch_size, typical=typical
-            )
-        for i, (first, num, (values, bad)) in enumerate(groups):
-            pieces.append(_rows(values, num))
-            before = bad_rows[i][0] if i < len(bad_rows) else False
-            bad_rows[i : i + 1] = [(before | np.asarray(bad), first, num)]
-        found.append(pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces))
-    state = BadRows.start()
-    for group in bad_rows:
-        state = BadRows.add(state, *group)
+    parts, state = [], BadRows.start()
+    args, width = (log_likelihood, features), features.width
+    if rows.is_ragged:
+        groups = rows.evaluate(_block, args, width)
+    else:
+        data, block = (rows.data, ()), block or rows.block(width)
+        groups = evaluate_blocks(_block, args, data, block, batch_size=batch_size, typical=typical)
+    for first, num, (values, bad) in groups:
+        state = BadRows.add(state, np.asarray(bad), first, num)
+        parts.append(_rows(values, num))
     _check_health([state], num_rows, features.quantity)
-    return found[0] if parts[0] is features else features.of_parts(tuple(found))
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
 def feature_sum(
@@ -138,11 +111,9 @@ def feature_sum(
     rows = Rows.of(data, batch_size)
     args, width = (log_likelihood, features), features.width
     start = {"total": np.zeros(width)}
-    parts = features.parts(rows.num_rows)
-    of_part, parts = parts[0].width, [(log_likelihood, part) for part in parts]
     if (folded := rows.folded(width)) is None:
         states = rows.map_reduce(
-            _sum, args, of_part, start, _add_sums, what="target", on_rows=on_rows, parts=parts
+            _sum, args, width, start, _add_sums, what="target", on_rows=on_rows
         )
     else:  # in float32 a product with a large count would lose what sums of equal rows keep
         distinct, counts = folded
@@ -152,9 +123,7 @@ def feature_sum(
             return {"total": state["total"] + counts[first : first + num] @ by_row}
 
         done = Progressed(on_rows, counts)
-        states = distinct.map_reduce(
-            _terms, args, of_part, start, add, what="target", on_rows=done, parts=parts
-        )
+        states = distinct.map_reduce(_terms, args, width, start, add, what="target", on_rows=done)
     total = np.sum([state["total"] for state in states], axis=0)
     if not np.isfinite(total).all():
         _name_rows_not_finite(args, rows)
@@ -223,22 +192,17 @@ def centred(values: Array, where: Array | None = None) -> Array:
     return values - jnp.mean(values, axis=-1, keepdims=True, where=where)
 
 
-def first_few(draws: PyTree) -> PyTree:
-    """The draws whose mean is subtracted from a row's log-likelihoods, see `centred_columns`."""
-    return jax.tree.map(lambda leaf: leaf[:_FEW_DRAWS], draws)
-
-
 def centred_columns(
-    log_likelihood: LogLikelihood, draws: PyTree, chunk: PyTree, few_draws: PyTree = None
+    log_likelihood: LogLikelihood, draws: PyTree, chunk: PyTree
 ) -> tuple[Array, Array]:
     """Log-likelihoods at s draws of m rows, (s, m), and what to subtract from the columns, (m,).
 
-    The latter is each row's mean over those of a few draws that are near the best of them, by
-    default of the first draws, so that each value is used once. With draws in front, products and
-    no selections, XLA on a CPU then adds columns while it evaluates them, and stores no matrix.
+    The latter is each row's mean over those of a few draws that are near the best of them, so that
+    each value is used once. With draws in front, products and no selections, XLA on a CPU then adds
+    columns while it evaluates them, and stores no matrix.
     """
     evaluate = jax.vmap(log_likelihood, in_axes=(0, None))
-    few = evaluate(first_few(draws) if few_draws is None else few_draws, chunk)
+    few = evaluate(jax.tree.map(lambda leaf: leaf[:_FEW_DRAWS], draws), chunk)
     check_shape(few.shape[1:], leading(chunk))
     is_near = (few >= jnp.max(few, axis=0) - _FAR) & (jnp.abs(few) < _HUGE)
     means = jnp.sum(jnp.where(is_near, few, 0), axis=0) / jnp.maximum(is_near.sum(axis=0), 1)
