@@ -82,7 +82,10 @@ def test_the_build_tells_whether_negative_numbers_may_be_predicted():
     draws = {"mean": np.random.default_rng(0).normal(size=(100, 4))}
     coreset, new = whole(levels, x, known, x), np.array([0, -1])
     assert unweighted(coreset, draws, np.zeros(2), new).mean["y"].shape == (2,)
-    coreset.likelihood = None  # as it is loaded
+    coreset.likelihood = None  # as it is loaded, with its own rows only
+    assert unweighted(coreset, draws, np.zeros(2), new).mean["y"].shape == (2,)
+    coreset = whole(levels, x, np.arange(60) % 4, x)
+    coreset.likelihood = None
     with pytest.raises(ModelError, match=r"level is -1 in row 1, .*build that are known have no"):
         unweighted(coreset, draws, np.zeros(2), new)
 
