@@ -33,12 +33,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
 from benchmarks import common
+from benchmarks.groups.models import bernoulli
+from benchmarks.proxy.data import robust
 from jaxcoreset.likelihood.embedding import log_likelihood_matrix, log_likelihood_sum
 from jaxcoreset.solvers.numerics import HIGHEST
 
@@ -247,26 +247,6 @@ def precision(quick: bool, so_far: dict[str, Any]) -> Rows:
     return rows
 
 
-def robust(x: Any, y: Any = None) -> None:
-    """A linear regression with Student-t errors, whose degrees of freedom are a parameter."""
-    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
-    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
-    freedom = numpyro.sample("freedom", dist.Gamma(2.0, 0.1))
-    with numpyro.plate("data", x.shape[0]):
-        numpyro.sample("y", dist.StudentT(freedom, x @ beta, sigma), obs=y)
-
-
-def intercepts(x: Any, group: Any, num_groups: int, y: Any = None) -> None:
-    """A logistic regression whose intercept varies by group."""
-    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
-    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
-    sd = numpyro.sample("sd", dist.HalfNormal(1.0))
-    with numpyro.plate("groups", num_groups):
-        effect = numpyro.sample("effect", dist.Normal(mean, sd))
-    with numpyro.plate("data", x.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=jnp.asarray(effect)[group] + x @ beta), obs=y)
-
-
 def _models(quick: bool) -> dict[str, tuple[Callable, tuple, dict[str, Any]]]:
     """Models with their arguments, and settings of the builder."""
     num_rows, num_groups = (4000, 20) if quick else (1_000_000, 1000)
@@ -285,7 +265,7 @@ def _models(quick: bool) -> dict[str, tuple[Callable, tuple, dict[str, Any]]]:
         "logistic": (common.logistic, (x, positive(mean)), {}),
         "robust": (robust, (x, (mean + rng.standard_t(4, num_rows)).astype(np.float32)), {}),
         "groups": (
-            intercepts,
+            bernoulli,
             (x[:, 1:5], group, num_groups, positive(effects[group] + x[:, 1:5] @ beta[1:5])),
             {"groups": "group"},
         ),

@@ -60,7 +60,7 @@ def _programs_that_are_not_interpreted_are_errors():
     """The check of indices leaves them out without a word."""
     from jaxcoreset.likelihood import index_check
 
-    index_check.RAISES_NOT_INTERPRETED = True
+    index_check.RAISES = True
 
 
 @pytest.fixture

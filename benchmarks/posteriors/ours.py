@@ -16,28 +16,32 @@ from benchmarks.posteriors.outcome import Outcome
 from jaxcoreset.diagnostics.correction import CorrectionError
 
 TOL = 0.01
-_WARMUP = 1000
+_CHAINS, _WARMUP = 4, 1000
 
 
 def default(
     case: Case, args: tuple, kwargs: Mapping[str, Any], key: Any, num_draws: int
 ) -> Outcome:
-    """A coreset to `tol=0.01` without other settings, NUTS on it, and the correction.
-
-    NUTS runs as on all rows: one chain, 1,000 steps of warmup, defaults.
-    """
+    """A coreset to `tol=0.01` without other settings, NUTS on it, and the correction."""
     build_key, nuts_key = jax.random.split(key)
     begin = _now()
     tol = jc.Tolerance(TOL, throw=False)  # the best coreset where the tolerance cannot be met
     builder = jc.CoresetBuilder(case.model, tol=tol, progress_bar=False, groups=case.groups)
     coreset = builder.run(build_key, *args, **kwargs)
     built = _now()
-    mcmc = MCMC(NUTS(coreset.model), num_warmup=_WARMUP, num_samples=num_draws, progress_bar=False)
+    mcmc = MCMC(
+        NUTS(coreset.model),
+        num_warmup=_WARMUP,
+        num_samples=num_draws // _CHAINS,
+        num_chains=_CHAINS,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
     mcmc.run(
         nuts_key,
         *coreset.args,
         **coreset.kwargs,
-        init_params=coreset.init_params(),
+        init_params=coreset.init_params(_CHAINS),
         extra_fields=("diverging", "num_steps"),
     )
     samples = jax.block_until_ready(mcmc.get_samples())

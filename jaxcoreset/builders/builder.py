@@ -204,7 +204,8 @@ class CoresetBuilder:
         Args:
             key: a JAX random key or an integer seed; the same key gives the same coreset.
             *args: the model's positional arguments. Data frames, columns and lists of numbers
-                become arrays.
+                become arrays. Data frames that are passed later may have the same columns in
+                another order.
             **kwargs: the model's keyword arguments.
 
         Raises:

@@ -9,19 +9,6 @@ from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.arguments import Arguments, is_same
 
 
-def _without_filling(arguments: Arguments, positions: Any) -> Arguments:
-    """Groups laid out, with zeros in the places that no row of theirs takes."""
-    if positions.labels is None:
-        return arguments
-    leaves = list(arguments.leaves)
-    is_row = np.asarray(leaves[positions.labels]) != 0
-    for at in positions.rows:
-        leaf = np.asarray(leaves[at])
-        shape = (*is_row.shape, *[1] * (leaf.ndim - is_row.ndim))
-        leaves[at] = np.where(is_row.reshape(shape), leaf, np.zeros((), leaf.dtype))
-    return dataclasses.replace(arguments, leaves=tuple(leaves))
-
-
 def check_contains(coreset: Any, arguments: Arguments, rows: Rows, *, is_own: bool = False) -> None:
     """Raise a ValueError if rows of the coreset, or what holds no rows, differ in these data.
 
@@ -35,15 +22,13 @@ def check_contains(coreset: Any, arguments: Arguments, rows: Rows, *, is_own: bo
     """
     if not len(coreset):
         return
-    found, counts = arguments.with_data(rows.take(rows.places(coreset.indices))), set()
+    found, own = arguments.with_data(rows.take(rows.places(coreset.indices))), coreset.arguments
+    counts = set()
     if coreset.grouping is not None:
         positions = coreset.grouping.positions
-        found = coreset.grouping.trimmed(found)
         counts = {*positions.group_counts, *positions.row_counts}
-        found = _without_filling(found, positions)
-        own = _without_filling(coreset.arguments, positions)
-    else:
-        own = coreset.arguments
+        found = _without_filling(coreset.grouping.trimmed(found), positions)
+        own = _without_filling(own, positions)
     pairs = enumerate(zip(found.leaves, own.leaves, strict=True))
     if not all(is_same(*pair) for at, pair in pairs if at not in counts):
         if is_own:
@@ -57,3 +42,16 @@ def check_contains(coreset: Any, arguments: Arguments, rows: Rows, *, is_own: bo
             "coreset or in an argument that holds no rows. Pass the same data in the same order, "
             "and the same other arguments."
         )
+
+
+def _without_filling(arguments: Arguments, positions: Any) -> Arguments:
+    """Groups laid out, with zeros in the places that no row of theirs takes."""
+    if positions.labels is None:
+        return arguments
+    leaves = list(arguments.leaves)
+    is_row = np.asarray(leaves[positions.labels]) != 0
+    for at in positions.rows:
+        leaf = np.asarray(leaves[at])
+        shape = (*is_row.shape, *[1] * (leaf.ndim - is_row.ndim))
+        leaves[at] = np.where(is_row.reshape(shape), leaf, np.zeros((), leaf.dtype))
+    return dataclasses.replace(arguments, leaves=tuple(leaves))

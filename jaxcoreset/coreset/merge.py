@@ -102,6 +102,7 @@ def _merge(
     first, clock = coresets[0], Clock()
     for other in coresets[1:]:
         _check_alike(first, other)
+    columns = _columns(coresets)
     # Collect all the weighted rows, with their row numbers among all the data.
     # Without any, one row stands for the data, which counts for nothing.
     num_rows = sum(map(len, coresets))
@@ -185,7 +186,7 @@ def _merge(
         spike=max(spikes, default=None),
         history=[step],
     )
-    found.columns = _columns(coresets)
+    found.columns = columns
     warn_if_bad(found.report)
     return found
 

@@ -259,13 +259,6 @@ class Report(ShownAsTable):
         return next((step["doubt"] for step in self.history if step.get("doubt")), None)
 
     @property
-    def differs(self) -> bool:
-        """True if the estimate under the own posterior is far larger than that under π̂."""
-        last = self.rounds[-1] if self.rounds else {}
-        is_unlike = last.get("agrees") is False and not last.get("alike")
-        return is_unlike and last["own_kl"] > last["kl"]
-
-    @property
     def verdict(self) -> str:
         """What the report says about the coreset, in a sentence."""
         if math.isinf(self.kl):

@@ -188,11 +188,14 @@ def _doubt_of(before: Report) -> dict[str, str]:
     """What is known against the estimate of the earlier coreset, whose draws are used again."""
     if before.trouble is not None:
         doubt = f"NUTS on the coreset before the update has not mixed ({before.trouble})"
-    elif before.differs and before.kl + 2 * before.kl_standard_error > (before.tol or GOOD_KL):
+        return {"doubt": doubt}
+    last = before.rounds[-1] if before.rounds else {}
+    is_unlike = last.get("agrees") is False and not last.get("alike")
+    is_good = before.kl + 2 * before.kl_standard_error <= (before.tol or GOOD_KL)
+    if is_unlike and last["own_kl"] > last["kl"] and not is_good:
         doubt = "before the update, the estimate was larger under the coreset's own posterior"
-    else:
-        return {}
-    return {"doubt": doubt}
+        return {"doubt": doubt}
+    return {}
 
 
 def _facts_of_groups(likelihood: ModelLikelihood, before: Report, pool: DrawPool) -> dict[str, Any]:

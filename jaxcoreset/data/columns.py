@@ -13,6 +13,11 @@ def is_table(leaf: Any) -> bool:
     return not isinstance(leaf, np.ndarray) and is_read and hasattr(leaf, "columns")
 
 
+def table_names(table: Any) -> list[str]:
+    """The names of a table's columns, in their order; nothing is read."""
+    return [str(key) for key in getattr(table, "column_names", table.columns)]
+
+
 def table_columns(table: Any, name: str) -> dict[str, np.ndarray]:
     """The columns of a table by name, which are of any type.
 

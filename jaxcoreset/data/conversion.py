@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import keystr, tree_map_with_path
 
-from jaxcoreset.data.columns import column_values, is_table, table_columns
+from jaxcoreset.data.columns import column_values, is_table, table_columns, table_names
 from jaxcoreset.data.dtypes import is_number
 from jaxcoreset.data.messages import DataError, listed
 from jaxcoreset.data.sources.base import SourceArray
@@ -100,7 +100,7 @@ def column_names(
 
     def look(leaf: Any, name: str) -> None:
         if is_table(leaf) and not (groups or "").startswith(f"{name}["):
-            found[name] = tuple(table_columns(leaf, f"argument {name}"))
+            found[name] = tuple(table_names(leaf))
 
     _for_each_table(look, args, kwargs, positional)
     return found

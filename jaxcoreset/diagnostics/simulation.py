@@ -7,7 +7,7 @@ as a parameter that `numpyro.handlers.condition` fixes, keep their values.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,76 +187,90 @@ class Simulation:
         }
         return cls(model, arguments, kept, frozenset(responses), observed, checked, width)
 
-    def draw(self, draws: Mapping[str, Array], key: PRNGKeyArray, data: tuple) -> dict[str, Array]:
-        """Values of m rows at s draws, of shape (m, s, …)."""
-        found = self._predict(_Redraw(self.model, self.responses), draws, key, data, self.axes)
-        return {name: jnp.moveaxis(found[name], 1 + axis, 0) for name, axis in self.axes.items()}
-
     def draw_checked(self, draws: Mapping[str, Array], key: PRNGKeyArray, data: tuple) -> "Drawn":
-        """As `draw`, and where what is drawn is not a number."""
-        checked = {name: axis for name, axis in self.checked.items() if name not in draws}
+        """Values of m rows at s draws, and where what is drawn is not a number."""
 
-        def model(*args: Any, **kwargs: Any) -> None:
-            redraw = _Redraw(self.model, self.responses)
-            sites = trace(redraw).get_trace(*args, **kwargs)
-            for name, axis in checked.items():
-                value = sites[name]["value"]
-                bad, mask = not_numbers(redraw.distributions[name], value)
-                if mask is not True:
-                    masked = jnp.broadcast_to(bad & ~jnp.asarray(mask), value.shape)
-                    numpyro.deterministic(_MASKED + name, jnp.moveaxis(masked, axis, 0))
-                    bad = bad & mask
-                bad = jnp.moveaxis(jnp.broadcast_to(bad, value.shape), axis, 0)
-                numpyro.deterministic(_REFUSED + name, bad.any(axis=tuple(range(1, bad.ndim))))
+        def note(name: str, distribution: Any, value: Array) -> dict[str, Array]:
+            bad, mask = not_numbers(distribution, value)
+            found = {}
+            if mask is not True:
+                found[_MASKED + name] = jnp.broadcast_to(bad & ~jnp.asarray(mask), value.shape)
+                bad = bad & mask
+            return {**found, _REFUSED + name: jnp.broadcast_to(bad, value.shape)}
 
-        flags = [mark + name for name in checked for mark in (_REFUSED, _MASKED)]
-        found = self._predict(model, draws, key, data, [*self.axes, *flags])
+        values, noted = self._draw_and_note(draws, key, data, note)
 
         def anywhere(mark: str) -> dict[str, Array]:
-            return {x: found[mark + x].any(axis=0) for x in checked if mark + x in found}
+            """Where an entry is marked at some draw, of shape (m, …)."""
+            found = {x: noted[mark + x] for x in self.checked if mark + x in noted}
+            return {x: marked.any(axis=1) for x, marked in found.items()}
 
-        values = {name: jnp.moveaxis(found[name], 1 + axis, 0) for name, axis in self.axes.items()}
+        refused = {
+            name: bad.any(axis=tuple(range(1, bad.ndim)))
+            for name, bad in anywhere(_REFUSED).items()
+        }
         given, left_out = self._given(draws, data) if self.observed else ({}, {})
-        return Drawn(values, anywhere(_REFUSED), anywhere(_MASKED), given, left_out)
+        return Drawn(values, refused, anywhere(_MASKED), given, left_out)
 
     def draw_with_densities(
         self, draws: Mapping[str, Array], key: PRNGKeyArray, data: tuple
     ) -> list[Array]:
-        """As `draw`, and the log-probabilities of all that is drawn for the rows.
+        """Values of m rows at s draws, and the log-probabilities of all that is drawn for the rows.
 
         A response of few values, such as yes or no, is often the same with another probability.
         """
-        checked = {name: axis for name, axis in self.checked.items() if name not in draws}
+
+        def note(name: str, distribution: Any, value: Array) -> dict[str, Array]:
+            density = plain_log_prob(unmasked(distribution)[0], value)
+            events = (1,) * (value.ndim - density.ndim)
+            density = density.reshape(*density.shape, *events)
+            return {_DENSITY + name: jnp.broadcast_to(density, value.shape)}
+
+        values, noted = self._draw_and_note(draws, key, data, note)
+        return [*values.values(), *noted.values()]
+
+    def _draw_and_note(
+        self,
+        draws: Mapping[str, Array],
+        key: PRNGKeyArray,
+        data: tuple,
+        note: Callable[[str, Any, Array], dict[str, Array]],
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Values of m rows at s draws, and what is noted about them, all of shape (m, s, …).
+
+        Args:
+            draws: constrained draws, with a leading axis of s.
+            key: a JAX random key.
+            data: m rows.
+            note: a function of a checked site's name, distribution and value, which returns arrays
+                of the value's shape by name.
+        """
+        axes = {}
 
         def model(*args: Any, **kwargs: Any) -> None:
             redraw = _Redraw(self.model, self.responses)
             sites = trace(redraw).get_trace(*args, **kwargs)
-            for name, axis in checked.items():
-                value = sites[name]["value"]
-                density = plain_log_prob(unmasked(redraw.distributions[name])[0], value)
-                events = (1,) * (value.ndim - density.ndim)
-                density = jnp.broadcast_to(density.reshape(*density.shape, *events), value.shape)
-                numpyro.deterministic(_DENSITY + name, jnp.moveaxis(density, axis, 0))
+            for name, axis in self.checked.items():
+                if name in draws:
+                    continue
+                for mark, noted in note(
+                    name, redraw.distributions[name], sites[name]["value"]
+                ).items():
+                    axes[mark] = axis
+                    numpyro.deterministic(mark, noted)
 
-        densities = [_DENSITY + name for name in checked]
-        found = self._predict(model, draws, key, data, [*self.axes, *densities])
-        of_sites = [jnp.moveaxis(found[name], 1 + axis, 0) for name, axis in self.axes.items()]
-        return of_sites + [jnp.moveaxis(found[name], 1, 0) for name in densities]
-
-    def _predict(
-        self,
-        model: Callable,
-        draws: Mapping[str, Array],
-        key: PRNGKeyArray,
-        data: tuple,
-        names: Iterable[str],
-    ) -> dict[str, Array]:
         args, kwargs = self.arguments.fill([widened(leaf) for leaf in data])
+        marks = [mark + name for name in self.checked for mark in (_REFUSED, _MASKED, _DENSITY)]
         predictive = Predictive(
-            model, posterior_samples=dict(draws), return_sites=list(names), parallel=True
+            model,
+            posterior_samples=dict(draws),
+            return_sites=[*self.axes, *marks],
+            parallel=True,
         )
         with full_precision():
-            return predictive(key, *args, **kwargs)
+            found = predictive(key, *args, **kwargs)
+        values = {name: jnp.moveaxis(found[name], 1 + axis, 0) for name, axis in self.axes.items()}
+        return values, {x: jnp.moveaxis(found[x], 1 + axis, 0) for x, axis in axes.items()}
 
     def _given(
         self, draws: Mapping[str, Array], data: tuple

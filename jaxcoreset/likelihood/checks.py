@@ -59,11 +59,11 @@ def check_log_likelihood(
     )
 
 
-def list_rows(rows: np.ndarray) -> str:
-    """Row numbers in words, the first five of them."""
+def list_rows(rows: np.ndarray, unit: str = "row") -> str:
+    """Numbers of rows, or of another unit, in words: the first five of them."""
     listed = ", ".join(str(row) for row in rows[:5])
     more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
-    return f"row{'s' if len(rows) > 1 else ''} {listed}{more}"
+    return f"{unit}{'s' if len(rows) > 1 else ''} {listed}{more}"
 
 
 def check_log_prior(value: float) -> None:

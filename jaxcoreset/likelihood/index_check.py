@@ -16,17 +16,17 @@ from jaxcoreset.data.messages import warn_user
 from jaxcoreset.data.reading import is_streamed
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.arguments import ModelError, flatten
+from jaxcoreset.likelihood.checks import list_rows
 from jaxcoreset.likelihood.group_arguments import flat_call
 from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.indices import UnknownIndices, find_unknown_indices
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.verification import chunk_rows
 
-# A check of programs that people write in many ways: a build does not fail because of one that is
-# not interpreted. The tests do.
-RAISES_NOT_INTERPRETED = False
+# People write programs in many ways, and some may not be interpreted. A build then does without the
+# check. The tests set this, so that they fail.
+RAISES = False
 
-_SHOWN = 5
 # The most columns of a matrix of which it is asked which one has the number.
 _MOST_COLUMNS = 1024
 # At how many draws rows to predict are evaluated.
@@ -68,7 +68,7 @@ class _Checked:
         try:
             return find_unknown_indices(self.function, self.params, chunks)
         except Exception:  # what a build may do without does not end it
-            if RAISES_NOT_INTERPRETED:
+            if RAISES:
                 raise
             return None, None
 
@@ -209,11 +209,7 @@ def _of_negative(checked: _Checked, found: UnknownIndices) -> str:
 
 def _described(checked: _Checked, found: UnknownIndices, kind: int) -> tuple[str, np.ndarray]:
     """What is found and where, and all the values of the argument where these are in memory."""
-    numbers = checked.rows.numbers(found.rows).tolist()
-    more = f" and {len(numbers) - _SHOWN:,} more" if len(numbers) > _SHOWN else ""
-    many = "s" if len(numbers) > 1 else ""
-    shown = f"{', '.join(f'{n:,}' for n in numbers[:_SHOWN])}{more}"
-    where = f"{checked.which}{checked.unit}{many} {shown}"
+    where = checked.which + list_rows(checked.rows.numbers(found.rows), checked.unit)
     argument = " and ".join(checked.names[leaf] for leaf in found.leaves)
     values, columns = None, None
     if len(found.leaves) == 1:

@@ -41,10 +41,6 @@ _PLUMBING |= {"expand_dims", "transpose", "slice", "copy"}
 _FROM_END, _BEYOND, _NONE = 1, 2, 3
 
 
-class NotInterpretedError(Exception):
-    """A program has an operation that cannot be evaluated by itself."""
-
-
 @dataclass(frozen=True)
 class UnknownIndices:
     """Rows with a number that has no entry of its own.
@@ -77,7 +73,8 @@ def find_unknown_indices(
         Those with an index beyond the end, and those with a negative one; None without any.
 
     Raises:
-        NotInterpretedError: if the function has an operation that cannot be evaluated by itself.
+        Exception: of any kind, if an operation cannot be evaluated by itself, such as a primitive
+            of the user's, or one that JAX binds in a way of its own.
     """
     programs: dict[Any, _Program] = {}
     found: list[list[tuple[UnknownIndices, int]]] = [[], []]
@@ -321,13 +318,9 @@ class _Interpreter:
 
 
 def _bind(eqn: Any, values: list) -> list:
-    # A primitive may be one of the user's, or one that JAX binds in a way of its own.
-    try:
-        given = eqn.primitive.get_bind_params(eqn.params)
-        functions, params = given if isinstance(given, tuple) else ((), given)  # by JAX's version
-        found = eqn.primitive.bind(*functions, *values, **params)
-    except Exception as error:
-        raise NotInterpretedError(f"{eqn.primitive} cannot be evaluated by itself") from error
+    given = eqn.primitive.get_bind_params(eqn.params)
+    functions, params = given if isinstance(given, tuple) else ((), given)  # by JAX's version
+    found = eqn.primitive.bind(*functions, *values, **params)
     return list(found) if eqn.primitive.multiple_results else [found]
 
 
