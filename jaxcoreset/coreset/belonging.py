@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxcoreset.data.arrays import encode
@@ -11,6 +10,7 @@ from jaxcoreset.data.arviz import attributes_of_corrected
 from jaxcoreset.data.fingerprint import Hash
 from jaxcoreset.likelihood.weighted import check_ran_on
 
+_NUMBERS = (bool, int, float, np.number, np.bool_, np.ndarray, jax.Array)
 # The attribute of what `correct` returns that identifies the coreset.
 DIGEST = "coreset_digest"
 
@@ -25,21 +25,12 @@ def digest_of(coreset: Any) -> str:
     for name in sorted(parts):
         digest.array(parts[name])
     for leaf in coreset.arguments.leaves:
-        _add(digest, leaf)
+        # A number of NumPy is another object in a file, and has another text.
+        if isinstance(leaf, _NUMBERS):
+            digest.array(np.asarray(leaf))
+        else:
+            digest.add(leaf)
     return digest.hex()
-
-
-def _add(digest: Hash, leaf: Any) -> None:
-    """Add an argument, a number in one type: a file has another one for numbers of NumPy."""
-    dtype = jnp.result_type(leaf) if isinstance(leaf, _NUMBERS) else np.dtype(object)
-    for kind, common in ((jnp.bool_, bool), (jnp.integer, np.int64), (jnp.floating, np.float64)):
-        if jnp.issubdtype(dtype, kind):
-            digest.array(np.asarray(leaf).astype(common))
-            return
-    digest.add(leaf)
-
-
-_NUMBERS = (bool, int, float, np.number, np.bool_, np.ndarray, jax.Array)
 
 
 def check_belongs(coreset: Any, mcmc: Any) -> None:

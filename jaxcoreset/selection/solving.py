@@ -26,7 +26,6 @@ from jaxcoreset.selection.tolerance import (
     smallest_within,
 )
 from jaxcoreset.solvers.base import Solver
-from jaxcoreset.solvers.constraints.base import constraints_of
 from jaxcoreset.solvers.exhaustive_search import ExhaustiveSearch
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.solvers.solve import checked_run, default_solver, solutions
@@ -150,11 +149,11 @@ def solve_and_select(
 
     Arguments as above. With a tolerance it is the selection with the fewest rows that meets it, if
     there is one. Without a tolerance it is that of `best_of`. If the expansion is exact but for
-    rounding, or meets the tolerance, no rows are selected, unless the solver has a constraint.
+    rounding, or meets the tolerance, no rows are selected.
     """
     limit = None if tol is None else Limit(tol, largest_shift(tol))
     found = [] if pool.expansion is None else [select_none(pool, clock, limit)]
-    if found and not constraints_of(solver) and _is_enough(found[0], tol):
+    if found and _is_enough(found[0], tol):
         return found[0]
     for approach in approaches_of(pool, allows_rows_alone):
         path, sizes = solve_path(

@@ -99,6 +99,10 @@ def test_the_index_that_matters_is_named():
     assert (guarded.rows.tolist(), guarded.leaves, guarded.size) == ([2], (1,), 5)
 
 
+def test_rows_that_another_row_changes_are_not_named():
+    assert unknown(lambda e, g: e[g] + jnp.sum(e[g])) == (BEYOND, FROM_END)
+
+
 def test_missing_numbers_have_no_entry():
     """NaN becomes 0 as a whole number."""
     numbers = np.array([0.0, np.nan, 4.0, -1.0])
