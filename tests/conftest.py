@@ -1,22 +1,37 @@
 """Fixtures for all tests, and how their programs are compiled."""
 
+import atexit
 import contextlib
 import gc
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import jax
 import jaxtyping
 import pytest
 
-from tests import OLDER_EMITTERS
+from tests import QUICK_FLAGS
 
 # Most of the time goes into compiling small programs that run once. Set the variable to 0 to test
 # what the compiler makes of them at its best, as CI does for the slow tests.
 _QUICK = os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") not in ("0", "false", "False")
 jax.config.update("jax_disable_most_optimizations", _QUICK)
 if _QUICK and "xla_backend_extra_options" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {OLDER_EMITTERS}".strip()
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_FLAGS}".strip()
+
+# What one worker compiled, or another process of a test, is read from a folder.
+if "PYTEST_XDIST_WORKER" not in os.environ and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _FOLDER = tempfile.mkdtemp(prefix="programs-of-tests-")
+    atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
+    for _name, _value in {
+        "jax_compilation_cache_dir": _FOLDER,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }.items():
+        jax.config.update(_name, _value)
+        os.environ[_name.upper()] = str(_value)
 
 # What JAX traces is many small objects that live on. Looking through all of them as often as Python
 # does by default takes a tenth of the tests' time.

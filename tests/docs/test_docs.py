@@ -47,9 +47,22 @@ NOT_RUN = {
 }
 # The pages with a logistic regression share its programs, with as many rows and columns.
 SMALLER = SHORTER | {
+    "(20_000, 5)": "(600, 4)",
+    "(1000, 3)": "(600, 4)",
+    "jax.random.key(0), (2000, 4)": "jax.random.key(0), (600, 4)",
+    "0.08 * jax": "0.15 * jax",  # standard deviations of fewer rows
+    "num_rows=500": "num_rows=300",
+    "(0, 300, 6_000)": "(0, 60, 1_200)",
+    "random(6_000)": "random(1_200)",
+    "0.7, 300)": "0.7, 60)",
+    "plane, 300, ": "plane, 60, ",
+    "size=5_000": "size=1_500",
+    "(3000": "(1000",
+    "size=3000": "size=1000",
+    "total=3000": "total=1000",
+    "10_000": "3_000",
+    "2_000": "600",
     "n, num_depots = 50_000": "n, num_depots = 2_000",
-    "(20_000, 5)": "(2_000, 4)",
-    "(1000, 3)": "(2000, 4)",
     "num_warmup=500, num_samples=500": "num_warmup=100, num_samples=50",
     # The expansion of integrals takes most of the time to compile; tests/builders has it.
     'groups="plane", ': 'groups="plane", proxy=None, ',
@@ -262,7 +275,7 @@ def test_images_have_a_text_and_newcomers_two_commands_are_marked():
 def test_readme_runs(monkeypatch):
     """On a part of the flights and of their columns, and with short chains."""
     features, late, names = flights.load_flights()
-    rows = np.random.default_rng(0).choice(len(late), 5_000, replace=False)
+    rows = np.random.default_rng(0).choice(len(late), 1_500, replace=False)
     part = features[rows, :8], late[rows], names[:8]
     monkeypatch.setattr(flights, "load_flights", lambda: part)
     smaller = {"=1000": "=200", "size=250": "size=50", "50_000": "2_000"}

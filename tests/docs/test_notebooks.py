@@ -8,6 +8,7 @@ import pytest
 from nbformat import NotebookNode
 
 from notebooks.execute import FOLDER, execute, notebooks
+from tests import QUICK_FLAGS
 
 NAMES = [
     "1_quick_start",
@@ -25,22 +26,27 @@ _MOST_BYTES = 300_000
 # What makes the notebooks short enough for a test, and leaves them the same otherwise: fewer rows
 # and draws, and one problem of those that are enumerated.
 SHORTER = {
-    "n = 50_000\nclock": "n = 5_000\nclock",
+    "n = 50_000\nclock": "n = 2_500\nclock",
     "num_samples=300": "num_samples=60",
     "num_trials = 8": "num_trials = 4",
     "[50, 200, 800]": "[50, 500]",
-    "num_shops, n = 12, 20_000": "num_shops, n = 12, 4_000",
+    "num_shops, n = 12, 20_000": "num_shops, n = 12, 2_000",
     "num_samples=3000": "num_samples=500",
-    "n = 20_000\nx = rng": "n = 4_000\nx = rng",
+    "n = 20_000\nx = rng": "n = 2_000\nx = rng",
+    "jnp.arange(1, 101)": "jnp.arange(1, 51)",
+    "20, 30, 45, 70, 100])": "20, 30])",
     "num_samples=400,": "num_samples=100,",
-    "n, hidden = 50_000, 12": "n, hidden = 5_000, 12",
+    "n, hidden = 50_000, 12": "n, hidden = 3_000, 12",
     "num_warmup=100, num_samples=4000": "num_warmup=50, num_samples=100",
     "num_warmup=500, num_samples=4000": "num_warmup=500, num_samples=1000",
-    "num_files, rows_each = 4, 30_000": "num_files, rows_each = 4, 12_000",
+    '"--xla_force_host_platform_device_count=4"': (
+        f'"--xla_force_host_platform_device_count=4 {QUICK_FLAGS}"'
+    ),
+    "num_files, rows_each = 4, 30_000": "num_files, rows_each = 4, 6_000",
     "batches_read == 40": "batches_read == 12",
     "num_problems = 16, 200, 20": "num_problems = 12, 200, 4",
     "k, cap, num_tried = 5, 2.0, 4": "k, cap, num_tried = 5, 2.0, 1",
-    "names = load_flights()": "names = load_flights()\nX, late = X[::4], late[::4]",
+    "names = load_flights()": "names = load_flights()\nX, late = X[::8], late[::8]",
     "n = 100_000\ntruth": "n = 10_000\ntruth",
 }
 
