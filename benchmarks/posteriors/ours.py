@@ -16,7 +16,7 @@ from benchmarks.posteriors.outcome import Outcome
 from jaxcoreset.diagnostics.correction import CorrectionError
 
 TOL = 0.01
-_WARMUP = 1000
+_CHAINS, _WARMUP = 4, 1000
 
 
 def default(
@@ -32,14 +32,16 @@ def default(
     mcmc = MCMC(
         NUTS(coreset.model),
         num_warmup=_WARMUP,
-        num_samples=num_draws,
+        num_samples=num_draws // _CHAINS,
+        num_chains=_CHAINS,
+        chain_method="vectorized",
         progress_bar=False,
     )
     mcmc.run(
         nuts_key,
         *coreset.args,
         **coreset.kwargs,
-        init_params=coreset.init_params(),
+        init_params=coreset.init_params(_CHAINS),
         extra_fields=("diverging", "num_steps"),
     )
     samples = jax.block_until_ready(mcmc.get_samples())
