@@ -3,7 +3,3 @@
 # XLA's older way of making kernels for a CPU: its newer one takes over 10 ms for each, however
 # small. A version of XLA that does not know the option passes over it.
 OLDER_EMITTERS = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
-
-# XLA compiles a program in up to 32 parts at once, of which each costs time. Tests run on all cores
-# as it is.
-QUICK_FLAGS = f"{OLDER_EMITTERS} --xla_cpu_parallel_codegen_split_count=1"

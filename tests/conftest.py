@@ -12,14 +12,14 @@ import jax
 import jaxtyping
 import pytest
 
-from tests import QUICK_FLAGS
+from tests import OLDER_EMITTERS
 
 # Most of the time goes into compiling small programs that run once. Set the variable to 0 to test
 # what the compiler makes of them at its best, as CI does for the slow tests.
 _QUICK = os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") not in ("0", "false", "False")
 jax.config.update("jax_disable_most_optimizations", _QUICK)
 if _QUICK and "xla_backend_extra_options" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_FLAGS}".strip()
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {OLDER_EMITTERS}".strip()
 
 # What one worker compiled, or another process of a test, is read from a folder.
 if "PYTEST_XDIST_WORKER" not in os.environ and "JAX_COMPILATION_CACHE_DIR" not in os.environ:

@@ -8,7 +8,7 @@ import pytest
 from nbformat import NotebookNode
 
 from notebooks.execute import FOLDER, execute, notebooks
-from tests import QUICK_FLAGS
+from tests import OLDER_EMITTERS
 
 NAMES = [
     "1_quick_start",
@@ -40,7 +40,7 @@ SHORTER = {
     "num_warmup=100, num_samples=4000": "num_warmup=50, num_samples=100",
     "num_warmup=500, num_samples=4000": "num_warmup=500, num_samples=1000",
     '"--xla_force_host_platform_device_count=4"': (
-        f'"--xla_force_host_platform_device_count=4 {QUICK_FLAGS}"'
+        f'"--xla_force_host_platform_device_count=4 {OLDER_EMITTERS}"'
     ),
     "num_files, rows_each = 4, 30_000": "num_files, rows_each = 4, 6_000",
     "batches_read == 40": "batches_read == 12",
