@@ -21,6 +21,7 @@ from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import in_enough_precision, matrix_of_weighted
 from jaxcoreset.likelihood.trace import one_at_a_time
+from jaxcoreset.selection.baseline import GaussianBaseline
 from jaxcoreset.selection.construction import DRAWS_PER_ROW, MIN_DRAWS
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
@@ -176,6 +177,7 @@ def _merge(
         selection,
         clock,
         approximation=approximation,
+        baseline=GaussianBaseline.of(pool, approximation),
         estimate=KLEstimate(
             own.kl + kl_of_parts, float(np.hypot.reduce(errors)), own.relative_error
         ),

@@ -96,14 +96,15 @@ class Report(ShownAsTable):
             groups with more accurate integrals; None without groups.
         gaussian_kl: the estimate, on the held-out draws, of the symmetrised KL divergence between
             the posterior and a Gaussian without any rows, in nats. The Gaussian is the Laplace
-            approximation; or for draws of another weighting, and after an `update` or a `merge`,
-            the one with the mean and covariance of the draws.
-            Above 0.3 it is a lower bound. None if it was not measured.
+            approximation, after a `merge` that of the joint posterior; for draws of another
+            weighting the one with their mean and covariance; after an `update` likewise, with
+            importance weights for the new rows. Above 0.3 it is a lower bound. None if it was not
+            measured, or the draws are worth too few of the posterior for a covariance.
         gaussian_kl_standard_error: its standard error.
         gaussian_relative_ess: the effective sample size of the Gaussian's draws for the posterior,
             as a fraction of their number.
         gaussian_k_hat: the shape of the tail of their importance weights; above 0.7 these cannot
-            be used. None without ArviZ.
+            be used. None without ArviZ and after an `update`.
         mean_shift: the largest shift of the posterior mean of an unconstrained parameter, in its
             standard deviations, to first order on the held-out draws; None if not known. The means
             of functions of the parameters, such as deterministic sites, may shift by up to √KL.
@@ -234,7 +235,9 @@ class Report(ShownAsTable):
         """What a Gaussian alone reaches, in a sentence; None if it was not measured."""
         if self.gaussian_kl is None or self.gaussian_kl_standard_error is None:
             return None
-        is_at_mode = self.weighting == "Laplace" and not self.history
+        # Draws that rows were added to have other moments; a merge has an approximation of its own.
+        is_updated = any(step["what"] == "update" for step in self.history)
+        is_at_mode = self.weighting == "Laplace" and not is_updated
         of = "at the mode" if is_at_mode else "of the draws' moments"
         what = f"A Gaussian {of}"
         goal = GOOD_KL if self.tol is None else self.tol

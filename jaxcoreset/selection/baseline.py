@@ -19,7 +19,9 @@ from jaxtyping import Array, Float
 from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.draws import DrawPool
+from jaxcoreset.selection.estimate import kl_of_residuals
 from jaxcoreset.selection.parts import Part, Use
+from jaxcoreset.weighting.laplace import LaplaceApproximation
 
 # Fewer draws than this for each parameter do not give a covariance.
 _DRAWS_PER_PARAMETER = 5
@@ -43,26 +45,39 @@ class GaussianBaseline:
     k_hat: float | None
 
     @classmethod
-    def of(cls, pool: DrawPool) -> "GaussianBaseline | None":
+    def of(
+        cls, pool: DrawPool, approximation: LaplaceApproximation | None = None
+    ) -> "GaussianBaseline | None":
         """The baseline by the draws of a pool; None if these are too few for a covariance.
 
         If the draws are not of a Laplace approximation, the Gaussian is fitted to those of the
-        solver.
+        solver. Draws that were made before rows were added have the importance weights of the
+        posterior with these rows.
+
+        Args:
+            pool: the draws and the sums of all rows at them.
+            approximation: the Gaussian; that of the pool's source if left out.
         """
-        held_out = [*pool.parts("selection"), *pool.parts("confirmation")]
-        log_weights = _log_weights(pool, [part for part in held_out if part.size > 1])
+        parts = [*pool.parts("selection"), *pool.parts("confirmation")]
+        parts = [part for part in parts if part.size > 1]
+        log_weights = _log_weights(pool, parts, approximation)
         if log_weights is None or not all(np.isfinite(one).all() for one in log_weights):
             return None
+        masses = _masses(parts)
         # The constants of blocks differ, so each is centred by itself.
-        residuals = np.concatenate([one - one.mean() for one in log_weights])
-        squares, num = residuals**2, residuals.size
-        error = squares.std() * (pool.source.inefficiency / num) ** 0.5
+        pairs = zip(log_weights, masses, strict=True)
+        residuals = np.concatenate([one - one @ mass / mass.sum() for one, mass in pairs])
+        mass = np.concatenate(masses)
+        kl, error = kl_of_residuals(
+            residuals / np.sqrt(residuals.size), pool.source.inefficiency, mass
+        )
         k_hat = None
-        if importlib.util.find_spec("arviz") is not None:
+        is_weighted = any(part.total_then is not None for part in parts)
+        if not is_weighted and importlib.util.find_spec("arviz") is not None:
             from jaxcoreset.weighting.psis import pareto_smooth
 
             k_hat = pareto_smooth(residuals, 1 / pool.source.inefficiency)[1]
-        return cls(float(squares.mean()), float(error), kish(residuals) / num, k_hat)
+        return cls(float(kl), float(error), kish(residuals, mass), k_hat)
 
     def facts(self) -> dict[str, Any]:
         """The attributes of a `Report`."""
@@ -80,13 +95,39 @@ def relative_ess_of(pool: DrawPool) -> float:
     if log_weights is None:
         return 0.0
     joined = np.concatenate(log_weights)
-    return kish(joined) / joined.size if np.isfinite(joined).all() else 0.0
+    return kish(joined) if np.isfinite(joined).all() else 0.0
 
 
-def kish(log_weights: Float[np.ndarray, " s"]) -> float:
-    """Kish's effective sample size of weights."""
+def kish(
+    log_weights: Float[np.ndarray, " s"], mass: Float[np.ndarray, " s"] | None = None
+) -> float:
+    """Kish's effective sample size of weights at draws, as a fraction of the draws.
+
+    Args:
+        log_weights: the logarithms of the weights.
+        mass: how much each draw counts; alike if left out.
+    """
+    mass = np.ones(log_weights.size) if mass is None else mass
     weights = np.exp(log_weights - log_weights.max())
-    return float(weights.sum() ** 2 / (weights**2).sum())
+    return float((mass @ weights) ** 2 / (mass.sum() * (mass @ weights**2)))
+
+
+def _masses(parts: list[Part]) -> list[Float[np.ndarray, " s"]]:
+    """Importance weights of the draws of some parts, which add up to one over all of them.
+
+    They differ if rows were added since the draws were made: by the likelihood of these rows, whose
+    sums have the same constant in all parts.
+    """
+    changes = [
+        np.zeros(part.size)
+        if part.total_then is None
+        else np.asarray(part.total, np.float64) - np.asarray(part.total_then, np.float64)
+        for part in parts
+    ]
+    largest = max(change.max() for change in changes)
+    masses = [np.exp(change - largest) for change in changes]
+    total = sum(mass.sum() for mass in masses)
+    return [mass / total for mass in masses]
 
 
 def flat_and_prior(
@@ -104,10 +145,12 @@ def _evaluate(program: ModelLikelihood, parts: tuple) -> tuple[Array, Array]:
     return flat, jax.vmap(program.log_prior)(draws)
 
 
-def _log_weights(pool: DrawPool, parts: list[Part]) -> list[Float[np.ndarray, " s"]] | None:
+def _log_weights(
+    pool: DrawPool, parts: list[Part], approximation: LaplaceApproximation | None = None
+) -> list[Float[np.ndarray, " s"]] | None:
     """Log π − log q at the draws of some parts, up to a constant; None if there is no Gaussian."""
     flat, prior = flat_and_prior(pool, parts)
-    density = _log_density(flat, pool)
+    density = _log_density(flat, pool, approximation or pool.source.approximation)
     if density is None:
         return None
     total = np.concatenate([np.asarray(part.total, np.float64) for part in parts])
@@ -115,14 +158,19 @@ def _log_weights(pool: DrawPool, parts: list[Part]) -> list[Float[np.ndarray, " 
     return np.split(total + prior - density, ends)
 
 
-def _log_density(flat: np.ndarray, pool: DrawPool) -> Float[np.ndarray, " s"] | None:
-    if (approximation := pool.source.approximation) is not None:
+def _log_density(
+    flat: np.ndarray, pool: DrawPool, approximation: LaplaceApproximation | None
+) -> Float[np.ndarray, " s"] | None:
+    if approximation is not None:
         mean, covariance = approximation.mode, approximation.covariance
     else:
-        fitted, _ = flat_and_prior(pool, pool.parts("solver")[:1])
-        if len(fitted) < _DRAWS_PER_PARAMETER * fitted.shape[1]:
+        parts = pool.parts("solver")[:1]
+        fitted, _ = flat_and_prior(pool, parts)
+        (mass,) = _masses(parts)
+        if 1 / np.sum(mass**2) < _DRAWS_PER_PARAMETER * fitted.shape[1]:
             return None
-        mean, covariance = fitted.mean(0), np.atleast_2d(np.cov(fitted, rowvar=False))
+        mean = mass @ fitted
+        covariance = np.atleast_2d(np.cov(fitted, rowvar=False, aweights=mass))
     try:
         factor = np.linalg.cholesky(covariance)
     except np.linalg.LinAlgError:

@@ -60,11 +60,14 @@ def test_updates_and_mergers_of_exact_expansions_are_exact(tiny, size, in_float6
         coreset = builder.run(jax.random.key(0), *old)
         updated = coreset.update(jax.random.key(1), *new)
         merged = jc.merge([coreset, builder.run(jax.random.key(2), *new)], 20, jax.random.key(3))
+        assert merged.report.gaussian_kl < 1e-6  # at the mode
+        assert merged.report.gaussian_verdict.startswith("A Gaussian at the mode is within")
         for one in (updated, merged):
             assert one.report.num_data == 2500
             assert one.proxy is not None
             assert not len(one)  # a row would correct rounding only
             assert one.report.kl < 1e-9
+            assert one.report.gaussian_kl < 0.1  # of moments, which are those of few draws
             assert distance(one, old, new) < (1e-9 if in_float64 else 1e-4)
 
 
