@@ -5,6 +5,8 @@ import dataclasses
 
 import jax
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
 import jaxcoreset as jc
@@ -87,3 +89,33 @@ def test_an_update_within_the_tolerance_shifts_no_mean_by_more_than_a_build_may(
     assert report.is_within_tol
     assert report.num_data == NUM_ROWS + NUM_NEW
     assert shift + 2 * error <= jc.Tolerance(0.2).max_shift
+
+
+def counts(exposure, y=None):
+    rate = numpyro.sample("rate", dist.Gamma(1.0, 1.0))
+    with numpyro.plate("rows", len(exposure)):
+        numpyro.sample("y", dist.Poisson(rate * exposure), obs=y)
+
+
+def gaussian_kl_of_counts(shape, rate):
+    """The variance of log π − log q for z, the logarithm of a Gamma, and its moments' Gaussian."""
+    z = np.linspace(-8, 4, 20_001)
+    log_density = shape * z - rate * np.exp(z)
+    mass = np.exp(log_density - log_density.max())
+    mass /= mass.sum()
+    mean = mass @ z
+    ratio = log_density + 0.5 * (z - mean) ** 2 / (mass @ (z - mean) ** 2)
+    return mass @ (ratio - mass @ ratio) ** 2
+
+
+def test_the_gaussian_of_an_update_is_that_of_the_posterior_of_all_rows():
+    exposure = np.linspace(0.02, 0.2, 40)
+    y = (np.arange(40) % 20 == 10).astype(float)
+    draws = np.random.default_rng(0).gamma(1 + y.sum(), 1 / (1 + exposure.sum()), 8000)
+    few = {"num_draws": 4000, "num_held_out": 4000, "rounds": 1, "progress_bar": False}
+    builder = jc.CoresetBuilder(counts, size=3, weighting=jc.Draws({"rate": draws}), **few)
+    built = builder.run(jax.random.key(0), exposure, y)
+    more = np.linspace(0.2, 0.4, 10)
+    updated = built.update(jax.random.key(1), more, (np.arange(10) % 3 == 0).astype(float))
+    expected = gaussian_kl_of_counts(1 + 2 + 4, 1 + exposure.sum() + more.sum())
+    assert updated.report.gaussian_kl == pytest.approx(expected, rel=0.25)
