@@ -21,7 +21,8 @@ jax.config.update("jax_disable_most_optimizations", _QUICK)
 if _QUICK and "xla_backend_extra_options" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {OLDER_EMITTERS}".strip()
 
-# What one worker compiled, or another process of a test, is read from a folder.
+# Workers, and the processes that tests start, share compiled programs in a folder, which is removed
+# at the end.
 if "PYTEST_XDIST_WORKER" not in os.environ and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _FOLDER = tempfile.mkdtemp(prefix="programs-of-tests-")
     atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)

@@ -95,11 +95,11 @@ class Report(ShownAsTable):
         integral_kl: what the error of these integrals adds to `kl`, in nats, measured on some
             groups with more accurate integrals; None without groups.
         gaussian_kl: the estimate, on the held-out draws, of the symmetrised KL divergence between
-            the posterior and a Gaussian without any rows, in nats. The Gaussian is the Laplace
-            approximation, after a `merge` that of the joint posterior; for draws of another
-            weighting the one with their mean and covariance; after an `update` likewise, with
-            importance weights for the new rows. Above 0.3 it is a lower bound. None if it was not
-            measured, or the draws are worth too few of the posterior for a covariance.
+            the posterior and a Gaussian without any rows, in nats. With Laplace weighting the
+            Gaussian is the Laplace approximation, and after a `merge` that of the joint posterior.
+            With another weighting, and after an `update`, it has the mean and covariance of the
+            draws, which have importance weights after an `update`. Above 0.3 it is a lower bound.
+            None if it was not measured, or if the draws are too few for a covariance.
         gaussian_kl_standard_error: its standard error.
         gaussian_relative_ess: the effective sample size of the Gaussian's draws for the posterior,
             as a fraction of their number.
@@ -235,7 +235,7 @@ class Report(ShownAsTable):
         """What a Gaussian alone reaches, in a sentence; None if it was not measured."""
         if self.gaussian_kl is None or self.gaussian_kl_standard_error is None:
             return None
-        # Draws that rows were added to have other moments; a merge has an approximation of its own.
+        # A merge has a Laplace approximation of its own, an update has none.
         is_updated = any(step["what"] == "update" for step in self.history)
         is_at_mode = self.weighting == "Laplace" and not is_updated
         of = "at the mode" if is_at_mode else "of the draws' moments"

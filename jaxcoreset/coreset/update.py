@@ -39,7 +39,7 @@ from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.selection.construction import CANDIDATES_PER_ROW, MIN_CANDIDATES
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate, kl_of_residuals
-from jaxcoreset.selection.parts import Part, Use
+from jaxcoreset.selection.parts import Part, Use, importance_weights
 from jaxcoreset.selection.solving import check_selection, solve_and_select
 from jaxcoreset.selection.tolerance import Selection, largest_shift
 from jaxcoreset.weighting import DrawSource
@@ -265,19 +265,14 @@ def _reweighted(pool: DrawPool, selection: Selection) -> tuple[float, KLEstimate
     came, which is known at each draw: importance weights.
     """
     use: Use = "confirmation" if pool.count("confirmation") else "selection"
-    changes, differences = [], []
+    differences = []
     for part in pool.parts(use):
-        assert part.total_then is not None
         values, reached = pool.values(part, selection.approach, selection.positions)
         weighted = np.asarray(selection.weights, np.float64) @ np.asarray(values, np.float64)
         difference = np.asarray(reached, np.float64) - weighted
-        total = np.asarray(part.total, np.float64)
-        # New rows are summed in one pass for all parts, so these sums have the same constant.
-        changes.append(total - part.total_then)
         differences.append(difference - difference.mean())
-    change, difference = np.concatenate(changes), np.concatenate(differences)
-    mass = np.exp(change - change.max())
-    mass /= mass.sum()
+    mass = np.concatenate(importance_weights(pool.parts(use)))
+    difference = np.concatenate(differences)
     residuals = (difference - mass @ difference) / np.sqrt(mass.size)
     kl, standard_error = kl_of_residuals(residuals, pool.source.inefficiency, mass)
     estimate = KLEstimate(float(kl), float(standard_error), selection.estimate.relative_error)

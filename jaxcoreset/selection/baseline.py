@@ -20,7 +20,7 @@ from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import kl_of_residuals
-from jaxcoreset.selection.parts import Part, Use
+from jaxcoreset.selection.parts import Part, Use, importance_weights
 from jaxcoreset.weighting.laplace import LaplaceApproximation
 
 # Fewer draws than this for each parameter do not give a covariance.
@@ -50,9 +50,9 @@ class GaussianBaseline:
     ) -> "GaussianBaseline | None":
         """The baseline by the draws of a pool; None if these are too few for a covariance.
 
-        If the draws are not of a Laplace approximation, the Gaussian is fitted to those of the
-        solver. Draws that were made before rows were added have the importance weights of the
-        posterior with these rows.
+        If the draws are not of a Laplace approximation, the Gaussian has the mean and covariance of
+        the solver's draws. If rows were added since the draws were made, the draws have
+        `importance_weights`.
 
         Args:
             pool: the draws and the sums of all rows at them.
@@ -63,7 +63,7 @@ class GaussianBaseline:
         log_weights = _log_weights(pool, parts, approximation)
         if log_weights is None or not all(np.isfinite(one).all() for one in log_weights):
             return None
-        masses = _masses(parts)
+        masses = importance_weights(parts)
         # The constants of blocks differ, so each is centred by itself.
         pairs = zip(log_weights, masses, strict=True)
         residuals = np.concatenate([one - one @ mass / mass.sum() for one, mass in pairs])
@@ -112,24 +112,6 @@ def kish(
     return float((mass @ weights) ** 2 / (mass.sum() * (mass @ weights**2)))
 
 
-def _masses(parts: list[Part]) -> list[Float[np.ndarray, " s"]]:
-    """Importance weights of the draws of some parts, which add up to one over all of them.
-
-    They differ if rows were added since the draws were made: by the likelihood of these rows, whose
-    sums have the same constant in all parts.
-    """
-    changes = [
-        np.zeros(part.size)
-        if part.total_then is None
-        else np.asarray(part.total, np.float64) - np.asarray(part.total_then, np.float64)
-        for part in parts
-    ]
-    largest = max(change.max() for change in changes)
-    masses = [np.exp(change - largest) for change in changes]
-    total = sum(mass.sum() for mass in masses)
-    return [mass / total for mass in masses]
-
-
 def flat_and_prior(
     pool: DrawPool, parts: list[Part]
 ) -> tuple[Float[np.ndarray, "s d"], Float[np.ndarray, " s"]]:
@@ -166,7 +148,7 @@ def _log_density(
     else:
         parts = pool.parts("solver")[:1]
         fitted, _ = flat_and_prior(pool, parts)
-        (mass,) = _masses(parts)
+        (mass,) = importance_weights(parts)
         if 1 / np.sum(mass**2) < _DRAWS_PER_PARAMETER * fitted.shape[1]:
             return None
         mean = mass @ fitted

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -85,6 +85,24 @@ class Part:
     def size(self) -> int:
         """The number of draws, s."""
         return self.total.shape[0]
+
+
+def importance_weights(parts: Sequence[Part]) -> list[Float[np.ndarray, " s"]]:
+    """The weights of draws for the posterior of all rows, which add up to one over all parts.
+
+    If rows were added since the draws were made, a draw's weight is proportional to the likelihood
+    of these rows. The sums over these rows have the same constant in all parts.
+    """
+    changes = [
+        np.zeros(part.size)
+        if part.total_then is None
+        else np.asarray(part.total, np.float64) - part.total_then
+        for part in parts
+    ]
+    largest = max(change.max() for change in changes)
+    weights = [np.exp(change - largest) for change in changes]
+    total = sum(weight.sum() for weight in weights)
+    return [weight / total for weight in weights]
 
 
 def split(

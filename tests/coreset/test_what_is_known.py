@@ -119,3 +119,4 @@ def test_the_gaussian_of_an_update_is_that_of_the_posterior_of_all_rows():
     updated = built.update(jax.random.key(1), more, (np.arange(10) % 3 == 0).astype(float))
     expected = gaussian_kl_of_counts(1 + 2 + 4, 1 + exposure.sum() + more.sum())
     assert updated.report.gaussian_kl == pytest.approx(expected, rel=0.25)
+    assert updated.report.gaussian_k_hat is None

@@ -45,7 +45,8 @@ NOT_RUN = {
     ("docs/how-to/read-the-report.md", "text", ""): 1,
     ("docs/tutorial.md", "text", ""): 2,
 }
-# The pages with a logistic regression share its programs, with as many rows and columns.
+# What makes the pages short enough for a test, replaced in this order. Those with a logistic
+# regression share its programs, with as many rows and columns.
 SMALLER = SHORTER | {
     "(20_000, 5)": "(600, 4)",
     "(1000, 3)": "(600, 4)",
@@ -106,6 +107,11 @@ def test_python_of_a_page_runs(page, ran, capsys):
         ran.setdefault(page, namespace)
     if page in PRINTED:
         assert re.search(PRINTED[page], capsys.readouterr().out)
+
+
+def test_pages_are_shortened_where_they_say_so():
+    code = [block.text for block in BLOCKS if block.language == "python"]
+    assert [long for long in SMALLER if not any(long in text for text in code)] == []
 
 
 def test_what_the_page_on_large_data_prints_is_what_it_says(capsys):
