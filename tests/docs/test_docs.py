@@ -109,11 +109,6 @@ def test_python_of_a_page_runs(page, ran, capsys):
         assert re.search(PRINTED[page], capsys.readouterr().out)
 
 
-def test_pages_are_shortened_where_they_say_so():
-    code = [block.text for block in BLOCKS if block.language == "python"]
-    assert [long for long in SMALLER if not any(long in text for text in code)] == []
-
-
 def test_what_the_page_on_large_data_prints_is_what_it_says(capsys):
     page = DOCS / "how-to" / "big-data.md"
     _, section = page.read_text(encoding="utf-8").split("## Data that do not fit\n")
