@@ -50,6 +50,7 @@ from jaxcoreset.solvers.solve import solve as solve
 from jaxcoreset.solvers.solve import sweep as sweep
 from jaxcoreset.weighting import Draws as Draws
 from jaxcoreset.weighting import Laplace as Laplace
+from jaxcoreset.weighting.jit_chains import jit_chains as jit_chains
 from jaxcoreset.weighting.laplace import LaplaceApproximation as LaplaceApproximation
 from jaxcoreset.weighting.laplace import laplace_approximation as laplace_approximation
 

@@ -25,6 +25,7 @@ from jaxcoreset.solvers.numerics import HIGHEST
 from jaxcoreset.weighting.base import DrawSource, Weighting
 from jaxcoreset.weighting.chains import Transitions, mixing_trouble
 from jaxcoreset.weighting.errors import UnusableWeightingError
+from jaxcoreset.weighting.jit_chains import map_chains
 
 # Maximum number of parameters for a dense mass matrix; beyond, only its diagonal is adapted.
 _DENSE = 100
@@ -114,18 +115,23 @@ def _kernel(
 
     @quick_jit
     def start(keys: Array, z: Array, args: tuple) -> HMCState:
-        def start_one(key: Array, at: Array) -> HMCState:
+        def start_one(given: tuple[Array, Array]) -> HMCState:
+            key, at = given
             return begin(at, num_warmup, model_args=args, rng_key=key, **settings)
 
-        return jax.vmap(start_one)(keys, z)
+        return map_chains(start_one)((keys, z))
 
     @quick_jit
     def advance(state: HMCState, args: tuple) -> tuple[HMCState, Steps]:
-        def step(state: HMCState, _: None) -> tuple[HMCState, Steps]:
-            state = jax.vmap(lambda one: move(one, args))(state)
-            return state, (state.z, state.diverging, state.energy)
+        def step(one: HMCState, _: None) -> tuple[HMCState, Steps]:
+            one = move(one, args)
+            return one, (one.z, one.diverging, one.energy)
 
-        return jax.lax.scan(step, state, None, length=_STEPS_PER_CALL)
+        def steps(one: HMCState) -> tuple[HMCState, Steps]:
+            return jax.lax.scan(step, one, None, length=_STEPS_PER_CALL)
+
+        state, by_chain = map_chains(steps)(state)
+        return state, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), by_chain)
 
     return start, advance
 
