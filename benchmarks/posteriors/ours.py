@@ -34,7 +34,7 @@ def default(
         num_warmup=_WARMUP,
         num_samples=num_draws // _CHAINS,
         num_chains=_CHAINS,
-        chain_method="vectorized",
+        chain_method=jc.jit_chains,
         progress_bar=False,
     )
     mcmc.run(

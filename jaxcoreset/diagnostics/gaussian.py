@@ -208,7 +208,7 @@ def fisher_distance(
     ∇log π − ∇log π_w. It depends on the units of the parameters. With ``likelihood =
     coreset.likelihood`` and samples of NumPyro:
 
-        draws = jax.vmap(likelihood.unconstrain)(mcmc.get_samples())
+        draws = likelihood.unconstrain_draws(mcmc.get_samples())
         fisher_distance(
             likelihood.log_likelihood, draws, likelihood.data, coreset.indices, coreset.weights
         )

@@ -15,8 +15,10 @@ from jaxtyping import Array, Float, PyTree
 from jaxcoreset.coreset.contains import check_contains
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.chosen_groups import read_groups
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.ragged import order_by_length
 from jaxcoreset.likelihood.arguments import in_order_of, is_array
+from jaxcoreset.likelihood.expansion import Proxy
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.grouping import likelihood_of_layout
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -78,19 +80,24 @@ def _weighted(
 
     weighted = None
     if len(coreset):
-        first = jax.vmap(likelihood.unconstrain)({name: x[:8] for name, x in at.items()})
+        first = likelihood.unconstrain_draws({name: x[:8] for name, x in at.items()})
         is_exact = energy_error(likelihood, first, padded, coreset.weights) > _MAX_ERROR
         weighted = model_in_float64(likelihood, weigh, at, rows) if is_exact else weigh(at, rows)
     if proxy is None:
         assert weighted is not None
         return weighted
 
-    def with_proxy(draws: PyTree, weighted: Any) -> Float[Array, " s"]:
-        flat = jax.vmap(lambda one: proxy.flat(likelihood.unconstrain(one)))(draws)
-        return jax.vmap(proxy.log_likelihood)(flat, weighted)
+    def with_proxy(draws: PyTree, weighted: Any, proxy: Proxy) -> Float[Array, " s"]:
+        return _with_proxy(likelihood.unconstrain_draws(draws), weighted, proxy)
 
     # The quadratic is of differences from the center, which float32 does not resolve.
-    return exactly(likelihood, with_proxy, at, weighted) + float(proxy.value)
+    return exactly(likelihood, with_proxy, at, weighted, proxy) + float(proxy.value)
+
+
+@quick_jit
+def _with_proxy(draws: PyTree, weighted: Any, proxy: Proxy) -> Float[Array, " s"]:
+    """The log-likelihood of the proxy and the weighted rows, less the proxy's value."""
+    return jax.vmap(proxy.log_likelihood)(jax.vmap(proxy.flat)(draws), weighted)
 
 
 def starting_point(coreset: Coreset, likelihood: ModelLikelihood) -> dict[str, np.ndarray] | None:

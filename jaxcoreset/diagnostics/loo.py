@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
@@ -221,7 +220,7 @@ def _at_the_mean(
 
     It is under "values", and under "observed" which rows are observations.
     """
-    free = jax.vmap(likelihood.unconstrain)(dict(draws))
+    free = likelihood.unconstrain_draws(draws)
     weights = jnp.exp(leave.log_weights)
     mean = {name: jnp.tensordot(weights, x, 1, precision="highest") for name, x in free.items()}
     first = {name: x[0] for name, x in draws.items()}

@@ -125,7 +125,7 @@ def measure(
             f"every draw of chain {', '.join(map(str, stuck))} of {samples.shape[0]} is the same: "
             f"the sampler never moved. {remedy}"
         )
-    free = jax.vmap(likelihood.unconstrain)(used.flat())
+    free = likelihood.unconstrain_draws(used.flat())
     flat = np.concatenate([np.asarray(x).reshape(chains * draws, -1) for x in free.values()], 1)
     if (trouble := too_few_directions(flat)) is not None:
         cause = "" if rounding is None else f" The reason may be that {needs_float64(rounding)}."

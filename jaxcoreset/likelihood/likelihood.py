@@ -196,8 +196,20 @@ class ModelLikelihood:
 
     def unconstrain(self, params: Mapping[str, Any]) -> dict[str, Array]:
         """Unconstrained values of the latent sites from constrained; other keys are ignored."""
+        return self._unconstrain(self._latent(params), self.two_rows)
+
+    def _unconstrain(self, latent: dict[str, Array], rows: tuple) -> dict[str, Array]:
         model = seed(self.model, rng_seed=0)
-        return unconstrain_fn(model, *self.assemble(self.two_rows), self._latent(params))
+        return unconstrain_fn(model, *self.assemble(rows), latent)
+
+    def unconstrain_draws(self, draws: Mapping[str, Any]) -> dict[str, Array]:
+        """`unconstrain` for values with a leading axis of draws, as one program."""
+        return self._unconstrain_draws(self._latent(draws), self.two_rows)
+
+    @functools.cached_property
+    def _unconstrain_draws(self) -> Callable:
+        # The rows are an argument: JAX mistakes the type of NumPy's constants under another x64.
+        return quick_jit(jax.vmap(self._unconstrain, in_axes=(0, None)))
 
     def _latent(self, params: Mapping[str, Any]) -> dict[str, Array]:
         missing = [name for name in self.init_params if name not in params]

@@ -54,7 +54,7 @@ class Draws(Weighting):
                     f"samples[{name!r}] has shape {value.shape}; expected (draws, "
                     f"*{expected[name].shape}), as mcmc.get_samples() returns it."
                 )
-        stock = jax.vmap(likelihood.unconstrain)(sites)
+        stock = likelihood.unconstrain_draws(sites)
         for name, value in stock.items():
             if not bool(jnp.isfinite(value).all()):
                 raise ValueError(

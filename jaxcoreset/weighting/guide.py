@@ -187,4 +187,4 @@ class _GuideDraws(DrawSource):
             key, self._params, *self._args, sample_shape=shape, **self._kwargs
         )
         latent = {name: sites[name] for name in self._likelihood.init_params}
-        return jax.vmap(self._likelihood.unconstrain)(latent)
+        return self._likelihood.unconstrain_draws(latent)

@@ -211,6 +211,8 @@ def nuts(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """One chain of NumPyro's NUTS with its default settings: the draws, and what it says of itself.
 
+    It is compiled as one program, since starting it operation by operation takes longer.
+
     Args:
         model: a NumPyro model.
         args: its positional arguments.
@@ -219,9 +221,14 @@ def nuts(
         num_draws: the number of draws after 1,000 steps of warmup.
         **of_run: further arguments of `MCMC.run`.
     """
-    mcmc = MCMC(NUTS(model), num_warmup=NUM_WARMUP, num_samples=num_draws, progress_bar=False)
-    mcmc.run(key, *args, extra_fields=("num_steps", "diverging"), **of_run, **kwargs)
-    extra = mcmc.get_extra_fields()
+
+    @jax.jit
+    def run(key: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        mcmc = MCMC(NUTS(model), num_warmup=NUM_WARMUP, num_samples=num_draws, progress_bar=False)
+        mcmc.run(key, *args, extra_fields=("num_steps", "diverging"), **of_run, **kwargs)
+        return mcmc.get_samples(), mcmc.get_extra_fields()
+
+    samples, extra = run(key)
     steps, diverging = np.asarray(extra["num_steps"]), np.asarray(extra["diverging"])
     info = {"gradients per draw": float(steps.mean()), "divergences": int(diverging.sum())}
-    return mcmc.get_samples(), info
+    return samples, info
