@@ -53,6 +53,7 @@ BOUNDS = {
     "laplace_psis": (0.2, 0.2),
     "pathfinder_psis": (0.2, 0.2),
     "nuts": (0.2, 0.2),
+    "nuts_program": (0.2, 0.2),
     "mean_field": (0.3, 0.35),
     "full_rank": (0.3, 0.35),
     "hmcecs": (0.3, 0.3),

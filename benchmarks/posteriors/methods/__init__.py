@@ -23,6 +23,7 @@ _MODULES = {
     },
     "full_data": {
         "nuts": "NUTS on all rows",
+        "nuts_program": "NUTS on all rows, one program",
     },
     "energy_conserving": {
         "hmcecs": "HMCECS, as its example",

@@ -207,11 +207,15 @@ def device_rows(likelihood: jc.ModelLikelihood) -> tuple:
 
 
 def nuts(
-    model: Callable, args: tuple, kwargs: Mapping[str, Any], key: Any, num_draws: int, **of_run: Any
+    model: Callable,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    key: Any,
+    num_draws: int,
+    *,
+    one_program: bool = False,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """One chain of NumPyro's NUTS with its default settings: the draws, and what it says of itself.
-
-    It is compiled as one program, since starting it operation by operation takes longer.
 
     Args:
         model: a NumPyro model.
@@ -219,16 +223,16 @@ def nuts(
         kwargs: its keyword arguments.
         key: a JAX random key.
         num_draws: the number of draws after 1,000 steps of warmup.
-        **of_run: further arguments of `MCMC.run`.
+        one_program: whether the chain is compiled as one program. Otherwise NumPyro starts it
+            operation by operation.
     """
 
-    @jax.jit
     def run(key: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         mcmc = MCMC(NUTS(model), num_warmup=NUM_WARMUP, num_samples=num_draws, progress_bar=False)
-        mcmc.run(key, *args, extra_fields=("num_steps", "diverging"), **of_run, **kwargs)
+        mcmc.run(key, *args, extra_fields=("num_steps", "diverging"), **kwargs)
         return mcmc.get_samples(), mcmc.get_extra_fields()
 
-    samples, extra = run(key)
+    samples, extra = jax.jit(run)(key) if one_program else run(key)
     steps, diverging = np.asarray(extra["num_steps"]), np.asarray(extra["diverging"])
     info = {"gradients per draw": float(steps.mean()), "divergences": int(diverging.sum())}
     return samples, info

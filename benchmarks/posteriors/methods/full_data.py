@@ -16,3 +16,11 @@ def nuts(case: Case, args: tuple, kwargs: Mapping[str, Any], key: Any, num_draws
     """
     draws, info = common.nuts(case.model, args, kwargs, key, num_draws)
     return Outcome(common.numpy_draws(draws, draws), info=info)
+
+
+def nuts_program(
+    case: Case, args: tuple, kwargs: Mapping[str, Any], key: Any, num_draws: int
+) -> Outcome:
+    """As `nuts`, with the whole run compiled by ``jax.jit`` as one program."""
+    draws, info = common.nuts(case.model, args, kwargs, key, num_draws, one_program=True)
+    return Outcome(common.numpy_draws(draws, draws), info=info)
