@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.builds import compilation
+from benchmarks.builds import chains, compilation
 from benchmarks.common import markdown, text_of
 
 _LIMITS = ("n", "parameters", "D(D+3)/2", "coordinates", "rows", "estimated KL")
@@ -28,6 +28,10 @@ def _kl(result: dict[str, Any]) -> str:
 
 def _compilation(result: dict[str, Any]) -> str:
     return markdown(result["rows"], compilation.COLUMNS)
+
+
+def _chains(result: dict[str, Any]) -> str:
+    return markdown(result["rows"], chains.COLUMNS)
 
 
 def _limits_parameters(result: dict[str, Any]) -> str:
@@ -86,6 +90,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "kl": ("builds.kl_estimate", _kl),
     "flights": ("builds.flights", _flights),
     "compilation": ("builds.compilation", _compilation),
+    "chains": ("builds.chains", _chains),
     "warm_start": ("builds.warm_start", _warm_start),
     "limits_parameters": ("builds.limits", _limits_parameters),
     "limits_rows": ("builds.limits", _limits_rows),

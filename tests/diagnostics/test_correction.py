@@ -101,7 +101,7 @@ def test_correction_is_made_where_all_weights_are_nearly_equal(poor, monkeypatch
 def nuts(poor):
     coreset = coreset_of(poor)
     settings = {"num_warmup": 300, "num_samples": 500, "progress_bar": False}
-    settings |= {"num_chains": 2, "chain_method": "vectorized"}
+    settings |= {"num_chains": 2, "chain_method": jc.jit_chains}
     mcmc = MCMC(NUTS(coreset.model, dense_mass=True), **settings)
     mcmc.run(jax.random.key(0), *coreset.args, extra_fields=("potential_energy",))
     return coreset, mcmc

@@ -64,7 +64,7 @@ SMALLER = SHORTER | {
     "10_000": "3_000",
     "2_000": "600",
     "n, num_depots = 50_000": "n, num_depots = 2_000",
-    "num_warmup=500, num_samples=500": "num_warmup=100, num_samples=50",
+    "num_warmup=500,\n    num_samples=500": "num_warmup=100,\n    num_samples=50",
     # The expansion of integrals takes most of the time to compile; tests/builders has it.
     'groups="plane", ': 'groups="plane", proxy=None, ',
 }

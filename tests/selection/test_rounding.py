@@ -111,7 +111,7 @@ def test_nuts_in_float32_samples_a_plain_model_beside_a_proxy():
     assert report.rounding is None
     assert report.num_used < 25
     assert report.kl < 1e-6 < 1e-4 < report.gaussian_kl
-    settings = {"num_chains": 4, "chain_method": "vectorized", "progress_bar": False}
+    settings = {"num_chains": 4, "chain_method": jc.jit_chains, "progress_bar": False}
     mcmc = MCMC(NUTS(coreset.model), num_warmup=500, num_samples=1000, **settings)
     start = coreset.init_params(4)
     mcmc.run(jax.random.key(1), *coreset.args, **coreset.kwargs, init_params=start)

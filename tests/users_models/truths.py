@@ -23,6 +23,7 @@ from numpyro.diagnostics import split_gelman_rubin
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import initialize_model
 
+import jaxcoreset as jc
 from jaxcoreset.weighting.psis import pareto_smooth
 from tests.users_models.case import Case
 from tests.users_models.models import POSTERIORS
@@ -76,7 +77,7 @@ def sampled(case: Case, guess: Truth) -> Truth:
         num_warmup=600,
         num_samples=1500,
         num_chains=2,
-        chain_method="vectorized",
+        chain_method=jc.jit_chains,
         progress_bar=False,
     )
     starts = np.random.default_rng(2).uniform(-1, 1, size=(2, guess.mean.size))
