@@ -64,8 +64,9 @@ def effects_of_groups(
             f"the data have {rows.num_rows} groups, but the coreset was built from "
             f"{coreset.report.num_data}; pass the same data."
         )
-    if layout is not None:
-        check_contains(coreset, layout.arguments, rows)
+    own = layout is None
+    arguments = coreset.likelihood.arguments if own else layout.arguments
+    check_contains(coreset, arguments, rows, is_own=own)  # which may have been changed in place
     check_belongs(coreset, mcmc)
     samples = samples_of_full(
         mcmc,
@@ -73,7 +74,9 @@ def effects_of_groups(
         host_generator(jax.random.fold_in(key, _RESAMPLE)),
     )
     flat = samples.thin(num_draws)[0].flat()
-    draws = {name: jnp.asarray(x[:num_draws]) for name, x in flat.items()}
+    # Processes draw the effects of their groups at the same shared parameters.
+    flat = rows.context.processes.first({name: x[:num_draws] for name, x in flat.items()})
+    draws = {name: jnp.asarray(x) for name, x in flat.items()}
     effects = effects_at(coreset, rows, draws, key, moments)
     if not arviz:
         return effects

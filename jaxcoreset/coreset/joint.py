@@ -116,7 +116,8 @@ class JointLikelihood:
                 "cannot be merged; expected coresets of a model whose posterior has a mode."
             )
         (value, slope, bend), _ = self._exactly(evaluate, mode)
-        expansion = Expansion(mode, float(value), slope, bend, precision)
+        constant = sum(float(proxy.value) for proxy in self.proxies if proxy is not None)
+        expansion = Expansion(mode, float(value) + constant, slope, bend, precision)
         names = parameter_names(likelihood.init_params)
         return LaplaceApproximation(
             mode, covariance, names, likelihood.unravel, expansion=expansion

@@ -118,6 +118,13 @@ def correct(
         groups = groups_of_samples(samples.sites, dims)
     posterior = groups["posterior"]
     stats = groups.pop("sample_stats", posterior[[]])
+    # Those of the first process, at whose draws the rows of all processes were evaluated.
+    posterior = posterior.assign(
+        {name: (posterior[name].dims, samples.sites[name]) for name in posterior.data_vars}
+    )
+    stats = stats.assign(
+        {name: (stats[name].dims, values) for name, values in _of_first(full, stats).items()}
+    )
     stats = stats.assign(
         log_ratio=(("chain", "draw"), certificate.log_ratios),
         log_weight=(("chain", "draw"), certificate.log_weights),
@@ -130,6 +137,12 @@ def correct(
     attributes = certificate.scalars() | {"resampled": int(resample), DIGEST: digest_of(coreset)}
     stats = stats.assign_attrs(attributes)
     return container({**groups, "posterior": posterior, "sample_stats": stats}, attributes)
+
+
+def _of_first(full: ModelLikelihood, stats: Any) -> dict[str, np.ndarray]:
+    """The arrays of a data set as the first of several processes has them."""
+    arrays = {str(name): np.asarray(values) for name, values in stats.data_vars.items()}
+    return full.rows.context.processes.first(arrays) if arrays else {}
 
 
 def _take(data: Any, chosen: Int[np.ndarray, " s"]) -> Any:

@@ -85,7 +85,7 @@ def predict(
 
     Args:
         coreset: the coreset.
-        mcmc: see `certify`; or what `correct` returned, whose weights are then used.
+        mcmc: see `certify`; or what `correct` returned, which saves a pass over all rows.
         *args: the model's positional arguments with the rows to predict. The response may be None
             or missing, if the model allows that. If you pass it, it is replaced by new responses,
             and kept for checks.
@@ -119,7 +119,11 @@ def predict(
     if num_draws is not None:
         check_int("num_draws", num_draws, 1)
     full = coreset.likelihood if likelihood is None else likelihood
-    found = known_draws(coreset, mcmc, num_draws)
+    grouping, checked = coreset.grouping, False
+    has_effects = grouping is not None and grouping.positions.labels is not None
+    if likelihood is not None or (full is not None and (has_effects or not (args or kwargs))):
+        full, checked = full_likelihood(coreset, (), {}, likelihood), True
+    found = known_draws(coreset, mcmc, num_draws, reweight=reweight)
     if found is None and not reweight:
         found = plain_draws(coreset, mcmc, num_draws)
     elif found is None and full is None:
@@ -129,7 +133,8 @@ def predict(
             "model_likelihood(…) of these data, or reweight=False."
         )
     elif found is None:
-        full = full_likelihood(coreset, (), {}, likelihood)
+        assert full is not None
+        full = full if checked else full_likelihood(coreset, (), {}, likelihood)
         found = reweighted_draws(coreset, mcmc, full, num_draws, batch_size, progress_bar)
     resample_key, effect_key, draw_key = jax.random.split(as_key(key), 3)
     flat = found.samples.flat()
@@ -139,18 +144,20 @@ def predict(
     context = precision_of(coreset.report.precision)
     with context.precision():
         arguments, rows = _rows(coreset, full, args, kwargs)
-        grouping, responses = coreset.grouping, tuple(coreset.data_dims)
+        responses = tuple(coreset.data_dims)
         at = {name: jnp.asarray(x) for name, x in flat.items()}
         if grouping is not None:
             marginal = grouping.model(coreset.full_model, coreset.arguments)
             responses = tuple(marginal.structure.rows)
-            if grouping.positions.labels is not None:
+            if has_effects:
                 if full is None:
                     raise ValueError(
                         _NO_DATA.format(what="for the effects of groups")
                         + "Pass likelihood=group_likelihood(model, args, groups=…) of these data, "
                         "from jaxcoreset.likelihood.group_likelihood."
                     )
+                # Processes draw the effects of their groups at the same shared parameters.
+                at = full.rows.context.processes.first(at)
                 at |= effects_to_predict(coreset, arguments, at, full.rows, effect_key)
         mesh = None if full is None else full.rows.context.mesh
         rows.context = dataclasses.replace(rows.context, batch_size=batch_size, mesh=mesh)

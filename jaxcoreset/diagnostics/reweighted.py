@@ -12,6 +12,7 @@ from numpyro.infer import MCMC
 from jaxcoreset.coreset.belonging import check_belongs
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.arviz import corrected
+from jaxcoreset.data.processes import SINGLE_PROCESS, ProcessGroup
 from jaxcoreset.diagnostics.correction import require_reweightable
 from jaxcoreset.diagnostics.measurement import measure, samples_of
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -50,17 +51,39 @@ def plain_draws(coreset: Coreset, samples: Any, num_draws: int | None) -> Reweig
     return ReweightedDraws(used, zeros, zeros - np.log(zeros.size))
 
 
-def known_draws(coreset: Coreset, data: Any, num_draws: int | None) -> ReweightedDraws | None:
-    """The draws and weights of what `correct` returned; None if `data` is not that."""
+def known_draws(
+    coreset: Coreset,
+    data: Any,
+    num_draws: int | None,
+    *,
+    processes: ProcessGroup = SINGLE_PROCESS,
+    reweight: bool = True,
+) -> ReweightedDraws | None:
+    """The draws and weights of what `correct` returned; None if `data` is not that.
+
+    Args:
+        coreset: the coreset.
+        data: what `correct` returned, or something else.
+        num_draws: see `certify`.
+        processes: those that use the draws together; they use those of the first one.
+        reweight: whether the draws have these weights. Otherwise all weights are equal.
+
+    Raises:
+        ValueError: if the draws have no weights because they were resampled, and should have none.
+    """
     found = corrected(data)
     if found is None:
         return None
     check_belongs(coreset, data)
-    sites, stats = found
-    draws = plain_draws(coreset, sites, None)
-    samples, positions = draws.samples.thin(num_draws)
-    if "log_weight" not in stats:  # they were resampled
+    sites, stats = (processes.first(dict(one)) for one in found)
+    if not reweight and "log_weight" not in stats:
+        raise ValueError(
+            "reweight is False, but correct(..., resample=True) has resampled these draws by their "
+            "weights; pass the mcmc itself for draws of the coreset posterior."
+        )
+    if not reweight or "log_weight" not in stats:
         return plain_draws(coreset, sites, num_draws)
+    samples, positions = plain_draws(coreset, sites, None).samples.thin(num_draws)
     log_weights = np.asarray(stats["log_weight"], np.float64)[:, positions]
     log_ratios = np.asarray(stats["log_ratio"], np.float64)[:, positions]
     return ReweightedDraws(samples, log_ratios, log_weights - log_sum_exp(log_weights))
@@ -80,7 +103,8 @@ def reweighted_draws(
         CorrectionError: if weighted averages of the draws cannot be trusted.
         ValueError: see `certify`.
     """
-    known = known_draws(coreset, mcmc, num_draws)
+    processes = likelihood.rows.context.processes
+    known = known_draws(coreset, mcmc, num_draws, processes=processes)
     if known is not None:
         return known
     certificate, samples, _ = measure(

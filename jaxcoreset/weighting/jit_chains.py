@@ -1,6 +1,7 @@
 """Chains of NUTS in one compiled program."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,6 +32,10 @@ def jit_chains(chain: Callable[[PyTree], PyTree]) -> Callable[[PyTree], PyTree]:
     Returns:
         A function that runs a batch of chains.
 
+    Raises:
+        RuntimeError: by that function, if the log-density is not finite at all starts that NumPyro
+            tries.
+
     Example:
         Four chains from ``coreset.init_params(4)``. NumPyro has no progress bar for such methods,
         and does nothing with them if ``num_chains`` is one::
@@ -49,7 +54,34 @@ def jit_chains(chain: Callable[[PyTree], PyTree]) -> Callable[[PyTree], PyTree]:
     # NumPyro passes a `functools.partial` that has the model's arguments.
     given = [getattr(chain, "args", ()), getattr(chain, "keywords", {})]
     is_large = sum(np.size(leaf) for leaf in jax.tree.leaves(given)) > _MOST_ENTRIES
-    return (fast_jit if is_large else quick_jit)(map_chains(chain))
+    run = (fast_jit if is_large else quick_jit)(map_chains(chain))
+
+    def checked(states: PyTree) -> PyTree:
+        found = run(states)
+        _refuse_invalid(found)
+        return found
+
+    return checked
+
+
+def _refuse_invalid(found: PyTree) -> None:
+    """Raise an error for chains that NumPyro could not start, which it cannot tell in a program."""
+    energies = [
+        np.asarray(part.potential_energy)
+        for part in jax.tree.leaves(found, is_leaf=_has_energy)
+        if _has_energy(part) and not isinstance(part.potential_energy, jax.core.Tracer)
+    ]
+    bad = [i for energy in energies for i in np.flatnonzero(~np.isfinite(energy))]
+    if bad:
+        raise RuntimeError(
+            f"the log-density is not finite where chains {bad} of {energies[0].size} start, "
+            "counted from zero: NumPyro found no valid initial parameters. Look for NaN in the "
+            "data and in the model, or pass init_params=coreset.init_params(num_chains)."
+        )
+
+
+def _has_energy(part: Any) -> bool:
+    return hasattr(part, "potential_energy")
 
 
 def map_chains(chain: Callable[[PyTree], PyTree]) -> Callable[[PyTree], PyTree]:

@@ -62,6 +62,12 @@ def test_updates_and_mergers_of_exact_expansions_are_exact(tiny, size, in_float6
         merged = jc.merge([coreset, builder.run(jax.random.key(2), *new)], 20, jax.random.key(3))
         assert merged.report.gaussian_kl < 1e-6  # at the mode
         assert merged.report.gaussian_verdict.startswith("A Gaussian at the mode is within")
+        for one in (updated, merged):  # the proxy's constant is that of all rows
+            assert one.proxy is not None
+            at = jax.random.normal(jax.random.key(4), (60, 3)) / 100 + one.proxy.center
+            full = [np.concatenate(leaf) for leaf in zip(old, new, strict=True)]
+            certificate = jc.certify(one, {"slopes": np.asarray(at)}, *full, progress_bar=False)
+            np.testing.assert_allclose(certificate.log_ratios, 0, atol=1e-2)
         for one in (updated, merged):
             assert one.report.num_data == 2500
             assert one.proxy is not None

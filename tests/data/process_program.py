@@ -192,7 +192,8 @@ def build(what, index, count):
             found["certified"] = jc.certify(coreset, own, progress_bar=False).kl
             found |= after_sampling(coreset, *part)
         if has_groups:
-            at = {"mu": np.ones(8, np.float32), "tau": np.full(8, 0.7, np.float32)}
+            # Each process has shared parameters of its own; those of the first one count.
+            at = {"mu": np.full(8, 1 + index, np.float32), "tau": np.full(8, 0.7, np.float32)}
             effects = coreset.group_effects(jax.random.key(1), at, num_draws=8)
             found["effects"] = effects["mean"].mean(axis=0).tolist()
     return found

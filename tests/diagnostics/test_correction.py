@@ -1,5 +1,6 @@
 """Corrected draws against the full posterior in closed form, and warm starts for exact chains."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -13,6 +14,7 @@ from numpyro.infer.util import log_density
 
 import jaxcoreset as jc
 from jaxcoreset.coreset.belonging import digest_of
+from jaxcoreset.data.processes import ProcessGroup
 from jaxcoreset.diagnostics.correction import CorrectionError, systematic_resample
 from tests.gaussian_coreset import case, coreset_of, regression, whole
 
@@ -200,6 +202,42 @@ def test_axes_have_the_names_that_arviz_gives_without_weights():
         for name in ("effect", "loading", "level"):
             assert found[name].dims == expected[name].dims, name
             np.testing.assert_array_equal(found[name], expected[name])
+
+
+class Second(ProcessGroup):
+    """The second of two processes, as far as it takes the first one's arrays."""
+
+    def __init__(self, of_first):
+        self.of_first = of_first
+
+    def first(self, state):
+        return {name: self.of_first.get(name, value) for name, value in state.items()}
+
+
+def test_processes_use_the_draws_of_the_first_one(poor, nuts, monkeypatch):
+    """Chains of another process may differ in the last digits, and then in all."""
+    coreset, mcmc = nuts
+    own = mcmc.get_samples(group_by_chain=True)
+    of_first = {name: np.asarray(x)[::-1, ::-1] for name, x in own.items()}
+    diverging = ~np.asarray(mcmc.get_extra_fields(group_by_chain=True)["diverging"])
+    rows = coreset.likelihood.rows
+    expected = correct(coreset, of_first, **QUIET)
+    processes = Second(of_first | {"diverging": diverging})
+    monkeypatch.setattr(rows, "context", dataclasses.replace(rows.context, processes=processes))
+    found = correct(coreset, mcmc, **QUIET)
+    for name in ("b", "first"):
+        np.testing.assert_array_equal(found["posterior"][name], of_first[name])
+    np.testing.assert_array_equal(found["sample_stats"]["diverging"], diverging)
+    weights = found["sample_stats"]["log_weight"]
+    np.testing.assert_allclose(weights, expected["sample_stats"]["log_weight"], atol=1e-3)
+    # Leave-one-out of what another process corrected, too.
+    monkeypatch.setattr(rows, "context", dataclasses.replace(rows.context, processes=Second({})))
+    other = correct(coreset, mcmc, **QUIET)
+    stats = {x: np.asarray(found["sample_stats"][x]) for x in ("log_ratio", "log_weight")}
+    processes = Second(of_first | stats)
+    monkeypatch.setattr(rows, "context", dataclasses.replace(rows.context, processes=processes))
+    whole, again = (jc.loo(coreset, one, **QUIET) for one in (found, other))
+    assert float(np.sum(whole.pareto_k)) == float(np.sum(again.pareto_k))
 
 
 def scaled(x, y=None):

@@ -275,6 +275,33 @@ def test_saved_coreset_of_groups_takes_their_likelihood(groups, tmp_path):
     np.testing.assert_allclose(found.mean["y"], here.mean["y"], atol=1e-3)
 
 
+def test_effects_come_from_the_data_of_the_build_only(groups):
+    (coreset, label, y), samples = groups, samples_of_mu()
+    model = coreset.full_model
+    kept = label[np.isin(label, label[:5])]
+    for args, message in (
+        ((label[label < 50], 50, y[label < 50]), "the data have 50 rows, but .* built from 60"),
+        ((label, 60, y + 1), "the data differ from those that the coreset was built from"),
+    ):
+        other = group_likelihood(model, args, groups="label")
+        with pytest.raises(ValueError, match=message):
+            unweighted(coreset, samples, kept, 60, likelihood=other)
+
+
+def test_draws_of_a_correction_may_be_used_without_its_weights(poor):
+    coreset, x = coreset_of(poor), poor.x
+    corrected = jc.correct(coreset, poor.samples, progress_bar=False)
+    settings = {"num_draws": None, "quantiles": ()}
+    found = predict(coreset, corrected, x, None, reweight=False, **settings)
+    expected = predict(coreset, poor.samples, x, None, reweight=False, **settings)
+    np.testing.assert_array_equal(found.mean["y"], expected.mean["y"])
+    weighted = predict(coreset, corrected, x, None, **settings)
+    assert np.abs(weighted.mean["y"] - expected.mean["y"]).max() > 1e-4
+    resampled = jc.correct(coreset, poor.samples, resample=True, key=KEY, progress_bar=False)
+    with pytest.raises(ValueError, match="pass the mcmc itself"):
+        predict(coreset, resampled, x, None, reweight=False, **settings)
+
+
 def test_effect_of_a_row_of_its_own_is_drawn_anew():
     rng = np.random.default_rng(0)
     y = rng.normal(size=40) * np.sqrt(1.25)

@@ -112,3 +112,15 @@ def test_kernels_of_many_rows_are_compiled_to_run_fast(num_rows, monkeypatch):
     )
     chains.run(jax.random.key(0), x, x[:, 0], init_params=starts(3))
     assert used == ["quick_jit" if num_rows == 100 else "fast_jit"]
+
+
+def test_a_model_without_a_valid_start_is_refused():
+    y = Y.copy()
+    y[3] = np.nan
+    chains = mcmc(jc.jit_chains, HMC, num_warmup=2, num_steps=1, trajectory_length=None)
+    with pytest.raises(RuntimeError, match=r"not finite where chains \[0, 1, 2\] of 3 start"):
+        chains.run(jax.random.key(0), X, y)
+    bad = starts(3)
+    bad["w"][1] = np.nan
+    with pytest.raises(RuntimeError, match=r"chains \[1\] of 3 start.*init_params"):
+        chains.run(jax.random.key(0), X, Y, init_params=bad)
