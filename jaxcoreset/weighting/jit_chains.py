@@ -71,7 +71,7 @@ def _refuse_invalid(found: PyTree) -> None:
         for part in jax.tree.leaves(found, is_leaf=_has_energy)
         if _has_energy(part) and not isinstance(part.potential_energy, jax.core.Tracer)
     ]
-    bad = [i for energy in energies for i in np.flatnonzero(~np.isfinite(energy))]
+    bad = [int(i) for energy in energies for i in np.flatnonzero(~np.isfinite(energy))]
     if bad:
         raise RuntimeError(
             f"the log-density is not finite where chains {bad} of {energies[0].size} start, "
