@@ -17,9 +17,10 @@ from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.utils import peak_memory, write_whole
 from jaxcoreset.diagnostics.log_ratio import log_ratios
 from jaxcoreset.likelihood.from_model import model_likelihood
+from jaxcoreset.weighting.jit_chains import jit_chains
 from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation
 
-_NUM_WARMUP, _NUM_SAMPLES = 1000, 1000
+_NUM_CHAINS, _NUM_WARMUP, _NUM_SAMPLES = 4, 1000, 1000
 
 
 def run_demo(
@@ -61,8 +62,11 @@ def run_demo(
     coreset = builder.run(build_key, features, late)
     print(f"{coreset.report}\n")
 
-    print(f"NUTS on the {len(coreset)} rows, {_NUM_WARMUP} warm-up and {_NUM_SAMPLES} kept ...")
-    draws, nuts_seconds = _nuts(nuts_key, coreset.model, coreset.args, show_progress)
+    print(
+        f"NUTS on the {len(coreset)} rows, {_NUM_CHAINS} chains of {_NUM_WARMUP} warm-up steps, "
+        f"{_NUM_SAMPLES} draws in all ..."
+    )
+    draws, nuts_seconds = _nuts_on_coreset(nuts_key, coreset)
     print(f"done in {nuts_seconds:.1f} s, compilation included.\n")
 
     full = coreset.approximation
@@ -100,6 +104,21 @@ def write_flights(path: Path) -> None:
     table = flights_table()
     written = write_whole(path, lambda file: table.to_csv(file, index=False, encoding="utf-8"))
     print(f"Wrote {written}: {len(table):,} flights, {', '.join(table.columns)}.")
+
+
+def _nuts_on_coreset(key: Any, coreset: Coreset) -> tuple[np.ndarray, float]:
+    start = time.perf_counter()
+    mcmc = MCMC(
+        NUTS(coreset.model),
+        num_warmup=_NUM_WARMUP,
+        num_samples=_NUM_SAMPLES // _NUM_CHAINS,
+        num_chains=_NUM_CHAINS,
+        chain_method=jit_chains,
+        progress_bar=False,
+    )
+    mcmc.run(key, *coreset.args, init_params=coreset.init_params(_NUM_CHAINS))
+    draws = np.asarray(mcmc.get_samples()["beta"])
+    return draws, time.perf_counter() - start
 
 
 def _nuts(key: Any, model: Callable, args: tuple, show_progress: bool) -> tuple[np.ndarray, float]:
