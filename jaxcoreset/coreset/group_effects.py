@@ -64,9 +64,9 @@ def effects_of_groups(
             f"the data have {rows.num_rows} groups, but the coreset was built from "
             f"{coreset.report.num_data}; pass the same data."
         )
-    own = layout is None
-    arguments = coreset.likelihood.arguments if own else layout.arguments
-    check_contains(coreset, arguments, rows, is_own=own)  # which may have been changed in place
+    # The build's own arrays may have been changed in place.
+    arguments = coreset.likelihood.arguments if layout is None else layout.arguments
+    check_contains(coreset, arguments, rows, is_own=layout is None)
     check_belongs(coreset, mcmc)
     samples = samples_of_full(
         mcmc,
