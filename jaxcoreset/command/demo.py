@@ -66,7 +66,15 @@ def run_demo(
         f"NUTS on the {len(coreset)} rows, {_NUM_CHAINS} chains of {_NUM_WARMUP} warm-up steps, "
         f"{_NUM_SAMPLES} draws in all ..."
     )
-    draws, nuts_seconds = _nuts_on_coreset(nuts_key, coreset)
+    draws, nuts_seconds = _nuts(
+        nuts_key,
+        coreset.model,
+        coreset.args,
+        init_params=coreset.init_params(_NUM_CHAINS),
+        num_samples=_NUM_SAMPLES // _NUM_CHAINS,
+        num_chains=_NUM_CHAINS,
+        chain_method=jit_chains,
+    )
     print(f"done in {nuts_seconds:.1f} s, compilation included.\n")
 
     full = coreset.approximation
@@ -86,7 +94,8 @@ def run_demo(
     )
     if full_nuts:
         print("NUTS on all rows; this takes a while ...")
-        all_draws, seconds = _nuts(full_key, late_arrival, (features, late), show_progress)
+        show = show_progress and sys.stderr.isatty()
+        all_draws, seconds = _nuts(full_key, late_arrival, (features, late), progress_bar=show)
         print(f"done in {seconds:.0f} s.\n{_nuts_table(names, draws, all_draws)}")
 
     figure = _figure(out / "flights.png", coreset, names, draws, full)
@@ -106,30 +115,25 @@ def write_flights(path: Path) -> None:
     print(f"Wrote {written}: {len(table):,} flights, {', '.join(table.columns)}.")
 
 
-def _nuts_on_coreset(key: Any, coreset: Coreset) -> tuple[np.ndarray, float]:
-    start = time.perf_counter()
-    mcmc = MCMC(
-        NUTS(coreset.model),
-        num_warmup=_NUM_WARMUP,
-        num_samples=_NUM_SAMPLES // _NUM_CHAINS,
-        num_chains=_NUM_CHAINS,
-        chain_method=jit_chains,
-        progress_bar=False,
-    )
-    mcmc.run(key, *coreset.args, init_params=coreset.init_params(_NUM_CHAINS))
-    draws = np.asarray(mcmc.get_samples()["beta"])
-    return draws, time.perf_counter() - start
-
-
-def _nuts(key: Any, model: Callable, args: tuple, show_progress: bool) -> tuple[np.ndarray, float]:
+def _nuts(
+    key: Any,
+    model: Callable,
+    args: tuple,
+    *,
+    init_params: Any = None,
+    num_samples: int = _NUM_SAMPLES,
+    progress_bar: bool = False,
+    **settings: Any,
+) -> tuple[np.ndarray, float]:
     start = time.perf_counter()
     mcmc = MCMC(
         NUTS(model),
         num_warmup=_NUM_WARMUP,
-        num_samples=_NUM_SAMPLES,
-        progress_bar=show_progress and sys.stderr.isatty(),
+        num_samples=num_samples,
+        progress_bar=progress_bar,
+        **settings,
     )
-    mcmc.run(key, *args)
+    mcmc.run(key, *args, init_params=init_params)
     draws = np.asarray(mcmc.get_samples()["beta"])
     return draws, time.perf_counter() - start
 

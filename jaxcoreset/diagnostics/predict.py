@@ -85,7 +85,7 @@ def predict(
 
     Args:
         coreset: the coreset.
-        mcmc: see `certify`; or what `correct` returned, which saves a pass over all rows.
+        mcmc: see `certify`; or what `correct` returned.
         *args: the model's positional arguments with the rows to predict. The response may be None
             or missing, if the model allows that. If you pass it, it is replaced by new responses,
             and kept for checks.
@@ -97,8 +97,9 @@ def predict(
             which is faster.
         draws: whether to keep all draws, of shape (num_draws, n, …).
         num_draws: see `certify`.
-        reweight: whether to weight the draws. If False, the data of the build are not needed, and
-            the predictions are those of the coreset posterior.
+        reweight: whether to weight the draws, also those that `correct` returned. If False, the
+            predictions are those of the coreset posterior, and the data of the build are needed for
+            the effects of groups only.
         likelihood: for a coreset that was loaded, the `model_likelihood` of the data that it was
             built from; for a coreset of groups, the ``group_likelihood`` of these data, from the
             module `jaxcoreset.likelihood.group_likelihood`.
@@ -111,7 +112,8 @@ def predict(
         ModelError: if no argument holds rows, a site cannot be drawn, groups do not fit the build,
             a prediction is not a number, or the model takes a number as an index and has no entry
             for it: too large, NaN, or negative where no known row of the build is.
-        ValueError: see `certify`; or if data are needed and not available.
+        ValueError: see `certify`; or if data are needed and not available, or `reweight` is False
+            and the draws were resampled by `correct`.
     """
     levels = tuple(float(level) for level in quantiles)
     if not all(0 <= level <= 1 for level in levels):
@@ -119,11 +121,13 @@ def predict(
     if num_draws is not None:
         check_int("num_draws", num_draws, 1)
     full = coreset.likelihood if likelihood is None else likelihood
-    grouping, checked = coreset.grouping, False
+    grouping = coreset.grouping
     has_effects = grouping is not None and grouping.positions.labels is not None
-    if likelihood is not None or (full is not None and (has_effects or not (args or kwargs))):
-        full, checked = full_likelihood(coreset, (), {}, likelihood), True
     found = known_draws(coreset, mcmc, num_draws, reweight=reweight)
+    has_weights = found is not None or not reweight
+    needs_data = likelihood is not None or has_effects or not (has_weights and (args or kwargs))
+    if full is not None and needs_data:
+        full = full_likelihood(coreset, (), {}, likelihood)
     if found is None and not reweight:
         found = plain_draws(coreset, mcmc, num_draws)
     elif found is None and full is None:
@@ -134,7 +138,6 @@ def predict(
         )
     elif found is None:
         assert full is not None
-        full = full if checked else full_likelihood(coreset, (), {}, likelihood)
         found = reweighted_draws(coreset, mcmc, full, num_draws, batch_size, progress_bar)
     resample_key, effect_key, draw_key = jax.random.split(as_key(key), 3)
     flat = found.samples.flat()
@@ -157,7 +160,8 @@ def predict(
                         "from jaxcoreset.likelihood.group_likelihood."
                     )
                 # Processes draw the effects of their groups at the same shared parameters.
-                at = full.rows.context.processes.first(at)
+                of_first = full.rows.context.processes.first(at)
+                at = {name: jnp.asarray(x) for name, x in of_first.items()}
                 at |= effects_to_predict(coreset, arguments, at, full.rows, effect_key)
         mesh = None if full is None else full.rows.context.mesh
         rows.context = dataclasses.replace(rows.context, batch_size=batch_size, mesh=mesh)

@@ -65,23 +65,24 @@ def known_draws(
         coreset: the coreset.
         data: what `correct` returned, or something else.
         num_draws: see `certify`.
-        processes: those that use the draws together; they use those of the first one.
-        reweight: whether the draws have these weights. Otherwise all weights are equal.
+        processes: the processes that use the draws together. All use those of the first one.
+        reweight: whether to use these weights. Otherwise all weights are equal.
 
     Raises:
-        ValueError: if the draws have no weights because they were resampled, and should have none.
+        ValueError: if `reweight` is False and `correct` has resampled the draws.
     """
     found = corrected(data)
     if found is None:
         return None
     check_belongs(coreset, data)
     sites, stats = (processes.first(dict(one)) for one in found)
-    if not reweight and "log_weight" not in stats:
+    is_resampled = "log_weight" not in stats
+    if is_resampled and not reweight:
         raise ValueError(
             "reweight is False, but correct(..., resample=True) has resampled these draws by their "
             "weights; pass the mcmc itself for draws of the coreset posterior."
         )
-    if not reweight or "log_weight" not in stats:
+    if is_resampled or not reweight:
         return plain_draws(coreset, sites, num_draws)
     samples, positions = plain_draws(coreset, sites, None).samples.thin(num_draws)
     log_weights = np.asarray(stats["log_weight"], np.float64)[:, positions]

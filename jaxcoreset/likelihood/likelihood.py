@@ -203,12 +203,20 @@ class ModelLikelihood:
         return unconstrain_fn(model, *self.assemble(rows), latent)
 
     def unconstrain_draws(self, draws: Mapping[str, Any]) -> dict[str, Array]:
-        """`unconstrain` for values with a leading axis of draws, as one program."""
-        return self._unconstrain_draws(self._latent(draws), self.two_rows)
+        """`unconstrain` for values with a leading axis of draws, by a compiled program.
+
+        Args:
+            draws: for each latent site an array of shape (draws, …); other keys are ignored.
+
+        Raises:
+            ModelError: `draws` lacks a latent site.
+        """
+        return self.program._unconstrain_draws(self._latent(draws), self.two_rows)
 
     @functools.cached_property
     def _unconstrain_draws(self) -> Callable:
-        # The rows are an argument: JAX mistakes the type of NumPy's constants under another x64.
+        # Rows are an argument, because JAX takes NumPy's constants for those of another type if x64
+        # has changed.
         return quick_jit(jax.vmap(self._unconstrain, in_axes=(0, None)))
 
     def _latent(self, params: Mapping[str, Any]) -> dict[str, Array]:

@@ -19,26 +19,26 @@ _MOST_ENTRIES = 300_000
 def jit_chains(chain: Callable[[PyTree], PyTree]) -> Callable[[PyTree], PyTree]:
     """A `chain_method` of NumPyro's `MCMC` that compiles all chains as one program.
 
-    A coreset's posterior takes microseconds to evaluate, so NUTS spends most of its time in
-    compilation. NumPyro's "sequential" and "vectorized" run the start of a chain operation by
-    operation, each of which is a program of its own. Here everything is one program. On a CPU it
-    runs one chain after another, because a batch of chains takes twice as long to compile, and its
-    kernels are compiled quickly unless the model has many rows. On other devices the chains are a
-    batch.
+    With a coreset of few rows, NUTS spends most of its time in compilation. NumPyro's "sequential"
+    and "vectorized" initialise the chains operation by operation, and compile each operation as a
+    program of its own. `jit_chains` compiles one program. On a CPU, this program runs one chain
+    after another, because a batch of chains takes twice as long to compile. It is compiled quickly,
+    unless the model has many rows. On other devices the chains are run as a batch.
 
     Args:
-        chain: the function that runs one chain, as `MCMC` passes it.
+        chain: the function that runs one chain. `MCMC` passes it.
 
     Returns:
-        A function that runs a batch of chains.
+        A function that runs a batch of chains. All arrays of its argument and of its result have a
+        leading axis of chains.
 
     Raises:
-        RuntimeError: by that function, if the log-density is not finite at all starts that NumPyro
-            tries.
+        RuntimeError: the returned function raises it if a chain has no initial parameters with a
+            finite log-density.
 
     Example:
-        Four chains from ``coreset.init_params(4)``. NumPyro has no progress bar for such methods,
-        and does nothing with them if ``num_chains`` is one::
+        NumPyro shows no progress bar with this method, and does not use it if ``num_chains`` is
+        one::
 
             mcmc = MCMC(
                 NUTS(coreset.model),
@@ -65,7 +65,7 @@ def jit_chains(chain: Callable[[PyTree], PyTree]) -> Callable[[PyTree], PyTree]:
 
 
 def _refuse_invalid(found: PyTree) -> None:
-    """Raise an error for chains that NumPyro could not start, which it cannot tell in a program."""
+    """Raise an error for chains without valid initial parameters, as NumPyro does outside `jit`."""
     energies = [
         np.asarray(part.potential_energy)
         for part in jax.tree.leaves(found, is_leaf=_has_energy)
@@ -74,8 +74,8 @@ def _refuse_invalid(found: PyTree) -> None:
     bad = [int(i) for energy in energies for i in np.flatnonzero(~np.isfinite(energy))]
     if bad:
         raise RuntimeError(
-            f"the log-density is not finite where chains {bad} of {energies[0].size} start, "
-            "counted from zero: NumPyro found no valid initial parameters. Look for NaN in the "
+            f"the log-density is not finite where chains {bad} of {energies[0].size} start "
+            "(numbered from 0), so NumPyro found no valid initial parameters. Look for NaN in the "
             "data and in the model, or pass init_params=coreset.init_params(num_chains)."
         )
 

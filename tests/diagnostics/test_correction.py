@@ -1,6 +1,5 @@
 """Corrected draws against the full posterior in closed form, and warm starts for exact chains."""
 
-import dataclasses
 from functools import partial
 
 import jax
@@ -14,8 +13,8 @@ from numpyro.infer.util import log_density
 
 import jaxcoreset as jc
 from jaxcoreset.coreset.belonging import digest_of
-from jaxcoreset.data.processes import ProcessGroup
 from jaxcoreset.diagnostics.correction import CorrectionError, systematic_resample
+from tests.diagnostics.helpers import be_second
 from tests.gaussian_coreset import case, coreset_of, regression, whole
 
 QUIET = {"progress_bar": False}
@@ -204,40 +203,26 @@ def test_axes_have_the_names_that_arviz_gives_without_weights():
             np.testing.assert_array_equal(found[name], expected[name])
 
 
-class Second(ProcessGroup):
-    """The second of two processes, as far as it takes the first one's arrays."""
-
-    def __init__(self, of_first):
-        self.of_first = of_first
-
-    def first(self, state):
-        return {name: self.of_first.get(name, value) for name, value in state.items()}
-
-
-def test_processes_use_the_draws_of_the_first_one(poor, nuts, monkeypatch):
+def test_processes_use_the_draws_of_the_first_one(nuts, monkeypatch):
     """Chains of another process may differ in the last digits, and then in all."""
     coreset, mcmc = nuts
     own = mcmc.get_samples(group_by_chain=True)
     of_first = {name: np.asarray(x)[::-1, ::-1] for name, x in own.items()}
     diverging = ~np.asarray(mcmc.get_extra_fields(group_by_chain=True)["diverging"])
-    rows = coreset.likelihood.rows
-    expected = correct(coreset, of_first, **QUIET)
-    processes = Second(of_first | {"diverging": diverging})
-    monkeypatch.setattr(rows, "context", dataclasses.replace(rows.context, processes=processes))
-    found = correct(coreset, mcmc, **QUIET)
+    expected, unaware = correct(coreset, of_first), correct(coreset, mcmc)
+    be_second(monkeypatch, coreset, of_first | {"diverging": diverging})
+    found = correct(coreset, mcmc)
+    stats = found["sample_stats"]
     for name in ("b", "first"):
         np.testing.assert_array_equal(found["posterior"][name], of_first[name])
-    np.testing.assert_array_equal(found["sample_stats"]["diverging"], diverging)
-    weights = found["sample_stats"]["log_weight"]
-    np.testing.assert_allclose(weights, expected["sample_stats"]["log_weight"], atol=1e-3)
-    # Leave-one-out of what another process corrected, too.
-    monkeypatch.setattr(rows, "context", dataclasses.replace(rows.context, processes=Second({})))
-    other = correct(coreset, mcmc, **QUIET)
-    stats = {x: np.asarray(found["sample_stats"][x]) for x in ("log_ratio", "log_weight")}
-    processes = Second(of_first | stats)
-    monkeypatch.setattr(rows, "context", dataclasses.replace(rows.context, processes=processes))
-    whole, again = (jc.loo(coreset, one, **QUIET) for one in (found, other))
-    assert float(np.sum(whole.pareto_k)) == float(np.sum(again.pareto_k))
+    np.testing.assert_array_equal(stats["diverging"], diverging)
+    log_weights = expected["sample_stats"]["log_weight"]
+    np.testing.assert_allclose(stats["log_weight"], log_weights, atol=1e-3)
+    # Leave-one-out too, if what this process has corrected is not what the first one has.
+    weights = {name: np.asarray(stats[name]) for name in ("log_ratio", "log_weight")}
+    be_second(monkeypatch, coreset, of_first | weights)
+    left_out = [jc.loo(coreset, one, **QUIET).pareto_k for one in (found, unaware)]
+    np.testing.assert_array_equal(*left_out)
 
 
 def scaled(x, y=None):

@@ -15,6 +15,7 @@ import jaxcoreset as jc
 from jaxcoreset.diagnostics import predict as module
 from jaxcoreset.likelihood.arguments import ModelError
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
+from tests.diagnostics.helpers import be_second
 from tests.gaussian_coreset import NOISE, case, coreset_of, regression, whole
 
 KEY = jax.random.key(0)
@@ -286,6 +287,27 @@ def test_effects_come_from_the_data_of_the_build_only(groups):
         other = group_likelihood(model, args, groups="label")
         with pytest.raises(ValueError, match=message):
             unweighted(coreset, samples, kept, 60, likelihood=other)
+
+
+def test_processes_draw_effects_at_the_shared_parameters_of_the_first(groups, monkeypatch):
+    (coreset, label, _), samples = groups, samples_of_mu()
+    expected = unweighted(coreset, samples, label, 60, num_draws=None)
+    effects = coreset.group_effects(KEY, samples, num_draws=1000)
+    of_first, own = {"mu": np.asarray(samples["mu"], np.float32)}, {"mu": 3 + samples["mu"]}
+    be_second(monkeypatch, coreset, of_first)
+    found = unweighted(coreset, own, label, 60, num_draws=None)
+    np.testing.assert_allclose(found.mean["y"], expected.mean["y"], atol=1e-5)
+    again = coreset.group_effects(KEY, own, num_draws=1000)
+    for name, values in effects.items():
+        np.testing.assert_array_equal(again[name], values)
+
+
+def test_effects_of_data_changed_in_place_are_refused(groups, monkeypatch):
+    coreset, samples = groups[0], samples_of_mu()
+    leaves = coreset.likelihood.rows.data
+    monkeypatch.setattr(coreset.likelihood.rows, "data", tuple(x + x.dtype.type(1) for x in leaves))
+    with pytest.raises(ValueError, match="changed in place"):
+        coreset.group_effects(KEY, samples)
 
 
 def test_draws_of_a_correction_may_be_used_without_its_weights(poor):
