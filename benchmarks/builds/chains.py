@@ -79,12 +79,13 @@ def once(name: str, path: str, num_chains: int, method: str, num_draws: int) -> 
     coreset = jc.load(path, model=MODELS[name])
     start = coreset.init_params(num_chains)
     begin, cpu = time.perf_counter(), time.process_time()
+    chain_method: Any = jc.jit_chains if method == "jit_chains" else method
     mcmc = MCMC(
         NUTS(coreset.model),
         num_warmup=num_draws // 4,
         num_samples=num_draws // num_chains,
         num_chains=num_chains,
-        chain_method=jc.jit_chains if method == "jit_chains" else method,
+        chain_method=chain_method,
         progress_bar=False,
     )
     mcmc.run(jax.random.key(1), *coreset.args, **coreset.kwargs, init_params=start)

@@ -29,12 +29,13 @@ def default(
     builder = jc.CoresetBuilder(case.model, tol=tol, progress_bar=False, groups=case.groups)
     coreset = builder.run(build_key, *args, **kwargs)
     built = _now()
+    chain_method: Any = jc.jit_chains  # for NumPyro's types it is text
     mcmc = MCMC(
         NUTS(coreset.model),
         num_warmup=_WARMUP,
         num_samples=num_draws // _CHAINS,
         num_chains=_CHAINS,
-        chain_method=jc.jit_chains,
+        chain_method=chain_method,
         progress_bar=False,
     )
     mcmc.run(
