@@ -102,8 +102,8 @@ class CoresetBuilder:
             is built again with these draws as π̂. With `tol`, estimates that differ are accepted
             from the second build on if both are within it; see `jaxcoreset.selection.rounds`. 1
             builds once and does not check. "auto", the default, checks only if importance weights
-            give π̂'s draws an effective sample size below a tenth of their number; then there are
-            at most five builds, and at least two unless `tol` is met.
+            give π̂'s draws an effective sample size below half of their number; then there are at
+            most five builds, and below a tenth at least two unless `tol` is met.
         num_held_out: how many further draws measure the error.
         candidates: the rows to choose from, as their number or as `Candidates`; by default all rows
             up to n = 10,000.

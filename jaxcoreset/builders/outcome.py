@@ -14,7 +14,7 @@ from jaxcoreset.coreset.report_table import needs_most_rows, rows_text
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
-from jaxcoreset.selection.rounds import MIN_RELATIVE_ESS, Checker, Round
+from jaxcoreset.selection.rounds import CHECKED_ESS, Checker, Round
 from jaxcoreset.selection.sizes import is_hopeless
 from jaxcoreset.selection.tolerance import Selection
 
@@ -145,22 +145,30 @@ def up_to_best(found: list[Coreset]) -> list[Coreset]:
 
 
 def reported_estimate(estimate: KLEstimate, last: Round) -> KLEstimate:
-    """The estimate under π̂, or that under the coreset's posterior where it is the better one.
+    """The estimate under π̂, that under the coreset's posterior, or the mean of both.
 
-    If the two are similar and were accepted, it is the better one if π̂ is poor: draws of π̂ where
-    the posterior has no mass then make up its estimate. Otherwise it is if it is larger.
+    The symmetrised divergence is the integral of Var(L − L_w) along the path of densities
+    proportional to π^t π_w^(1−t), so that the mean of the variances at its ends is more accurate
+    than either. It is reported if the two are similar and were accepted. If π̂ is poor, its variance
+    is that of a coreset where it was built, and the one under the coreset's posterior is reported.
+    If they differ, the larger one is.
     """
     if last.agrees is None or last.own_kl is None or last.own_kl_standard_error is None:
         return estimate
-    is_poor = last.relative_ess is not None and last.relative_ess < MIN_RELATIVE_ESS
-    is_sure = last.agrees and last.alike
-    is_better = is_poor if is_sure else last.own_kl > estimate.kl
-    if not is_better:
-        return estimate
-    return dataclasses.replace(
+    own = dataclasses.replace(
         estimate,
         kl=last.own_kl,
         standard_error=last.own_kl_standard_error,
         mean_shift=last.own_mean_shift,
         mean_shift_standard_error=last.own_mean_shift_standard_error,
+    )
+    if not (last.agrees and last.alike):
+        return own if own.kl > estimate.kl else estimate
+    if last.relative_ess is not None and last.relative_ess < CHECKED_ESS:
+        return own
+    with_larger_shift = max(estimate, own, key=lambda one: one.mean_shift or 0.0)
+    return dataclasses.replace(
+        with_larger_shift,
+        kl=(estimate.kl + own.kl) / 2,
+        standard_error=float(np.hypot(estimate.standard_error, own.standard_error)) / 2,
     )

@@ -45,9 +45,10 @@ class Tolerance:
 
     @property
     def max_shift(self) -> float:
-        """The largest accepted shift of the mean of an unconstrained parameter, in its sd.
+        """The largest accepted shift of the mean of a parameter or deterministic site, in its sd.
 
-        It is half the square root of `kl`, 0.05 for 0.01 nats; `kl` alone allows up to √kl.
+        It is half the square root of `kl`, 0.05 for 0.01 nats; `kl` alone allows up to √kl. See
+        `Report.mean_shift`.
         """
         return largest_shift(self.kl)
 

@@ -105,9 +105,10 @@ class Report(ShownAsTable):
             as a fraction of their number.
         gaussian_k_hat: the shape of the tail of their importance weights; above 0.7 these cannot
             be used. None without ArviZ and after an `update`.
-        mean_shift: the largest shift of the posterior mean of an unconstrained parameter, in its
-            standard deviations, to first order on the held-out draws; None if not known. The means
-            of functions of the parameters, such as deterministic sites, may shift by up to √KL.
+        mean_shift: the largest shift of a posterior mean, in standard deviations, to first order on
+            the held-out draws; None if not known. It is that of the parameters, constrained and
+            unconstrained, and of deterministic sites without a value for each datum. The means of
+            other functions of the parameters may shift by up to √KL.
     """
 
     num_data: int

@@ -17,21 +17,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
-from numpyro.distributions.transforms import biject_to
+from numpyro.distributions.transforms import IdentityTransform, biject_to
 from numpyro.handlers import seed
 from numpyro.infer.util import constrain_fn, potential_energy, unconstrain_fn
 from numpyro.primitives import Messenger
 
+from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float, widened
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.independence import Reference
 from jaxcoreset.likelihood.structure import not_independent
-from jaxcoreset.likelihood.trace import full_precision, log_prob, run, summed_but
+from jaxcoreset.likelihood.trace import abstract, full_precision, log_prob, run, summed_but
 
 # Widths of the draws at which models are compared.
 _TOLD_APART = (0.1, 0.5, 1.0)
+# The number of draws whose named values are computed together, and a number of rows at which only
+# sites with a value for each datum have another shape than at two.
+_BATCH, _MORE_ROWS = 512, 1013
 
 # Unconstrained values of the latent sites, by name.
 Params = dict[str, Array]
@@ -218,6 +222,63 @@ class ModelLikelihood:
         # Rows are an argument, because JAX takes NumPy's constants for those of another type if x64
         # has changed.
         return quick_jit(jax.vmap(self._unconstrain, in_axes=(0, None)))
+
+    def named_values(self, params: Mapping[str, Any]) -> Float[np.ndarray, "s p"]:
+        """What the model makes of draws: constrained values, and deterministic sites.
+
+        A reparametrised site, for one, is deterministic. Sites with a value for each datum are left
+        out, and so are those where constrained values are unconstrained ones.
+
+        Args:
+            params: unconstrained values of the latent sites, with a leading axis of s draws.
+
+        Returns:
+            The values at each draw, without an order; p may be 0.
+        """
+        program, latent = self.program, self._latent(params)
+        num, width = leading(latent), program._num_named
+        found = np.zeros((num, width), default_float())
+        for first in range(0, num if width else 0, _BATCH):
+            # Batches of one length share a program.
+            at = np.minimum(np.arange(first, first + _BATCH), num - 1)
+            batch = {name: value[at] for name, value in latent.items()}
+            values = np.asarray(program._named_batch(batch, self.two_rows))
+            found[first : first + _BATCH] = values[: num - first]
+        return found
+
+    @functools.cached_property
+    def _num_named(self) -> int:
+        return jax.eval_shape(self._named, self.init_params, self.two_rows).size
+
+    @functools.cached_property
+    def _named_batch(self) -> Callable:
+        return quick_jit(jax.vmap(self._named, in_axes=(0, None)))
+
+    def _named(self, params: Params, rows: tuple) -> Float[Array, " p"]:
+        sites = self.named_sites(params, rows)
+        more = tuple(abstract(leaf, _MORE_ROWS) for leaf in rows)
+        shapes = jax.eval_shape(lambda data: self.named_sites(params, data), more)
+        kept = (x for name, x in sites.items() if x.shape == shapes[name].shape)
+        return jnp.concatenate([jnp.zeros(0), *(jnp.ravel(x) for x in kept)])
+
+    def named_sites(self, params: Params, rows: tuple) -> dict[str, Array]:
+        """The values of the sites that `named_values` may have."""
+        identity: set[str] = set()
+
+        def fill(site: Mapping) -> Any:
+            transform = biject_to(site["fn"].support)
+            if isinstance(getattr(transform, "base_transform", transform), IdentityTransform):
+                identity.add(site["name"])
+            return transform(params[site["name"]])
+
+        with full_precision():
+            found = run(self.model, self.assemble(rows), fill)
+        latent = set(self.init_params) - identity
+        return {
+            name: jnp.asarray(site["value"])
+            for name, site in found.items()
+            if name in latent or site["type"] == "deterministic"
+        }
 
     def _latent(self, params: Mapping[str, Any]) -> dict[str, Array]:
         missing = [name for name in self.init_params if name not in params]

@@ -179,7 +179,8 @@ def _code(likelihood: ModelLikelihood) -> str | None:
         except TypeError:  # a rule for the reverse mode only
             found, pullback = jax.vjp(values, params)
             found = found, pullback(jax.tree.map(jnp.ones_like, found))
-        return found, likelihood.by_site(params, rows, constrained=True)
+        named = likelihood.named_sites(params, rows)
+        return found, likelihood.by_site(params, rows, constrained=True), named
 
     rows = _of_length(likelihood, _NUM_ROWS)
     traced = jax.jit(everything).trace(likelihood.init_params, rows)

@@ -351,8 +351,8 @@ class DrawPool:
         return float(sum(squares) / sum(part.size for part in parts))
 
     def standardised(self, use: Use) -> Float[Array, "s p"]:
-        """The flat parameters at the draws of one use, see `parts.standardised`."""
-        return standardised([flat_draws(part.draws) for part in self._blocks(use)])
+        """Parameters at the draws of one use, see `parts.standardised`."""
+        return standardised([part.parameters(self.likelihood) for part in self._blocks(use)])
 
     def values(
         self, part: Part, approach: Approach, positions: Int[np.ndarray, " j"] | None = None

@@ -14,13 +14,16 @@ from jaxtyping import Array, Float, Int
 from jaxcoreset.data.arrays import power_of_two
 from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float
-from jaxcoreset.likelihood.likelihood import Params
+from jaxcoreset.likelihood.expansion import flat_draws
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.passes import centred
 
 Use = Literal["solver", "selection", "confirmation"]
 # What stands for all rows: weighted rows, an expansion, or both.
 Approach = Literal["rows", "proxy", "proxy and rows"]
 _FEWEST_COLUMNS = 8  # of standardised draws
+# Values vary by less than this fraction of themselves if they are constant but for rounding.
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +75,8 @@ class Part:
             they were needed; None if there are none yet.
         total_remainder: shape (s,), the log-likelihood of all rows less the expansion, up to a
             constant; None likewise.
+        named: shape (s, p), what the model makes of the parameters, see
+            `ModelLikelihood.named_values`; None if it was not needed yet.
     """
 
     draws: Params
@@ -80,11 +85,18 @@ class Part:
     total_then: Float[np.ndarray, " s"] | None = None
     remainders: KnownRemainders | None = None
     total_remainder: Float[np.ndarray, " s"] | None = None
+    named: Float[np.ndarray, "s p"] | None = None
 
     @property
     def size(self) -> int:
         """The number of draws, s."""
         return self.total.shape[0]
+
+    def parameters(self, likelihood: ModelLikelihood) -> Float[np.ndarray, "s p"]:
+        """The flat unconstrained parameters at the draws, and the named values."""
+        if self.named is None:
+            self.named = likelihood.named_values(self.draws)
+        return np.concatenate([flat_draws(self.draws), self.named], axis=1)
 
 
 def importance_weights(parts: Sequence[Part]) -> list[Float[np.ndarray, " s"]]:
@@ -148,13 +160,17 @@ def less_mean(total: Array | np.ndarray) -> Array:
 
 
 def standardised(parts: list[Float[np.ndarray, "_ d"]]) -> Float[Array, "s p"]:
-    """Draws as flat parameters over √s, with means 0 over each part and variances 1.
+    """Values at draws over √s, with means 0 over each part and variances 1.
 
-    There are further columns of zeros, so that models of similar widths share a program.
+    Columns of values that are not finite, or vary by rounding only, are zeros. There are further
+    columns of zeros, so that models of similar widths share a program.
     """
+    joined = np.concatenate(parts)
+    size = np.linalg.norm(joined, axis=0)
     flat = np.concatenate([part - part.mean(axis=0) for part in parts])
     norms = np.linalg.norm(flat, axis=0)
+    varies = np.isfinite(size) & (norms > _ROUNDING * size)
     width = power_of_two(norms.size, _FEWEST_COLUMNS)
     padded = np.zeros((len(flat), width), default_float())
-    padded[:, : norms.size] = flat / np.where(norms > 0, norms, 1)
+    padded[:, : norms.size][:, varies] = flat[:, varies] / norms[varies]
     return jnp.asarray(padded)

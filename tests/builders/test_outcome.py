@@ -46,8 +46,11 @@ def report(kl, **facts):
         (0.5, False, False, 0.9, 0.5),
         (0.1, False, False, 0.9, 0.2),
         (0.5, False, True, 0.9, 0.5),  # similar, but too large to be trusted
-        (0.5, True, True, 0.9, 0.2),
-        (0.1, True, True, 0.01, 0.1),  # draws of a poor weighting, where the posterior has no mass
+        (0.5, True, True, 0.9, 0.35),  # both are as good: the mean of the two
+        (0.1, True, True, 0.9, 0.15),
+        (0.1, True, True, None, 0.15),
+        (0.1, True, True, 0.49, 0.1),  # draws of a weighting beside the posterior
+        (0.1, True, True, 0.01, 0.1),
         (0.5, True, False, 0.9, 0.5),  # both within the tolerance
         (0.1, True, False, 0.01, 0.2),
     ],
@@ -66,9 +69,12 @@ def test_the_estimate_is_that_of_the_coresets_posterior_where_it_is_the_better_o
         alike=alike,
         relative_ess=relative_ess,
     )
-    found = reported_estimate(KLEstimate(0.2, 0.01, 0.1, 0.02), last)
-    assert found.kl == expected
-    assert found.mean_shift == (0.04 if expected == own_kl else 0.02)
+    found = reported_estimate(KLEstimate(0.2, 0.02, 0.1, 0.02), last)
+    assert found.kl == pytest.approx(expected)
+    # Where both count, the larger shift does.
+    assert found.mean_shift == (0.02 if expected == 0.2 else 0.04)
+    errors = {0.2: 0.02, own_kl: 0.01}
+    assert found.standard_error == pytest.approx(errors.get(expected, 0.0005**0.5 / 2))
 
 
 @pytest.mark.parametrize(

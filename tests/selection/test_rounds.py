@@ -216,6 +216,28 @@ def test_tolerance_is_met_from_a_bad_start(data, off):
     assert divergence(data, coreset) < 0.06
 
 
+def test_a_weighting_beside_the_posterior_is_checked_by_the_coresets_own(data):
+    """Under the weighting alone, these estimates are 0.6 of the truth at the median."""
+    mean, covariance = posterior_of(*data, np.ones(1000))
+    factor = np.linalg.cholesky(covariance)
+    ratios = []
+    for seed in range(5):
+        generator = np.random.default_rng(seed)
+        direction = generator.normal(size=6)
+        shift = factor @ (1.1 * direction / np.linalg.norm(direction))
+        draws = generator.multivariate_normal(mean + shift, covariance, size=8000)
+        builder = jc.CoresetBuilder(
+            regression, tol=0.05, weighting=jc.Draws({"beta": draws}), **SETTINGS
+        )
+        coreset = builder.run(jax.random.key(seed), *data)
+        first = coreset.report.rounds[0]
+        assert 0.1 < first["relative_ess"] < 0.45
+        assert first["own_kl"] is not None
+        assert coreset.report.is_within_tol
+        ratios.append(coreset.report.kl / divergence(data, coreset))
+    assert 0.75 < statistics.median(ratios) < 1.25
+
+
 def test_efficiency_is_that_of_importance_weights_in_closed_form(data):
     """Between Gaussians of one covariance that are c sd apart it is exp(−c²)."""
     mean, covariance = posterior_of(*data, np.ones(1000))
