@@ -13,7 +13,7 @@ from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.builders.settings import Taylor
 from jaxcoreset.data.checkpoint import CheckpointFile, build_settings, settings_of_all
-from jaxcoreset.data.messages import did_you_mean, listed
+from jaxcoreset.data.messages import did_you_mean, listed, warn_user
 from jaxcoreset.data.processes import SINGLE_PROCESS, DistributedProcesses
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.likelihood.expansion import Expansion
@@ -91,7 +91,25 @@ def likelihood_of(
     likelihood = _unchecked_likelihood(builder, args, kwargs, key, context)
     if not context.in_float64:  # a build that is repeated in float64 was checked before
         check_indices(likelihood)
+        warn_of_summaries(likelihood)
     return likelihood
+
+
+def warn_of_summaries(likelihood: ModelLikelihood) -> None:
+    """Warn of deterministic sites whose value with the rows of a coreset is not that of all."""
+    structure = getattr(likelihood.model, "structure", None)
+    if structure is not None and structure.left_out:
+        warn_user(
+            f"deterministic sites {list(structure.left_out)} are computed from several groups. "
+            "coreset.model and group_effects leave them out: compute them from the effects of all "
+            "groups, as group_effects returns them."
+        )
+    if found := likelihood.summaries_of_rows:
+        warn_user(
+            f"deterministic sites {list(found)} are computed from the rows. coreset.model has "
+            "their values for the rows of the coreset only, and correct leaves them out: compute "
+            "them from the draws and all rows, for instance with numpyro.infer.Predictive."
+        )
 
 
 def _unchecked_likelihood(

@@ -70,7 +70,7 @@ def correct(
     ``data.posterior.to_dataset().weighted(np.exp(data.sample_stats.log_weight))`` (in ArviZ 0.23
     ``data.posterior.weighted(…)``) has the means and quantiles of the full posterior. The group
     "observed_data", and deterministic sites with one value per datum, are those of the rows of the
-    coreset.
+    coreset. Other deterministic sites that are computed from the rows are left out.
 
     Args:
         coreset: the coreset.
@@ -116,7 +116,7 @@ def correct(
         }
     else:
         groups = groups_of_samples(samples.sites, dims)
-    posterior = groups["posterior"]
+    posterior = groups["posterior"].drop_vars(full.summaries_of_rows, errors="ignore")
     stats = groups.pop("sample_stats", posterior[[]])
     # Those of the first process, at whose draws the rows of all processes were evaluated.
     posterior = posterior.assign(

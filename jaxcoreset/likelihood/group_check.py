@@ -10,7 +10,7 @@ program.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -44,13 +44,17 @@ _ROUNDING = 3e-3
 _MOST_NUMBERS = 100_000
 
 
-def check_groups(marginal: GroupModel, layout: Layout, sizes: Int[np.ndarray, " g"]) -> None:
+def check_groups(marginal: GroupModel, layout: Layout, sizes: Int[np.ndarray, " g"]) -> set[str]:
     """Raise a ModelError if groups depend on one another, or effects on rows.
 
     Args:
         marginal: the marginal model.
         layout: its groups.
         sizes: the number of rows of each, by its number.
+
+    Returns:
+        The names of deterministic sites whose value for a group, or for all, depends on other
+        groups or on the rows of others.
     """
     groups = _Groups.of(marginal, layout, sizes)
     shared: dict[str, Any] = {}
@@ -58,6 +62,7 @@ def check_groups(marginal: GroupModel, layout: Layout, sizes: Int[np.ndarray, " 
         shared = groups.check_at(np.random.default_rng(number), radius)
     groups.check_numbers(np.random.default_rng(len(_RADII)), sizes.size, shared)
     groups.check_priors(shared)
+    return groups.of_several
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,12 +74,14 @@ class _Groups:
         leaves: the arguments of the model with these groups; the labels are left as they were.
         labels: shape (n,), the number of each row's group.
         alone: for what is data, the entries of each group, with rows of another one behind them.
+        of_several: the deterministic sites that were found to depend on several groups.
     """
 
     marginal: GroupModel
     leaves: list
     labels: Int[np.ndarray, " n"]
     alone: tuple
+    of_several: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, marginal: GroupModel, layout: Layout, sizes: Int[np.ndarray, " g"]) -> "_Groups":
@@ -125,7 +132,7 @@ class _Groups:
 
         effects, ways = point((num_groups, structure.num_dims)), structure.choices
         choices = ways[generator.integers(len(ways), size=num_groups)]
-        of_rows, of_priors, of_shared = self.together(effects, choices, point, shared)
+        of_rows, of_priors, of_shared, named = self.together(effects, choices, point, shared)
         for group in range(num_groups):
             own, is_own = tuple(leaf[group] for leaf in self.alone), self.labels == group
             alone = OneGroup(self.marginal, shared, self.leaves, own)
@@ -143,6 +150,12 @@ class _Groups:
             for name, value in of_shared.items():
                 if not _are_same(value, np.sum(np.asarray(log_prob(sites[name])))):
                     raise _shared_density(name)
+            for name, value in named.items():
+                there, axis = np.asarray(sites[name]["value"]), structure.effects.get(name)
+                if axis is not None:
+                    value, there = (np.take(x, at, axis) for x, at in ((value, group), (there, 0)))
+                if not _are_same(value, there):
+                    self.of_several.add(name)
         return shared
 
     def together(
@@ -151,11 +164,12 @@ class _Groups:
         choices: Int[np.ndarray, "g k"],
         point: Callable[[tuple[int, ...]], Array],
         shared: dict[str, Any],
-    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]]:
+    ) -> tuple[dict[str, np.ndarray], ...]:
         """Log-probabilities of rows, groups' sites and other sites, as the user's model has them.
 
-        `point` gives random numbers of a shape; `shared` has, or else gets, the values of the sites
-        that groups share.
+        The last dictionary has the values of the deterministic sites that are used. `point` gives
+        random numbers of a shape; `shared` has, or else gets, the values of the sites that groups
+        share.
         """
         marginal, structure = self.marginal, self.marginal.structure
         parts = jax.vmap(marginal.split)(effects)
@@ -188,7 +202,13 @@ class _Groups:
             for name, site in sites.items()
             if site["type"] == "sample" and name not in {*of_rows, *of_priors}
         }
-        return of_rows, of_priors, of_shared
+        unused = structure.hidden - structure.effects.keys()
+        named = {
+            name: np.asarray(site["value"])
+            for name, site in sites.items()
+            if site["type"] == "deterministic" and name not in unused
+        }
+        return of_rows, of_priors, of_shared, named
 
     def check_numbers(
         self, generator: np.random.Generator, total: int, shared: dict[str, Any]
@@ -219,8 +239,8 @@ class _Groups:
         effects = generator.uniform(-1, 1, (few, structure.num_dims))
         effects = jnp.asarray(effects, default_float())
         choices = structure.choices[generator.integers(len(structure.choices), size=few)]
-        of_rows, of_priors, _ = self.together(effects, choices, jnp.zeros, shared)
-        by_row, by_group, _ = renumbered.together(
+        of_rows, of_priors, *_ = self.together(effects, choices, jnp.zeros, shared)
+        by_row, by_group, *_ = renumbered.together(
             effects[group_of], choices[group_of], jnp.zeros, shared
         )
         for name, values in of_rows.items():

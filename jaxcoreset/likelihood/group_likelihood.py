@@ -1,5 +1,6 @@
 """`group_likelihood`: a hierarchical model and its arguments as one log-likelihood per group."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -88,10 +89,13 @@ def _first_usable(
         )
         layout = lay_out(table, context)
         try:
-            check_groups(marginal, layout, table.sizes)
+            of_several = check_groups(marginal, layout, table.sizes)
         except ModelError as error:
             refusal = refusal or error
             continue
+        if of_several:
+            structure = structure.without(of_several)
+            marginal = dataclasses.replace(marginal, structure=structure)
         return marginal, layout
     assert refusal is not None
     raise refusal

@@ -75,6 +75,7 @@ class GroupStructure:
         discrete: for each discrete latent site of a group the number of its values, and the axis of
             groups.
         hidden: the names of all sites, also deterministic ones and plates, that are not shared.
+        left_out: the names of the deterministic sites among them that several groups determine.
     """
 
     local: dict[str, LocalSite]
@@ -84,6 +85,15 @@ class GroupStructure:
     effects: dict[str, int]
     hidden: frozenset[str]
     discrete: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+    def without(self, names: set[str]) -> "GroupStructure":
+        """The same sites, without deterministic ones that several groups determine."""
+        effects = {name: axis for name, axis in self.effects.items() if name not in names}
+        left_out = tuple(sorted({*self.left_out, *names}))
+        return dataclasses.replace(
+            self, effects=effects, hidden=self.hidden | names, left_out=left_out
+        )
 
     @property
     def integrated(self) -> tuple[str, ...]:
@@ -258,6 +268,8 @@ def structure_of(
             continue
         if value is None or grows is None or not grows[1]:
             raise _dependent(name)
+        if site.is_masked:
+            raise _masked(name)
         if not own and _ROWS in (value[1], grows[1]):
             raise _entry_per_row(name)
         dims[name] = grows[0]
@@ -290,6 +302,20 @@ def structure_of(
     if not rows and not dims.keys() - local.keys() - summed.keys():
         raise ModelError("no observed site has one entry per row; expected data in the groups.")
     return GroupStructure(local, tuple(shared), rows, dims, effects, frozenset(hidden), summed)
+
+
+def _masked(name: str) -> ModelError:
+    if name.endswith("_unobserved"):
+        return ModelError(
+            f"latent site {name!r} comes from obs_mask, and has no density where the response is "
+            "observed, so that it cannot be integrated out: write obs_mask as a mask of the "
+            "observed site, with numpyro.handlers.mask(mask=seen), and pass any number where the "
+            "response is missing."
+        )
+    return ModelError(
+        f"latent site {name!r} is masked, and has no density where the mask is False, so that it "
+        "cannot be integrated out: leave out its mask."
+    )
 
 
 def _entry_per_row(name: str) -> ModelError:

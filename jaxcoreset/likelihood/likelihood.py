@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import partial_eval
 from jaxtyping import Array, ArrayLike, Float
 from numpyro.distributions.transforms import IdentityTransform, biject_to
 from numpyro.handlers import seed
@@ -35,7 +36,7 @@ from jaxcoreset.likelihood.trace import abstract, full_precision, log_prob, run,
 _TOLD_APART = (0.1, 0.5, 1.0)
 # The number of draws whose named values are computed together, and a number of rows at which only
 # sites with a value for each datum have another shape than at two.
-_BATCH, _MORE_ROWS = 512, 1013
+_BATCH, _ROWS = 512, (2, 1013)
 
 # Unconstrained values of the latent sites, by name.
 Params = dict[str, Array]
@@ -226,8 +227,8 @@ class ModelLikelihood:
     def named_values(self, params: Mapping[str, Any]) -> Float[np.ndarray, "s p"]:
         """What the model makes of draws: constrained values, and deterministic sites.
 
-        A reparametrised site, for one, is deterministic. Sites with a value for each datum are left
-        out, and so are those where constrained values are unconstrained ones.
+        A reparametrised site, for one, is deterministic. Sites with a value for each datum and
+        `summaries_of_rows` are left out, and so are latent sites without a transform.
 
         Args:
             params: unconstrained values of the latent sites, with a leading axis of s draws.
@@ -256,10 +257,52 @@ class ModelLikelihood:
 
     def _named(self, params: Params, rows: tuple) -> Float[Array, " p"]:
         sites = self.named_sites(params, rows)
-        more = tuple(abstract(leaf, _MORE_ROWS) for leaf in rows)
-        shapes = jax.eval_shape(lambda data: self.named_sites(params, data), more)
-        kept = (x for name, x in sites.items() if x.shape == shapes[name].shape)
+        left_out = {*self._sites_of_rows, *self.summaries_of_rows}
+        kept = (x for name, x in sites.items() if name not in left_out)
         return jnp.concatenate([jnp.zeros(0), *(jnp.ravel(x) for x in kept)])
+
+    @functools.cached_property
+    def _sites_of_rows(self) -> set[str]:
+        """The sites of `named_sites` with a value for each datum."""
+        few, more = (
+            jax.eval_shape(self.named_sites, self.init_params, rows) for rows in self._abstract_rows
+        )
+        return {name for name, x in few.items() if x.shape != more[name].shape}
+
+    @functools.cached_property
+    def summaries_of_rows(self) -> tuple[str, ...]:
+        """The deterministic sites without a value for each datum that are computed from the rows.
+
+        Some rows do not have the value that all rows have.
+        """
+        if (program := self.program) is not self:
+            return program.summaries_of_rows
+        of_rows, found = self._sites_of_rows, []
+
+        def values(params: Params, rows: tuple) -> dict[str, Array]:
+            sites = self.named_sites(params, rows)
+            return {name: x for name, x in sites.items() if name not in of_rows}
+
+        few, more = (
+            jax.make_jaxpr(values)(self.init_params, rows).jaxpr for rows in self._abstract_rows
+        )
+        names = sorted(jax.eval_shape(values, self.init_params, self._abstract_rows[0]))
+        num_params = len(jax.tree.leaves(self.init_params))
+        for at, name in enumerate(names):
+            kept = [number == at for number in range(len(names))]
+            (program_of_few, used), (program_of_more, _) = (
+                partial_eval.dce_jaxpr(one, kept) for one in (few, more)
+            )
+            # Without rows among its arguments, a program may still use how many there are.
+            if any(used[num_params:]) or str(program_of_few) != str(program_of_more):
+                found.append(name)
+        return tuple(found)
+
+    @property
+    def _abstract_rows(self) -> tuple[tuple, tuple]:
+        """Two rows and more rows, as shapes."""
+        few, more = (tuple(abstract(leaf, num) for leaf in self.two_rows) for num in _ROWS)
+        return few, more
 
     def named_sites(self, params: Params, rows: tuple) -> dict[str, Array]:
         """The values of the sites that `named_values` may have."""

@@ -27,6 +27,7 @@ from jaxcoreset.likelihood.arguments import (
     refuse_unequal_rows,
 )
 from jaxcoreset.likelihood.densities import plain_log_prob
+from jaxcoreset.likelihood.masks import unmasked
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -72,6 +73,7 @@ class Site:
 
     The shapes are those of its value, of its log-probability, and of a latent site's unconstrained
     value. `num_values` is the number of values of a discrete latent site; 0 for all other ones.
+    `is_masked` tells whether entries of a latent site may have no density.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Site:
     unconstrained_shape: tuple[int, ...]
     plates: dict[str, int]
     num_values: int
+    is_masked: bool
 
 
 def full_precision() -> AbstractContextManager:
@@ -301,6 +304,7 @@ def _describe_sample(site: Mapping) -> Site:
         unconstrained_shape=transform_of(site).inverse_shape(shape) if is_continuous else (),
         plates={frame.name: frame.size for frame in site["cond_indep_stack"]},
         num_values=num,
+        is_masked=not observed and unmasked(site["fn"])[1] is not True,
     )
 
 

@@ -61,6 +61,7 @@ class WeightedModel:
         weighed = _Weigh(self.weights, self.data_dims, self.proxy)
         with weighed:
             found = self.model(*args, **kwargs)
+        weighed.refuse_other_sites()
         if self.proxy is not None and weighed.observed:
             numpyro.factor(PROXY_SITE, weighed.rest(self.proxy))
         return found
@@ -136,10 +137,11 @@ def weighted_model(
     Raises:
         ValueError: the weights are not a vector, are negative or not finite, or a bare model is
             given without `data_dims`.
+        ModelError: when the model runs, if it observes sites and none of them is in `data_dims`.
     """
     if isinstance(model, ModelLikelihood):
         return WeightedModel(model.model, weights, model.data_dims, proxy)
-    if data_dims is None:
+    if not data_dims:
         raise ValueError(
             "a model was given without data_dims; the dimension of the data axis of each observed "
             "site is expected: pass ModelLikelihood.data_dims, or the likelihood itself."
@@ -179,6 +181,17 @@ class _Weigh(Messenger):
         self._has_rows = isinstance(weights, Tracer) or bool(np.any(weights))
         self.values: dict[str, Any] = {}
         self.observed: list[Any] = []
+        self._is_met = False
+        self._others: list[str] = []
+
+    def refuse_other_sites(self) -> None:
+        """Raise a ModelError if the model has observed sites, none of which has been weighted."""
+        if self._others and not self._is_met:
+            raise ModelError(
+                f"the weights are for the sites {sorted(self.data_dims)}, and the model observes "
+                f"{sorted(self._others)}; expected data_dims with the names of the model's own "
+                "observed sites, as ModelLikelihood.data_dims has them."
+            )
 
     def rest(self, proxy: Proxy) -> Array:
         """What the proxy adds to the weighted rows."""
@@ -205,6 +218,10 @@ class _Weigh(Messenger):
             msg["scale"] = weights if msg["scale"] is None else weights * msg["scale"]
 
     def postprocess_message(self, msg: Any) -> None:
+        if self._concerns(msg):
+            self._is_met = True
+        elif msg["type"] == "sample" and msg["is_observed"]:
+            self._others.append(msg["name"])
         if self._concerns(msg) and msg["is_observed"] and self._rows(msg) != self.weights.shape[0]:
             raise ModelError(
                 f"site {msg['name']!r} is observed with {self._rows(msg)} rows, but the model has "

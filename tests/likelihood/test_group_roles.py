@@ -198,3 +198,34 @@ def plain(group, num, y=None):
 def test_a_number_that_does_not_fit_the_labels_is_named(labels, num, message):
     with pytest.raises(ModelError, match=message):
         group_likelihood(plain, (labels, num, Y), groups="group")
+
+
+@pytest.mark.parametrize("is_of_rows", [True, False])
+def test_effects_that_obs_mask_makes_are_refused(is_of_rows):
+    """They have no density where the response is observed."""
+
+    def of_rows(noisy, seen, y):
+        slope = numpyro.sample("slope", dist.Normal())
+        with numpyro.plate("rows", len(noisy)):
+            true = numpyro.sample("true", dist.Normal())
+            numpyro.sample("noisy", dist.Normal(true, 0.3), obs=noisy)
+            numpyro.sample("y", dist.Normal(slope * true, 1), obs=y, obs_mask=seen)
+
+    def of_groups(group, measured, seen, y):
+        mu = numpyro.sample("mu", dist.Normal())
+        with numpyro.plate("groups", len(measured)):
+            effect = numpyro.sample("effect", dist.Normal(mu, 1))
+            numpyro.sample("measured", dist.Normal(effect, 0.3), obs=measured, obs_mask=seen)
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(effect[group], 1), obs=y)
+
+    rng = np.random.default_rng(0)
+    if is_of_rows:
+        model, groups = of_rows, None
+        args = rng.normal(size=40), rng.random(40) < 0.8, rng.normal(size=40)
+    else:
+        model, groups = of_groups, "group"
+        args = np.repeat(np.arange(8), 5), rng.normal(size=8), rng.random(8) < 0.6
+        args = *args, rng.normal(size=40)
+    with pytest.raises(ModelError, match=r"obs_mask.*handlers\.mask"):
+        group_likelihood(model, args, groups=groups)

@@ -12,6 +12,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import nbinom, norm
 
+from jaxcoreset.builders.preparing import warn_of_summaries
 from jaxcoreset.data.ragged import Ragged
 from jaxcoreset.likelihood import group_layout
 from jaxcoreset.likelihood.group_effects import draw_effects
@@ -300,3 +301,49 @@ def test_errors_name_what_is_expected():
     x = np.ones((group.size, 3), np.float32)
     with pytest.raises(ValueError, match="expected at most 2: use LaplaceIntegral"):
         group_likelihood(lines, (x, group, 6, y), groups="group", integration=AdaptiveQuadrature())
+
+
+def test_deterministic_sites_of_several_groups_are_told_from_those_of_one():
+    def model(group, num, x, y):
+        mu = numpyro.sample("mu", dist.Normal())
+        numpyro.deterministic("twice", 2 * mu)
+        with numpyro.plate("groups", num):
+            effect = numpyro.sample("effect", dist.Normal(mu, 1))
+            numpyro.deterministic("odds", jnp.exp(effect))
+        numpyro.deterministic("average", effect.mean())
+        numpyro.deterministic("best", jnp.argmax(effect))
+        numpyro.deterministic("centred", effect - effect.mean())
+        numpyro.deterministic("total", jax.ops.segment_sum(x, group, num))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(effect[group] + x, 1), obs=y)
+
+    group = np.repeat(np.arange(4), [2, 5, 9, 20])
+    x = np.random.default_rng(0).normal(size=36)
+    likelihood = group_likelihood(model, (group, 4, x, x), groups="group")
+    structure = likelihood.model.structure
+    assert structure.left_out == ("average", "best", "centred", "total")
+    assert set(structure.effects) == {"odds"}
+    assert set(likelihood.named_sites(likelihood.init_params, likelihood.two_rows)) == {"twice"}
+    with pytest.warns(UserWarning, match="'average', 'best', 'centred', 'total'.*group_effects"):
+        warn_of_summaries(likelihood)
+
+
+def test_a_mask_of_the_observed_site_takes_the_place_of_obs_mask():
+    """The marginal density of the rows whose response is observed, in closed form."""
+
+    def model(noisy, seen, y):
+        slope = numpyro.sample("slope", dist.Normal())
+        with numpyro.plate("rows", len(noisy)):
+            true = numpyro.sample("true", dist.Normal())
+            numpyro.sample("noisy", dist.Normal(true, 0.3), obs=noisy)
+            with numpyro.handlers.mask(mask=seen):
+                numpyro.sample("y", dist.Normal(slope * true, 1), obs=y)
+
+    rng = np.random.default_rng(0)
+    noisy, seen, y = rng.normal(size=40), rng.random(40) < 0.8, rng.normal(size=40)
+    likelihood = group_likelihood(model, (noisy, seen, y), groups=None)
+    found = likelihood.log_likelihood({"slope": 0.7}, likelihood.take(np.arange(40)))
+    mean, variance = noisy / 1.09, 0.09 / 1.09
+    expected = norm.logpdf(noisy, 0, 1.09**0.5)
+    expected = expected + seen * norm.logpdf(y, 0.7 * mean, (1 + 0.49 * variance) ** 0.5)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

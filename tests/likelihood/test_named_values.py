@@ -107,3 +107,34 @@ def test_the_report_has_the_shift_of_a_function_that_the_data_determine_well():
         assert coreset.report.mean_shift == pytest.approx(max(shifts), rel=0.25)
         largest.append(shifts[2] / max(shifts[:2]))
     assert max(largest) > 1.5
+
+
+def ate(x, treated, y):
+    beta = numpyro.sample("beta", dist.Normal().expand([2]).to_event(1))
+    scale = numpyro.sample("scale", dist.HalfNormal())
+    numpyro.deterministic("effect", (beta[0] * x + beta[1]).mean())
+    numpyro.deterministic("standard_error", scale / len(x) ** 0.5)
+    numpyro.deterministic("precision", scale**-2)
+    with numpyro.plate("rows", len(x)):
+        mean = numpyro.deterministic("mean", beta[0] * x * treated + beta[1] * treated)
+        numpyro.sample("y", dist.Normal(mean, scale), obs=y)
+
+
+def test_sites_that_sum_up_the_rows_are_warned_of_and_left_out():
+    """With the rows of a coreset, they have other values than with all rows."""
+    rng = np.random.default_rng(0)
+    args = rng.normal(size=300), rng.integers(2, size=300), rng.normal(size=300)
+    builder = jc.CoresetBuilder(ate, size=8, num_held_out=100, progress_bar=False)
+    with pytest.warns(UserWarning, match=r"\['effect', 'standard_error'\].*the rows of the cores"):
+        coreset = builder.run(jax.random.key(0), *args)
+    likelihood = coreset.likelihood
+    assert likelihood.summaries_of_rows == ("effect", "standard_error")
+    draws = coreset.approximation.draws(jax.random.key(1), 400)
+    scale = np.exp(draws["scale"])
+    sort = lambda values: values[:, np.argsort(values[0])]  # noqa: E731
+    np.testing.assert_allclose(
+        sort(likelihood.named_values(draws)), sort(np.column_stack([scale, scale**-2])), rtol=1e-5
+    )
+    samples = {"beta": draws["beta"], "scale": scale, "effect": draws["scale"]}
+    posterior = jc.correct(coreset, samples, *args, progress_bar=False).posterior
+    assert set(posterior.data_vars) == {"beta", "scale"}

@@ -114,3 +114,21 @@ def test_bad_weights_are_refused(weights, message):
 def test_bare_model_without_data_dims_is_refused():
     with pytest.raises(ValueError, match="without data_dims"):
         weighted_model(normal_model, [1.0])
+
+
+def test_weights_of_sites_that_the_model_does_not_observe_are_refused():
+    def model(X, y, extra=None):
+        slope = numpyro.sample("slope", dist.Normal())
+        if extra is not None:
+            numpyro.sample("extra", dist.Normal(slope, 1), obs=extra)
+        with numpyro.plate("rows", len(X)):
+            numpyro.sample("obs", dist.Normal(slope * X, 1), obs=y)
+
+    X, y = np.ones(3), np.zeros(3)
+    with pytest.raises(ModelError, match=r"for the sites \['y'\].*observes \['obs'\]"):
+        log_density(weighted_model(model, np.ones(3), {"y": -1}), (X, y), {}, {"slope": 1.0})
+    with pytest.raises(ValueError, match="without data_dims"):
+        weighted_model(model, np.ones(3), {})
+    # Other observed sites are not weighted.
+    both = weighted_model(model, np.ones(3), {"obs": -1})
+    assert np.isfinite(log_density(both, (X, y, 0.5), {}, {"slope": 1.0})[0])
