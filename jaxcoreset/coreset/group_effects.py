@@ -88,7 +88,12 @@ def effects_of_groups(
 
 
 def effects_at(
-    coreset: Any, rows: Rows, draws: Mapping[str, Array], key: PRNGKeyArray, moments: bool = False
+    coreset: Any,
+    rows: Rows,
+    draws: Mapping[str, Array],
+    key: PRNGKeyArray,
+    moments: bool = False,
+    unconstrained: bool = False,
 ) -> dict[str, np.ndarray]:
     """The effects of all groups, in the order of their numbers, at draws of the shared parameters.
 
@@ -98,8 +103,10 @@ def effects_at(
         draws: constrained draws, with one leading axis.
         key: a JAX random key.
         moments: see `Coreset.group_effects`.
+        unconstrained: see `draw_effects`.
     """
     marginal = coreset.grouping.model(coreset.full_model, coreset.arguments)
     program = coreset.likelihood and coreset.likelihood.shared
     leaves = coreset.arguments.leaves
-    return draw_effects(marginal, rows, leaves, draws, key, moments=moments, program=program)
+    settings = {"moments": moments, "unconstrained": unconstrained, "program": program}
+    return draw_effects(marginal, rows, leaves, draws, key, **settings)

@@ -18,6 +18,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import unconstrain_fn
 
 from jaxcoreset.coreset.belonging import check_belongs
+from jaxcoreset.coreset.group_effects import effects_at
 from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
@@ -26,6 +27,8 @@ from jaxcoreset.weighting.chains import ChainSamples, samples_of_full
 
 # A covariance from fewer draws per coordinate misleads more than it helps.
 _DRAWS_PER_COORDINATE = 10
+# The number of draws over which the variances of effects of groups are taken.
+_EFFECT_DRAWS = 64
 # The leapfrog integrator on D standard normal coordinates, with steps h and mixed phases, has an
 # energy error of variance h⁴D/16 and mean half of that; 2Φ(−h²√D/8) are then accepted, which is
 # the usual 0.8 at this value of h D^¼ (after Beskos et al. 2013, Bernoulli 19, section 3).
@@ -105,6 +108,7 @@ def warm_start(
             )
         chains = num_chains or 1
         points = approximation.draws(key, chains)
+        draws = approximation.draws(jax.random.fold_in(key, 1), _EFFECT_DRAWS)
         covariance = approximation.covariance
         step_size, is_dense = None, True
     else:
@@ -121,15 +125,60 @@ def warm_start(
         if was_dense != bool(is_dense if dense_mass is None else dense_mass):
             step_size = None
     kind = is_dense if dense_mass is None else dense_mass
-    positions = _positions(points)
-    size = len(covariance)
+    variances = covariance if covariance.ndim == 1 else np.diag(covariance)
+    if coreset.grouping is not None:
+        if dense_mass is True:
+            raise ValueError(
+                "dense_mass is True, but the metric of the effects of all groups is diagonal; "
+                "expected None, False, or a list of tuples of shared sites."
+            )
+        kind, step_size = [tuple(sorted(points))] if kind is True else kind, None
+        seeds = jax.random.key(0) if key is None else jax.random.fold_in(key, 2)
+        effects, of_effects = _effects(coreset, points, draws, seeds)
+        variances = np.concatenate([variances, of_effects])
+    else:
+        effects = {}
+    positions = _positions(points) | _positions(effects, len(covariance))
+    points, size = points | effects, len(variances)
     return WarmStart(
         init_params=points if chains > 1 else {name: x[0] for name, x in points.items()},
         step_size=step_size or _STEP_SIZE * size**-0.25,
         dense_mass=kind,
         num_chains=chains,
-        _inverse_mass_matrix=_metric(covariance, positions, kind),
+        _inverse_mass_matrix=_metric(covariance, variances, positions, kind),
     )
+
+
+def _effects(
+    coreset: Any, points: dict[str, Array], draws: dict[str, Array], key: PRNGKeyArray
+) -> tuple[dict[str, Array], np.ndarray]:
+    """Draws of the unconstrained effects of all groups, and their variances, shape (d,).
+
+    Args:
+        coreset: a coreset of groups.
+        points: unconstrained shared parameters, one for each draw of the effects.
+        draws: unconstrained draws of the shared parameters, over which effects vary.
+        key: a JAX random key.
+    """
+    likelihood = coreset.likelihood
+    if likelihood is None:
+        raise ValueError(
+            "the effects of all groups need an initial value each, and the data that the coreset "
+            "was built from are not available, because it was loaded, updated or merged; use the "
+            "coreset that CoresetBuilder.run has returned."
+        )
+    num = next(iter(draws.values())).shape[0]
+    thinned = {name: x[:: max(1, num // _EFFECT_DRAWS)] for name, x in draws.items()}
+    point_key, draw_key = jax.random.split(key)
+    constrain, rows = quick_jit(jax.vmap(likelihood.constrain)), likelihood.rows
+    settings = {"unconstrained": True}
+    found = effects_at(coreset, rows, constrain(points), point_key, **settings)
+    moments = effects_at(coreset, rows, constrain(thinned), draw_key, moments=True, **settings)
+    axes = {name: site.dim for name, site in likelihood.model.structure.local.items()}
+    # The axis of groups, which comes after that of draws, is where the model has it.
+    values = {name: jnp.moveaxis(jnp.asarray(x), 1, axes[name]) for name, x in found.items()}
+    sd = {name: np.moveaxis(x, 1, axes[name])[1] for name, x in moments.items()}
+    return values, np.concatenate([np.ravel(sd[name]) ** 2 for name in sorted(sd)])
 
 
 def _unconstrain(
@@ -173,9 +222,9 @@ def _adapted_step(mcmc: Any) -> tuple[float | None, bool]:
     return float(np.exp(np.log(steps).mean())), any(np.ndim(block) == axes for block in blocks)
 
 
-def _positions(points: dict[str, Array]) -> dict[str, np.ndarray]:
+def _positions(points: dict[str, Array], first: int = 0) -> dict[str, np.ndarray]:
     """The coordinates of each site among those of all sites in alphabetical order."""
-    positions, first = {}, 0
+    positions = {}
     for name in sorted(points):
         size = int(np.prod(points[name].shape[1:]))
         positions[name] = np.arange(first, first + size)
@@ -184,19 +233,23 @@ def _positions(points: dict[str, Array]) -> dict[str, np.ndarray]:
 
 
 def _metric(
-    covariance: np.ndarray, positions: dict[str, np.ndarray], kind: bool | list[tuple[str, ...]]
+    covariance: np.ndarray,
+    variances: np.ndarray,
+    positions: dict[str, np.ndarray],
+    kind: bool | list[tuple[str, ...]],
 ) -> Any:
+    """The inverse mass matrix; `covariance` is of the first positions, the others are diagonal."""
     dtype = jnp.zeros(()).dtype
-    variances = covariance if covariance.ndim == 1 else np.diag(covariance)
     if kind is True:
         return jnp.asarray(covariance, dtype)
     if kind is False:
         return jnp.asarray(variances, dtype)
     named = [name for block in kind for name in block]
-    if not set(named) <= set(positions) or len(set(named)) < len(named):
+    dense = [name for name, at in positions.items() if at.size == 0 or at[-1] < len(covariance)]
+    if not set(named) <= set(dense) or len(set(named)) < len(named):
         raise ValueError(
             f"dense_mass is {kind!r}; expected tuples of latent sites, each site at most once: "
-            f"{', '.join(positions)}."
+            f"{', '.join(dense)}."
         )
     metric = {}
     for block in kind:

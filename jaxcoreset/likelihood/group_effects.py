@@ -44,6 +44,7 @@ def draw_effects(
     key: PRNGKeyArray,
     *,
     moments: bool = False,
+    unconstrained: bool = False,
     program: ModelLikelihood | None = None,
 ) -> dict[str, np.ndarray]:
     """Draws of the local sites of all groups, and of deterministic sites with an entry per group.
@@ -55,6 +56,8 @@ def draw_effects(
         draws: constrained draws of the shared parameters, with a leading axis of s.
         key: a JAX random key.
         moments: whether only the mean and the standard deviation over the draws are returned.
+        unconstrained: whether the unconstrained values of continuous latent sites are returned,
+            and no other sites.
         program: the program of the groups' likelihood, with which compiled code is shared.
 
     Returns:
@@ -62,7 +65,7 @@ def draw_effects(
         `moments` one of shape (2, G, …).
     """
     constants = _Constants(marginal, leaves) if program is None else _OfProgram(program)
-    sampler = _Sampler(constants, moments)
+    sampler = _Sampler(constants, moments, unconstrained)
     num = next(iter(draws.values())).shape[0]
     own = rows.offset + np.arange(rows.num_local)
     numbers = rows.numbers(own).astype(np.uint32)
@@ -111,6 +114,7 @@ class _Sampler(eqx.Module):
 
     constants: _Constants | _OfProgram = eqx.field(static=True)
     moments: bool = eqx.field(static=True)
+    unconstrained: bool = eqx.field(static=True)
 
     def __call__(
         self, draws: Mapping[str, Array], key: PRNGKeyArray, own: tuple, number: Array
@@ -132,6 +136,9 @@ class _Sampler(eqx.Module):
         origin = jnp.zeros(num_dims, jnp.result_type(float))
         group = OneGroup(self.constants.marginal, shared, self.constants.leaves, own)
         effect = _effect(key, group, origin, num) if num_dims else origin
+        if self.unconstrained:
+            parts = self.constants.marginal.split(effect)
+            return {name: jnp.squeeze(x, structure.local[name].dim) for name, x in parts.items()}
         choice = jnp.asarray(structure.choices[0])
         if structure.discrete:
             number = jax.random.categorical(choice_key, group.by_choice(effect))

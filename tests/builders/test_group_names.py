@@ -193,7 +193,7 @@ def test_draws_that_are_corrected_are_not_certified_again(named, corrected):
 
 def test_chains_on_all_groups_start_from_corrected_draws(named, samples, corrected):
     start = named.warm_start(corrected, num_chains=2)
-    assert set(start.init_params) == {"mu", "tau", "sigma"}
+    assert set(start.init_params) == {"mu", "tau", "sigma", "mean"}
     assert np.isin(np.asarray(start.init_params["mu"]), np.asarray(samples["mu"])).all()
 
 
