@@ -149,9 +149,9 @@ def reported_estimate(estimate: KLEstimate, last: Round) -> KLEstimate:
 
     The symmetrised divergence is the integral of Var(L − L_w) along the path of densities
     proportional to π^t π_w^(1−t), so that the mean of the variances at its ends is more accurate
-    than either. It is reported if the two are similar and were accepted. If π̂ is poor, its variance
-    is that of a coreset where it was built, and the one under the coreset's posterior is reported.
-    If they differ, the larger one is.
+    than either. It is reported if the two are similar and were accepted. If π̂ is poor, or its
+    held-out draws are not new, its variance is that of a coreset where it was built, and the one
+    under the coreset's posterior is reported. If they differ, the larger one is.
     """
     if last.agrees is None or last.own_kl is None or last.own_kl_standard_error is None:
         return estimate
@@ -164,7 +164,8 @@ def reported_estimate(estimate: KLEstimate, last: Round) -> KLEstimate:
     )
     if not (last.agrees and last.alike):
         return own if own.kl > estimate.kl else estimate
-    if last.relative_ess is not None and last.relative_ess < CHECKED_ESS:
+    is_poor = last.relative_ess is not None and last.relative_ess < CHECKED_ESS
+    if is_poor or last.has_repeats:
         return own
     with_larger_shift = max(estimate, own, key=lambda one: one.mean_shift or 0.0)
     return dataclasses.replace(

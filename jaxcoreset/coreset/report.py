@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxcoreset.coreset.report_table import kl_text, rows_of
+from jaxcoreset.coreset.report_table import LOWER_BOUND_KL, kl_text, rows_of
 from jaxcoreset.data.arrays import require_type
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.messages import ShownAsTable, text_table
@@ -107,8 +107,8 @@ class Report(ShownAsTable):
             be used. None without ArviZ and after an `update`.
         mean_shift: the largest shift of a posterior mean, in standard deviations, to first order on
             the held-out draws; None if not known. It is that of the parameters, constrained and
-            unconstrained, and of deterministic sites without a value for each datum. The means of
-            other functions of the parameters may shift by up to √KL.
+            unconstrained, and of deterministic sites of up to 1,000 values that are not computed
+            from the rows. The means of other functions of the parameters may shift by up to √KL.
     """
 
     num_data: int
@@ -263,6 +263,15 @@ class Report(ShownAsTable):
         return next((step["doubt"] for step in self.history if step.get("doubt")), None)
 
     @property
+    def is_bound_only(self) -> bool:
+        """True if the estimate is above 0.3 nats, and not that of the coreset's own posterior.
+
+        It is then a lower bound. The coreset's posterior may be where the weighting has no draws.
+        """
+        last = self.rounds[-1] if self.rounds else {}
+        return self.kl >= LOWER_BOUND_KL and last.get("own_kl") is None
+
+    @property
     def verdict(self) -> str:
         """What the report says about the coreset, in a sentence."""
         if math.isinf(self.kl):
@@ -279,6 +288,11 @@ class Report(ShownAsTable):
             return (
                 f"one mode only: {distance} nats there, but the full posterior has another mode "
                 f"about {self.other_mode:.0f} standard deviations away."
+            )
+        if self.is_bound_only:
+            return (
+                f"not confirmed: {distance} nats from the full posterior, which is a lower bound "
+                "only, and may be far too low."
             )
         upper = self.kl + 2 * self.kl_standard_error
         if self.tol is not None:

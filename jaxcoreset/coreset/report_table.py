@@ -11,6 +11,8 @@ import numpy as np
 # the divergence was at most 1.3 times the estimate in 19 of 20 and 1.9 times in 99 of 100, and with
 # a fraction from 0.1 to 0.3 it was 1.4 and 2.2. Outside it was more than six times in one of ten.
 MIN_RELATIVE_ESS = 0.1
+# From it on, in nats, an estimate is a lower bound.
+LOWER_BOUND_KL = 0.3
 MIN_ESS = 20
 # Above this fraction of the rows a coreset saves little.
 _MOST_OF = 0.5
@@ -61,10 +63,10 @@ def _rows_text(report: Any) -> str:
 def _estimate_text(report: Any) -> str:
     if math.isinf(report.kl):
         return "not known"
+    # To first order, which says nothing about an estimate that is a lower bound.
+    is_known = report.mean_shift is not None and report.kl < LOWER_BOUND_KL
     shift = (
-        ""
-        if report.mean_shift is None
-        else f"; no parameter's mean off by over {report.mean_shift:.1g} sd"
+        f"; no parameter's mean off by over {rounded_up(report.mean_shift)} sd" if is_known else ""
     )
     return f"{kl_text(report.kl, report.kl_standard_error)} nats, symmetrised{shift}"
 
@@ -218,7 +220,15 @@ def is_unreliable(step: dict[str, Any]) -> bool:
     return step["relative_ess"] < MIN_RELATIVE_ESS or step.get("ess", MIN_ESS) < MIN_ESS
 
 
+def rounded_up(value: float) -> str:
+    """A number of at least 0 to one digit, not below it."""
+    if not value > 0:
+        return f"{value:.1g}"
+    digit = 10.0 ** math.floor(math.log10(value))
+    return f"{math.ceil(value / digit - 1e-9) * digit:.1g}"
+
+
 def kl_text(kl: float, standard_error: float) -> str:
     """An estimate with its standard error; a large one is a lower bound."""
     text = f"{kl:.2g} ± {standard_error:.1g}"
-    return text if kl < 0.3 else f"at least {text}"
+    return text if kl < LOWER_BOUND_KL else f"at least {text}"

@@ -19,7 +19,7 @@ def warn_if_bad(report: Report) -> None:
         remedies = "build a new coreset from all rows"
     last = report.history[-1]["what"] if report.history else "build"
     is_said = math.isinf(report.kl) and last == "update"
-    if (report.kl > MAX_KL and not is_said) or report.doubt is not None:
+    if (report.kl > MAX_KL and not is_said) or report.doubt is not None or report.is_bound_only:
         warn_user(f"{report.verdict} To fix this, {remedies}.")
     warn_of_integrals(report)
     if report.spike is not None:

@@ -37,6 +37,8 @@ _TOLD_APART = (0.1, 0.5, 1.0)
 # The number of draws whose named values are computed together, and a number of rows at which only
 # sites with a value for each datum have another shape than at two.
 _BATCH, _ROWS = 512, (2, 1013)
+# Deterministic sites with more values, such as a curve on a fine grid, would take much memory.
+_MOST_VALUES = 1000
 
 # Unconstrained values of the latent sites, by name.
 Params = dict[str, Array]
@@ -228,7 +230,8 @@ class ModelLikelihood:
         """What the model makes of draws: constrained values, and deterministic sites.
 
         A reparametrised site, for one, is deterministic. Sites with a value for each datum and
-        `summaries_of_rows` are left out, and so are latent sites without a transform.
+        `summaries_of_rows` are left out, and so are latent sites without a transform, and
+        deterministic ones of over 1,000 values.
 
         Args:
             params: unconstrained values of the latent sites, with a leading axis of s draws.
@@ -317,10 +320,15 @@ class ModelLikelihood:
         with full_precision():
             found = run(self.model, self.assemble(rows), fill)
         latent = set(self.init_params) - identity
-        return {
-            name: jnp.asarray(site["value"])
+        values = {
+            name: site["value"]
             for name, site in found.items()
-            if name in latent or site["type"] == "deterministic"
+            if name in latent or (site["type"] == "deterministic" and _is_array(site["value"]))
+        }
+        return {
+            name: jnp.asarray(value)
+            for name, value in values.items()
+            if name in latent or np.size(value) <= _MOST_VALUES
         }
 
     def _latent(self, params: Mapping[str, Any]) -> dict[str, Array]:
@@ -381,6 +389,11 @@ class Unravel:
     def all(self, flat: Float[ArrayLike, "s d"]) -> Params:
         """The parameters of many, with that leading axis."""
         return jax.vmap(self)(flat)
+
+
+def _is_array(value: Any) -> bool:
+    """True for a number or an array of numbers; a deterministic site may have any value."""
+    return isinstance(value, jax.Array | np.ndarray | np.generic | float | int)
 
 
 class _HideData(Messenger):

@@ -22,8 +22,8 @@ Use = Literal["solver", "selection", "confirmation"]
 # What stands for all rows: weighted rows, an expansion, or both.
 Approach = Literal["rows", "proxy", "proxy and rows"]
 _FEWEST_COLUMNS = 8  # of standardised draws
-# Values vary by less than this fraction of themselves if they are constant but for rounding.
-_ROUNDING = 1e-6
+# Values vary by less than this many units of rounding if they are constant.
+_ROUNDINGS = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,14 +162,14 @@ def less_mean(total: Array | np.ndarray) -> Array:
 def standardised(parts: list[Float[np.ndarray, "_ d"]]) -> Float[Array, "s p"]:
     """Values at draws over √s, with means 0 over each part and variances 1.
 
-    Columns of values that are not finite, or vary by rounding only, are zeros. There are further
-    columns of zeros, so that models of similar widths share a program.
+    Columns of values that are not finite, or vary by rounding of JAX's precision only, are zeros.
+    There are further columns of zeros, so that models of similar widths share a program.
     """
     joined = np.concatenate(parts)
     size = np.linalg.norm(joined, axis=0)
     flat = np.concatenate([part - part.mean(axis=0) for part in parts])
     norms = np.linalg.norm(flat, axis=0)
-    varies = np.isfinite(size) & (norms > _ROUNDING * size)
+    varies = np.isfinite(size) & (norms > _ROUNDINGS * jnp.finfo(default_float()).eps * size)
     width = power_of_two(norms.size, _FEWEST_COLUMNS)
     padded = np.zeros((len(flat), width), default_float())
     padded[:, : norms.size][:, varies] = flat[:, varies] / norms[varies]

@@ -87,6 +87,7 @@ class Round:
             a fraction of their number. The importance weights use a Gaussian with the draws' mean
             and covariance, or the Laplace approximation if the draws come from it. None if it was
             not measured.
+        has_repeats: whether held-out draws of the weighting are not new, see `DrawSource`.
     """
 
     weighting: str
@@ -104,6 +105,7 @@ class Round:
     trouble: str | None = None
     next_temperature: float | None = None
     relative_ess: float | None = None
+    has_repeats: bool = False
 
     @classmethod
     def of(cls, weighting: str, selection: Selection, relative_ess: float | None = None) -> "Round":
@@ -227,6 +229,7 @@ class Checker:
             agrees=self.is_settled,
             alike=self.were_alike,
             next_temperature=temperature,
+            has_repeats=pool.source.has_repeats,
         )
 
 

@@ -22,8 +22,8 @@ class DrawSource(abc.ABC):
         inefficiency: the number of draws that are worth one independent draw, at least 1.
         weighting: the name of the weighting that made the draws, if it is not the one that was
             configured; None otherwise.
-        has_repeats: whether more than half of the draws are copies of other draws, so that held-out
-            draws are not new.
+        has_repeats: whether more than half of the draws are copies of other draws, or all are those
+            of a chain that moves slowly, so that held-out draws are not new.
     """
 
     approximation: LaplaceApproximation | None = None

@@ -7,11 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
+from numpyro.diagnostics import effective_sample_size
 
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.weighting.base import FEWEST, DrawSource, Weighting
 from jaxcoreset.weighting.chains import too_few_directions
+
+# Draws of a chain of which more than this many are worth an independent one are not new to a solver
+# that has seen their neighbours.
+_SLOW = 4.0
 
 
 class Draws(Weighting):
@@ -67,16 +72,28 @@ class Draws(Weighting):
                 f"samples: {trouble}; expected draws of a posterior in all of its parameters, such "
                 "as those of chains that have mixed."
             )
-        return _DrawStock(stock, num_distinct=len(np.unique(flat, axis=0)))
+        is_slow = len(flat) >= FEWEST and inefficiency_of(flat) > _SLOW
+        return _DrawStock(stock, len(np.unique(flat, axis=0)), is_slow)
+
+
+def inefficiency_of(flat: Float[np.ndarray, "s d"]) -> float:
+    """How many successive draws are worth an independent one, of the slowest parameter."""
+    varies = flat[:, flat.std(axis=0) > 0]
+    effective = effective_sample_size(varies[None]) if varies.size else len(flat)
+    return float(len(flat) / np.clip(np.min(effective), 1, len(flat)))
 
 
 class _DrawStock(DrawSource):
-    """A fixed stock of draws, shuffled."""
+    """A fixed stock of draws, shuffled.
 
-    def __init__(self, stock: Params, num_distinct: int):
+    If they are those of a chain that moves slowly, held-out draws are near those that the solver
+    sees, much as if they were copies.
+    """
+
+    def __init__(self, stock: Params, num_distinct: int, is_slow: bool):
         self.stock = stock
         self.limit = self._num_draws = next(iter(stock.values())).shape[0]
-        self.has_repeats = 2 * num_distinct < self._num_draws
+        self.has_repeats = is_slow or 2 * num_distinct < self._num_draws
 
     def take(self, key: PRNGKeyArray, start: int, num: int) -> Params:
         order = np.asarray(jax.random.permutation(key, self._num_draws))
