@@ -48,7 +48,8 @@ with several columns becomes X[0], X[1], ...). There are two ways to say what th
                       the matrix of the columns NAME[0], NAME[1], ...; an argument y takes
                       --response; an argument x or X takes the matrix of --columns, or of all
                       remaining columns. Any other argument needs a default. Nothing is
-                      standardised; columns named by --categorical become integers from 0.
+                      standardised; columns named by --categorical become integers from 0, and
+                      other true/false columns are boolean, or 1/0 within a matrix.
 """
 EPILOG = """\
 The output has one line for each row of the coreset: "row", its number in FILE counted from 0,

@@ -221,7 +221,8 @@ def model_inputs(
 
     An argument takes the column of its name, or the matrix of the columns ``name[0]``, ``name[1]``,
     ...; an argument ``y`` takes the response, and an argument ``x`` or ``X`` the matrix of
-    `columns`. Any other argument must have a default.
+    `columns`. Any other argument must have a default. A column of true and false is boolean, and
+    1 and 0 within a matrix.
 
     Args:
         table: the table.
@@ -258,7 +259,7 @@ def model_inputs(
 
     check_each(read, used)
     arguments = {
-        name: values[source]
+        name: _own_column(table, source, values[source], source in categorical)
         if isinstance(source, str)
         else np.stack([values[column] for column in source], axis=1)
         for name, source in sources.items()
@@ -273,6 +274,12 @@ def model_inputs(
         columns=[name for name in table.columns if name in used and name != response],
         levels=levels,
     )
+
+
+def _own_column(table: Table, name: str, values: np.ndarray, is_category: bool) -> np.ndarray:
+    """A column that is an argument of its own: boolean if it holds true and false."""
+    # A model may write ~flag, which is -1 or -2 for integers, and so always true.
+    return values.astype(bool) if table.kind(name) == "truth" and not is_category else values
 
 
 def _sources(
