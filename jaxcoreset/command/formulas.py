@@ -23,7 +23,7 @@ _CATEGORIES = ("C", "hashed")  # the functions of formulaic that make categories
 
 def formula_table(
     table: Table, formula: str, *, drop_missing: bool = False
-) -> tuple[Table, str, list[str], Table, list[str]]:
+) -> tuple[Table, str, list[str], list[str], Table, list[str]]:
     """The columns that a formula makes of a table.
 
     Args:
@@ -33,8 +33,8 @@ def formula_table(
 
     Returns:
         A table of the response and the explanatory columns, the name of the response, the names of
-        the explanatory columns without the intercept, the rows of `table` that were kept, and notes
-        on rows that were left out.
+        the explanatory columns without the intercept, those of the columns of `table` that are
+        used, the rows of `table` that were kept, and notes on rows that were left out.
 
     Raises:
         TableError: if the formula cannot be read or evaluated, or columns are missing, or float64
@@ -96,7 +96,7 @@ def formula_table(
             matrix[name] = matrix[name].astype(bool)
     made = matrix.assign(**{response: table.frame[response].to_numpy()})
     design = Table(table.path, made, table.separator, table.rows)
-    return design, response, list(matrix.columns), table, notes
+    return design, response, list(matrix.columns), used, table, notes
 
 
 def _computed_with(formulaic: Any, terms: Iterable[Any], used: Collection[str]) -> set[str]:

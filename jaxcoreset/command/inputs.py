@@ -39,6 +39,7 @@ class Inputs:
         likelihood: the name of the regression, if it is a named one.
         response: the column of the response, if one was named.
         columns: the columns that the model uses, without the response.
+        used: the columns of the file that the model uses, the response among them.
         levels: the names of the categories, in order, for each column of categories.
         kinds: the `Table.kind` of each column with levels, and of a response with classes.
         classes: the classes of a categorical response.
@@ -57,6 +58,7 @@ class Inputs:
     likelihood: str | None = None
     response: str | None = None
     columns: list[str] = field(default_factory=list)
+    used: list[str] = field(default_factory=list)
     levels: dict[str, list[str]] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
     classes: list[str] = field(default_factory=list)
@@ -176,6 +178,7 @@ def regression_inputs(
         y, *scaling[response] = table.standardised(response, y)
     table.check_held(response, y)
     named_y = bool(classes or outcomes)
+    columns = [name for name in columns if name in coefficients or name in levels]
     return Inputs(
         table=table,
         outcomes=outcomes,
@@ -185,7 +188,8 @@ def regression_inputs(
         data_axes={"x": 0, "y": 0},
         likelihood=likelihood,
         response=response,
-        columns=[name for name in columns if name in coefficients or name in levels],
+        columns=columns,
+        used=[response, *columns],
         levels=levels,
         kinds={name: table.kind(name) for name in (*levels, *([response] if named_y else []))},
         classes=classes,
@@ -203,9 +207,12 @@ def formula_inputs(
     Columns of 0 and 1 stay as they are; other ones are standardised as in `regression_inputs`,
     which takes the same `options`.
     """
-    made, response, columns, kept, notes = formula_table(table, formula, drop_missing=drop_missing)
+    made, response, columns, used, kept, notes = formula_table(
+        table, formula, drop_missing=drop_missing
+    )
     found = regression_inputs(made, likelihood, response, columns, **options)
-    return dataclasses.replace(found, table=kept, formula=formula, notes=[*notes, *found.notes])
+    notes = [*notes, *found.notes]
+    return dataclasses.replace(found, table=kept, used=used, formula=formula, notes=notes)
 
 
 def model_inputs(
@@ -272,6 +279,7 @@ def model_inputs(
         arguments=arguments,
         response=response,
         columns=[name for name in table.columns if name in used and name != response],
+        used=list(used),
         levels=levels,
     )
 

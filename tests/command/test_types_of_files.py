@@ -89,3 +89,72 @@ def test_a_formula_does_not_compute_in_the_types_of_the_file(dtype, tmp_path):
     np.testing.assert_array_equal(x[f"C(id)[T.{2**60 + 1}]"], np.arange(60) % 3 == 1)
     with pytest.raises(TableError, match=r"column 'id': float64 cannot tell 1152921504606846977"):
         formula_inputs(read_table(path), "logistic", "late ~ C(id) + I(id - 1)")
+
+
+CHOSEN = ["--likelihood", "logistic", "--response", "late", "--columns", "x", "--size", 64]
+IDS = [None if i % 5 == 0 else 2**60 + i for i in range(60)]
+ROWS = pd.DataFrame({"x": RNG.normal(size=60), "late": RNG.integers(0, 2, 60)})
+
+
+def test_columns_of_a_parquet_file_are_written_unchanged(tmp_path):
+    """As many rows as there are: the Arrow columns are equal, types and missing values too."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {
+        "id": pa.array(IDS, pa.int64()),
+        "unsigned": pa.array([None, *range(2**64 - 59, 2**64)], pa.uint64()),
+        "code": pa.array([None if i is None else str(i) for i in IDS]).dictionary_encode(),
+        "number": pa.array(IDS, pa.int64()).dictionary_encode(),
+        "list": pa.array([[i, 1] for i in IDS], pa.list_(pa.int64())),
+        "nan": pa.array([None if i % 3 else np.nan for i in range(60)], pa.float32()),
+        "time": pa.array(range(60), pa.time64("us")),
+    }
+    frame = ROWS.set_index(pd.Index(np.arange(60) + 7, name="key"))
+    source = pa.Table.from_pandas(frame, preserve_index=True)
+    for name, values in columns.items():
+        source = source.append_column(name, values)
+    path, out = tmp_path / "rows.parquet", tmp_path / "out.parquet"
+    pq.write_table(source, path)
+    source = pq.read_table(path)
+    assert build(path, *CHOSEN, "--out", out) == 0
+    written = pq.read_table(out)
+    assert written.column_names == ["row", "weight", "key", "x", "late", *columns]
+    kept = source.take(written.column("row"))
+    for name in written.column_names[2:]:
+        assert written.column(name).type == kept.column(name).type
+        equal = [str(value) for value in kept.column(name).to_pylist()]
+        assert [str(value) for value in written.column(name).to_pylist()] == equal, name
+    assert len(pd.read_parquet(out)) == len(written) > 40
+    out = out.with_suffix(".csv")
+    assert build(path, *CHOSEN, "--out", out) == 0
+    texts = pd.read_csv(out, dtype=str, keep_default_na=False)
+    for name in ("id", "number", "code", "unsigned", "key"):
+        values = source.column(name).take(pa.array(texts["row"].astype(int))).to_pylist()
+        assert texts[name].tolist() == ["" if value is None else str(value) for value in values]
+
+
+def test_text_of_a_file_is_not_written_as_another_number(tmp_path):
+    pytest.importorskip("pyarrow")
+    texts = {
+        "zip": [f"{i:05d}" for i in range(60)],
+        "id": ["" if i is None else str(i) for i in IDS],
+        "wide": ["NA" if i is None else str(i) for i in range(2**63, 2**63 + 59)] + ["NA"],
+        "version": ["1.10", "1.9"] * 30,
+        "country": ["NA", "NO", ""] * 20,
+        "count": [str(i) for i in range(60)],
+        "share": [str(i / 7) for i in range(59)] + ["2"],
+        "member": ["True", "", "False"] * 20,
+    }
+    path, out = tmp_path / "rows.csv", tmp_path / "out.parquet"
+    ROWS.assign(**texts, x=[f"{i:03d}.50" for i in range(60)]).to_csv(path, index=False)
+    assert build(path, *CHOSEN, "--out", out) == 0
+    written = pd.read_parquet(out)
+    for name in ("zip", "version", "country", "wide"):
+        expected = [texts[name][row] or None for row in written["row"]]
+        assert written[name].astype(object).where(written[name].notna(), None).tolist() == expected
+    assert [None if i is pd.NA else i for i in written["id"]] == [IDS[i] for i in written["row"]]
+    assert written["count"].tolist() == written["row"].tolist()
+    assert written["share"].tolist() == [float(texts["share"][row]) for row in written["row"]]
+    assert written["member"].map(str, na_action="ignore").fillna("").tolist() == [
+        texts["member"][row] for row in written["row"]
+    ]
+    assert written["x"].tolist() == [row + 0.5 for row in written["row"]]  # used as a number
