@@ -121,6 +121,8 @@ class Table:
     def numbers(self, name: str, hint: str = "") -> Num[np.ndarray, " n"]:
         """One column as numbers: int64 or float64; true and false become 1 and 0.
 
+        Text such as 02139 is a number in a text file only; decimals are numbers in every file.
+
         Args:
             name: the column.
             hint: advice for the end of an error message.
@@ -140,6 +142,11 @@ class Table:
             values = values.astype(object)
             numbers: Any = pd.to_numeric(values, errors="coerce")
             text = numbers.isna().to_numpy()
+            if not self.separator:  # a file with types says that 02139 is text, not a number
+                digits = np.array([isinstance(value, str | bytes) for value in values]) & ~text
+                text = text | digits
+                if digits.any():
+                    hint = f"Save {name!r} as numbers if it holds numbers. {hint}".rstrip()
             if text.any():
                 found = str(values[text].iloc[0])
                 comma = re.fullmatch(r"\s*[-+]?\d+,\d+\s*", found)

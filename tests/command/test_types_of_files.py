@@ -1,5 +1,7 @@
 """Types of columns: the model gets the numbers of the file, and the output keeps its values."""
 
+from decimal import Decimal
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,7 +9,7 @@ from numpyro.infer.util import log_density
 
 import jaxcoreset as jc
 from jaxcoreset.command import main as cli
-from jaxcoreset.command.inputs import formula_inputs, model_inputs
+from jaxcoreset.command.inputs import formula_inputs, model_inputs, regression_inputs
 from jaxcoreset.command.tables import TableError, read_table
 
 RNG = np.random.default_rng(0)
@@ -158,3 +160,37 @@ def test_text_of_a_file_is_not_written_as_another_number(tmp_path):
         texts["member"][row] for row in written["row"]
     ]
     assert written["x"].tolist() == [row + 0.5 for row in written["row"]]  # used as a number
+
+
+ZIPS = ["02139", "10115", "00089", "94105", "60601", "73301"] * 10
+
+
+@pytest.mark.parametrize("kind", ["str", "string", "category", "npz", "bytes", "response"])
+def test_text_of_digits_is_no_number_in_a_file_with_types(kind, tmp_path):
+    path = tmp_path / ("rows.npz" if kind in ("npz", "bytes") else "rows.parquet")
+    if path.suffix == ".npz":
+        zips = np.array(ZIPS, "S" if kind == "bytes" else "U")
+        np.savez(path, zip=zips, x=ROWS["x"].to_numpy(), late=ROWS["late"].to_numpy())
+    elif kind == "response":
+        ROWS.assign(late=ROWS["late"].astype(str)).to_parquet(path)
+    else:
+        ROWS.assign(zip=pd.Series(ZIPS, dtype=kind)).to_parquet(path)
+    table = read_table(path)
+    name, digits = ("late", str(ROWS["late"][0])) if kind == "response" else ("zip", "02139")
+    message = rf"row 1, column '{name}': .*{digits}.* is text.*Save '{name}' as numbers if"
+    with pytest.raises(TableError, match=message):
+        regression_inputs(table, "logistic", "late")
+    if kind != "response":
+        found = regression_inputs(table, "logistic", "late", categorical=["zip"])
+        assert len(found.levels["zip"]) == 6
+
+
+def test_decimals_and_text_files_still_have_numbers(tmp_path):
+    pytest.importorskip("pyarrow")
+    frame = ROWS.assign(price=[Decimal(i) / 4 for i in range(60)], zip=ZIPS)
+    frame.to_parquet(tmp_path / "rows.parquet")
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    price = read_table(tmp_path / "rows.parquet").numbers("price")
+    np.testing.assert_array_equal(price, np.arange(60) / 4)
+    zips = read_table(tmp_path / "rows.csv").numbers("zip")
+    np.testing.assert_array_equal(zips, [int(text) for text in ZIPS])
