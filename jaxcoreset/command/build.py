@@ -289,8 +289,9 @@ def _build(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     if suffix == ".npz":
         written = coreset.save(options.out)
     elif suffix == ".csv":
+        numeric = [name for name in inputs.used if name not in (*inputs.levels, *inputs.kinds)]
         kept = options.keep_formulas
-        written = write_csv(coreset, options.out, table, keep_formulas=kept, **names)
+        written = write_csv(coreset, options.out, table, numeric, keep_formulas=kept, **names)
     else:
         written = write_parquet(coreset, options.out, table, inputs.used, **names)
     print(coreset.report)

@@ -23,7 +23,13 @@ _INT64 = range(-(2**63), 2**63)
 
 
 def write_csv(
-    coreset: "Coreset", path: Path, table: Table, *, keep_formulas: bool, **names: Any
+    coreset: "Coreset",
+    path: Path,
+    table: Table,
+    numeric: Collection[str],
+    *,
+    keep_formulas: bool,
+    **names: Any,
 ) -> Path:
     """Write the rows as CSV, with the text of the file if that is text.
 
@@ -31,6 +37,7 @@ def write_csv(
         coreset: the coreset.
         path: the file to write.
         table: the table that it was built from.
+        numeric: the columns that the model takes as numbers.
         keep_formulas: whether text that a spreadsheet would run is written as it is.
         **names: see `Coreset.to_frame`.
     """
@@ -41,6 +48,9 @@ def write_csv(
     elif _is_parquet(table):
         in_file = read_parquet(table.path, _in_file(table, rows), keep_integers=True)
         frame = added.join(in_file)
+    for name in () if table.separator else numeric:
+        if frame[name].dtype.kind == "f":  # the shortest text of a float32 is another float64
+            frame[name] = frame[name].astype(np.float64)
     for name in frame.columns:
         if frame[name].dtype == "category":  # whose whole numbers are written as floats
             frame[name] = frame[name].astype(object)

@@ -8,9 +8,11 @@ import pytest
 from numpyro.infer.util import log_density
 
 import jaxcoreset as jc
+from jaxcoreset.command import export
 from jaxcoreset.command import main as cli
 from jaxcoreset.command.inputs import formula_inputs, model_inputs, regression_inputs
 from jaxcoreset.command.tables import TableError, read_table
+from tests.command.programs import prepared
 
 RNG = np.random.default_rng(0)
 
@@ -194,3 +196,25 @@ def test_decimals_and_text_files_still_have_numbers(tmp_path):
     np.testing.assert_array_equal(price, np.arange(60) / 4)
     zips = read_table(tmp_path / "rows.csv").numbers("zip")
     np.testing.assert_array_equal(zips, [int(text) for text in ZIPS])
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_programs_scale_short_floats_as_the_build_does(suffix, tmp_path, monkeypatch):
+    """Years in float16 and sums in float32, whose deviations are small next to their mean."""
+    pytest.importorskip("pyarrow")
+    frame = ROWS.assign(
+        year=RNG.integers(1990, 2024, 60).astype(np.float16),
+        total=RNG.normal(1e5, 3, 60).astype(np.float32),
+        price=[Decimal(i) / 4 for i in range(60)],
+    )
+    frame.to_parquet(tmp_path / "rows.parquet")
+    found = regression_inputs(read_table(tmp_path / "rows.parquet"), "logistic", "late")
+    assert set(found.scaling) == {"x", "year", "total", "price"}
+    out = tmp_path / f"out{suffix}"
+    monkeypatch.chdir(tmp_path)
+    given = ["--likelihood", "logistic", "--response", "late", "--size", 64]
+    assert build("rows.parquet", *given, "--out", out) == 0
+    namespace = prepared(export.programs(found, out))
+    written = pd.read_csv(out) if suffix == ".csv" else pd.read_parquet(out)
+    expected = found.arguments["x"][written["row"]]
+    np.testing.assert_allclose(namespace["x"], expected, rtol=1e-9, atol=1e-9)
