@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxcoreset.command.inputs import Inputs, formula_inputs, model_inputs, regression_inputs
 from jaxcoreset.command.options import (
@@ -16,14 +16,12 @@ from jaxcoreset.command.options import (
     positive_integer,
     positive_number,
 )
+from jaxcoreset.command.output import write_csv, write_parquet
 from jaxcoreset.command.problems import Problems
 from jaxcoreset.command.regressions import PRIOR_SCALE, REGRESSIONS
 from jaxcoreset.command.tables import SUFFIXES, Table, TableError, read_table
 from jaxcoreset.data.messages import require
 from jaxcoreset.data.utils import write_whole
-
-if TYPE_CHECKING:
-    from jaxcoreset.coreset.coreset import Coreset
 
 _OUTPUTS = (".csv", ".parquet", ".npz")
 _TOL = 0.01
@@ -48,13 +46,16 @@ with several columns becomes X[0], X[1], ...). There are two ways to say what th
                       the matrix of the columns NAME[0], NAME[1], ...; an argument y takes
                       --response; an argument x or X takes the matrix of --columns, or of all
                       remaining columns. Any other argument needs a default. Nothing is
-                      standardised; columns named by --categorical become integers from 0.
+                      standardised; columns named by --categorical become integers from 0, and
+                      other true/false columns are boolean, or 1/0 within a matrix.
 """
 EPILOG = """\
 The output has one line for each row of the coreset: "row", its number in FILE counted from 0,
-"weight", and, in CSV and Parquet, the unchanged columns of FILE. NPZ holds the coreset itself, for
-jaxcoreset.load. With --proxy auto there is a second file beside CSV and Parquet, NAME.proxy.json,
-and the rows cannot be used without it; the programs in the report read both.
+"weight", and, in CSV and Parquet, the unchanged columns of FILE. From a text file to Parquet, a
+column that the model does not use is text if its numbers are written in another way, as 007 and
+1.50 are. NPZ holds the coreset itself, for jaxcoreset.load. With --proxy auto there is a second
+file beside CSV and Parquet, NAME.proxy.json, and the rows cannot be used without it; the programs
+in the report read both.
 
 examples:
   jaxcoreset build flights.csv --likelihood logistic --response late --out coreset.csv
@@ -288,9 +289,11 @@ def _build(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     if suffix == ".npz":
         written = coreset.save(options.out)
     elif suffix == ".csv":
-        written = _write_csv(coreset, options, table, names)
+        numeric = [name for name in inputs.used if name not in (*inputs.levels, *inputs.kinds)]
+        kept = options.keep_formulas
+        written = write_csv(coreset, options.out, table, numeric, keep_formulas=kept, **names)
     else:
-        written = coreset.to_parquet(options.out, table.frame, **names)
+        written = write_parquet(coreset, options.out, table, inputs.used, **names)
     print(coreset.report)
     print(f"Wrote {written}: {len(coreset):,} rows with their weights.")
     if proxy is not None and suffix != ".npz":
@@ -308,20 +311,6 @@ def _categories(options: argparse.Namespace) -> list[str]:
     if options.likelihood == "categorical" and options.response is not None:
         found.append(options.response)
     return found
-
-
-def _write_csv(
-    coreset: "Coreset", options: argparse.Namespace, table: Table, names: dict[str, Any]
-) -> Path:
-    """Write the rows, with the text of the file if that is text."""
-    from jaxcoreset.coreset.frame import without_formulas
-
-    frame = coreset.to_frame(table.frame, **names).reset_index(drop=True)
-    if table.separator:
-        added = frame[[options.row_column, options.weight_column]]
-        frame = added.join(table.as_written(coreset.indices))
-    frame = frame if options.keep_formulas else without_formulas(frame)
-    return write_whole(options.out, lambda file: frame.to_csv(file, index=False, encoding="utf-8"))
 
 
 def _inputs(options: argparse.Namespace, table: Table) -> Inputs:

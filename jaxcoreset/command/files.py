@@ -166,13 +166,16 @@ def _first_bad_line(path: Path, separator: str) -> str:
     return ""
 
 
-def read_parquet(path: Path, rows: Int[np.ndarray, " m"] | None = None) -> "pd.DataFrame":
+def read_parquet(
+    path: Path, rows: Int[np.ndarray, " m"] | None = None, *, keep_integers: bool = False
+) -> "pd.DataFrame":
     """The columns of a Parquet file, those of its index first.
 
     Args:
         path: the file.
         rows: numbers of rows, from 0; then the columns are those of a file that has only these
             rows. Whole numbers are floats for pandas where one of them is missing.
+        keep_integers: with `rows`, whether such columns hold Python's integers and None instead.
     """
     require("pyarrow")
     import pandas as pd
@@ -184,7 +187,7 @@ def read_parquet(path: Path, rows: Int[np.ndarray, " m"] | None = None) -> "pd.D
             from pyarrow.parquet import read_table
 
             table = read_table(path)
-            frame = table.take(rows).to_pandas()
+            frame = table.take(rows).to_pandas(integer_object_nulls=keep_integers)
             # A range is in the notes of the file only, and does not fit some of the rows.
             notes = (table.schema.pandas_metadata or {}).get("index_columns", [])
             if len(notes) == 1 and isinstance(notes[0], dict) and notes[0].get("kind") == "range":

@@ -1,17 +1,29 @@
-"""Formulas such as ``late ~ distance + C(carrier)``, by the package formulaic, as tables."""
+"""Formulas such as ``late ~ distance + C(carrier)``, by the package formulaic, as tables.
 
+A formula computes in float64, since squares and products wrap in the integers of a file, and lose
+digits in its short floats. Categories are those of the file: 1, not 1.0.
+"""
+
+import functools
 import importlib
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxcoreset.command.problems import check_each, without_missing
 from jaxcoreset.command.tables import Table, TableError
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+_CATEGORIES = ("C", "hashed")  # the functions of formulaic that make categories of a column
+
 
 def formula_table(
     table: Table, formula: str, *, drop_missing: bool = False
-) -> tuple[Table, str, list[str], Table, list[str]]:
+) -> tuple[Table, str, list[str], list[str], Table, list[str]]:
     """The columns that a formula makes of a table.
 
     Args:
@@ -21,11 +33,12 @@ def formula_table(
 
     Returns:
         A table of the response and the explanatory columns, the name of the response, the names of
-        the explanatory columns without the intercept, the rows of `table` that were kept, and notes
-        on rows that were left out.
+        the explanatory columns without the intercept, those of the columns of `table` that are
+        used, the rows of `table` that were kept, and notes on rows that were left out.
 
     Raises:
-        TableError: if the formula cannot be read or evaluated, or columns are missing.
+        TableError: if the formula cannot be read or evaluated, or columns are missing, or float64
+            cannot tell two numbers of a column that is no category.
         ModuleNotFoundError: if formulaic is not installed; the extra ``formula`` brings it.
     """
     try:
@@ -60,8 +73,13 @@ def formula_table(
     if drop_missing:
         table, notes = without_missing(table, used)
     check_each(table.column, used)
+    numbers = _in_float64(table, used, _computed_with(formulaic, sides[1], used))
+    context = {
+        name: functools.partial(_of_file, getattr(formulaic.transforms, name), table, numbers)
+        for name in _CATEGORIES
+    }
     try:
-        matrix = pd.DataFrame(sides[1].get_model_matrix(table.frame, context={}))
+        matrix = pd.DataFrame(sides[1].get_model_matrix(numbers, context=context))
     except Exception as error:  # a formula may compute anything
         message = str(error).strip().partition("\n")[0]
         raise TableError(f"--formula {formula!r} cannot be evaluated: {message}") from error
@@ -78,4 +96,56 @@ def formula_table(
             matrix[name] = matrix[name].astype(bool)
     made = matrix.assign(**{response: table.frame[response].to_numpy()})
     design = Table(table.path, made, table.separator, table.rows)
-    return design, response, list(matrix.columns), table, notes
+    return design, response, list(matrix.columns), used, table, notes
+
+
+def _computed_with(formulaic: Any, terms: Iterable[Any], used: Collection[str]) -> set[str]:
+    """The columns of a formula that are more than categories, such as a in C(b) + C(a) + a**2."""
+    found: set[str] = set()
+    for factor in (factor for term in terms for factor in term.factors):
+        if factor.expr in used:
+            found.add(factor.expr)
+        elif not re.fullmatch(rf"({'|'.join(_CATEGORIES)})\((`[^`]+`|\w+)(,.*)?\)", factor.expr):
+            found |= {
+                str(name) for name in formulaic.Formula(f"{{{factor.expr}}}").required_variables
+            }
+    return found
+
+
+def _in_float64(
+    table: Table, used: Collection[str], computed_with: Collection[str]
+) -> "pd.DataFrame":
+    """The columns of a formula, with their numbers in float64.
+
+    Raises:
+        TableError: if two different numbers of a column of `computed_with` are one in float64.
+    """
+    columns: dict[str, Any] = {}
+
+    def read(name: str) -> None:
+        values: Any = table.frame[name]
+        if table.kind(name) == "whole number" and name in computed_with:
+            table.in_float64(name, values.to_numpy(dtype=f"{values.dtype.kind}8"))
+        is_number = table.kind(name) in ("whole number", "number") and values.dtype.kind != "c"
+        columns[name] = values.astype(np.float64) if is_number else values
+
+    check_each(read, used)
+    return table.frame[list(used)].assign(**columns)
+
+
+def _of_file(
+    categories: Callable,
+    table: Table,
+    numbers: "pd.DataFrame",
+    values: Any,
+    *given: Any,
+    **more: Any,
+) -> Any:
+    """Call `categories` with a column as it is in the file, not with its numbers in float64."""
+    name: Any = getattr(values, "name", None)
+    if name in numbers.columns and values.dtype == np.float64:
+        if values.equals(numbers[name]):
+            values = table.frame[name]
+        elif table.kind(name) == "whole number" and (values % 1 == 0).all():  # such as C(age // 10)
+            values = values.astype(np.int64)
+    return categories(values, *given, **more)

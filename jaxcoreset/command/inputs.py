@@ -39,6 +39,7 @@ class Inputs:
         likelihood: the name of the regression, if it is a named one.
         response: the column of the response, if one was named.
         columns: the columns that the model uses, without the response.
+        used: the columns of the file that the model uses, the response among them.
         levels: the names of the categories, in order, for each column of categories.
         kinds: the `Table.kind` of each column with levels, and of a response with classes.
         classes: the classes of a categorical response.
@@ -57,6 +58,7 @@ class Inputs:
     likelihood: str | None = None
     response: str | None = None
     columns: list[str] = field(default_factory=list)
+    used: list[str] = field(default_factory=list)
     levels: dict[str, list[str]] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
     classes: list[str] = field(default_factory=list)
@@ -176,6 +178,7 @@ def regression_inputs(
         y, *scaling[response] = table.standardised(response, y)
     table.check_held(response, y)
     named_y = bool(classes or outcomes)
+    columns = [name for name in columns if name in coefficients or name in levels]
     return Inputs(
         table=table,
         outcomes=outcomes,
@@ -185,7 +188,8 @@ def regression_inputs(
         data_axes={"x": 0, "y": 0},
         likelihood=likelihood,
         response=response,
-        columns=[name for name in columns if name in coefficients or name in levels],
+        columns=columns,
+        used=[response, *columns],
         levels=levels,
         kinds={name: table.kind(name) for name in (*levels, *([response] if named_y else []))},
         classes=classes,
@@ -203,9 +207,12 @@ def formula_inputs(
     Columns of 0 and 1 stay as they are; other ones are standardised as in `regression_inputs`,
     which takes the same `options`.
     """
-    made, response, columns, kept, notes = formula_table(table, formula, drop_missing=drop_missing)
+    made, response, columns, used, kept, notes = formula_table(
+        table, formula, drop_missing=drop_missing
+    )
     found = regression_inputs(made, likelihood, response, columns, **options)
-    return dataclasses.replace(found, table=kept, formula=formula, notes=[*notes, *found.notes])
+    notes = [*notes, *found.notes]
+    return dataclasses.replace(found, table=kept, used=used, formula=formula, notes=notes)
 
 
 def model_inputs(
@@ -221,7 +228,8 @@ def model_inputs(
 
     An argument takes the column of its name, or the matrix of the columns ``name[0]``, ``name[1]``,
     ...; an argument ``y`` takes the response, and an argument ``x`` or ``X`` the matrix of
-    `columns`. Any other argument must have a default.
+    `columns`. Any other argument must have a default. A column of true and false is boolean, and
+    1 and 0 within a matrix.
 
     Args:
         table: the table.
@@ -258,7 +266,7 @@ def model_inputs(
 
     check_each(read, used)
     arguments = {
-        name: values[source]
+        name: _own_column(table, source, values[source], source in categorical)
         if isinstance(source, str)
         else np.stack([values[column] for column in source], axis=1)
         for name, source in sources.items()
@@ -271,8 +279,15 @@ def model_inputs(
         arguments=arguments,
         response=response,
         columns=[name for name in table.columns if name in used and name != response],
+        used=list(used),
         levels=levels,
     )
+
+
+def _own_column(table: Table, name: str, values: np.ndarray, is_category: bool) -> np.ndarray:
+    """A column that is an argument of its own: boolean if it holds true and false."""
+    # A model may write ~flag, which is -1 or -2 for integers, and so always true.
+    return values.astype(bool) if table.kind(name) == "truth" and not is_category else values
 
 
 def _sources(

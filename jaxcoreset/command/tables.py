@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Int, Num
+from jaxtyping import Bool, Float, Int, Integer, Num
 
 from jaxcoreset.command.files import (
     TableError,
@@ -121,6 +121,8 @@ class Table:
     def numbers(self, name: str, hint: str = "") -> Num[np.ndarray, " n"]:
         """One column as numbers: int64 or float64; true and false become 1 and 0.
 
+        Text such as 02139 is a number in a text file only; decimals are numbers in every file.
+
         Args:
             name: the column.
             hint: advice for the end of an error message.
@@ -140,6 +142,11 @@ class Table:
             values = values.astype(object)
             numbers: Any = pd.to_numeric(values, errors="coerce")
             text = numbers.isna().to_numpy()
+            if not self.separator:  # a file with types says that 02139 is text, not a number
+                digits = np.array([isinstance(value, str | bytes) for value in values]) & ~text
+                text = text | digits
+                if digits.any():
+                    hint = f"Save {name!r} as numbers if it holds numbers. {hint}".rstrip()
             if text.any():
                 found = str(values[text].iloc[0])
                 comma = re.fullmatch(r"\s*[-+]?\d+,\d+\s*", found)
@@ -149,15 +156,23 @@ class Table:
         if values.dtype.kind == "c":
             raise TableError(f"{self.path}, column {name!r} holds complex numbers; expected real.")
         if values.dtype.kind == "u" and values.max() > _MAX_INT64:  # negative as int64
-            array = values.to_numpy(dtype=np.float64)
-            order = np.argsort(exact := values.to_numpy(dtype=np.uint64), kind="stable")
-            equal = (np.diff(array[order]) == 0) & (np.diff(exact[order]) > 0)
-            lost = np.isin(np.arange(array.size), order[1:][equal])
-            found = f"float64 cannot tell {exact[lost][0]} from another value" if lost.any() else ""
-            self.refuse(name, lost, found, "Subtract a constant from the column first.")
-            return array
+            return self.in_float64(name, values.to_numpy(dtype=np.uint64))
         array = values.to_numpy(dtype=np.float64 if values.dtype.kind == "f" else np.int64)
         self.refuse(name, ~np.isfinite(array), "the value is infinite", "Expected a number.")
+        return array
+
+    def in_float64(self, name: str, exact: Integer[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        """The whole numbers of a column in float64, whose results do not wrap.
+
+        Raises:
+            TableError: if two different numbers are one number in float64.
+        """
+        array = exact.astype(np.float64)
+        order = np.argsort(exact, kind="stable")
+        equal = (np.diff(array[order]) == 0) & (exact[order][1:] > exact[order][:-1])
+        lost = np.isin(np.arange(array.size), order[1:][equal])
+        found = f"float64 cannot tell {exact[lost][0]} from another value" if lost.any() else ""
+        self.refuse(name, lost, found, "Subtract a constant from the column first.")
         return array
 
     def check_held(self, name: str, values: np.ndarray) -> None:

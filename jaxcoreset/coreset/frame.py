@@ -180,7 +180,9 @@ def without_formulas(frame: "pd.DataFrame") -> "pd.DataFrame":
     for i, name in enumerate(frame.columns):
         column = frame.iloc[:, i]
         if column.dtype.kind == "O":
-            column = column.astype(object).map(as_text_cell)
+            cells = [as_text_cell(value) for value in column]
+            # pandas would make floats of whole numbers of which one is missing.
+            column = pd.Series(cells, column.index, dtype=object, name=column.name)
         columns.append(column.rename(as_text_cell(name)))
     return pd.concat(columns, axis=1)
 

@@ -101,8 +101,8 @@ def test_classes_models_and_formulas_take_what_is_left_as_it_is(kind, tmp_path):
     found = model_inputs(holes, *given, drop_missing=True)
     expected = model_inputs(clean, *given)
     assert found.levels == expected.levels
-    for name in ("truth", "count", "late"):
-        assert found.arguments[name].dtype == expected.arguments[name].dtype == np.int64
+    for name, dtype in {"truth": np.bool_, "count": np.int64, "late": np.int64}.items():
+        assert found.arguments[name].dtype == expected.arguments[name].dtype == dtype
 
     pytest.importorskip("formulaic")
     formula = "late ~ C(big) + C(small) + truth + count + weight_kg"
