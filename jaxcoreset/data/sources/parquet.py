@@ -18,6 +18,7 @@ from jaxcoreset.data.sources.parquet_files import (
     column_types,
     find_files,
     name_of,
+    number_of_text,
     plain,
     record_batches,
 )
@@ -43,7 +44,9 @@ def parquet(
 
     Args:
         path: a file, or a folder with files that end in ``.parquet``. A subfolder with a name such
-            as ``year=2013`` gives a column of numbers, here ``year``. A URL, such as
+            as ``year=2013`` gives a column, here ``year``. It holds numbers if all such folders are
+            named by numbers, as 1 or 0.5, or by digits of one width, as 01 to 12. As categories,
+            text such as 01 stays text. ``A%20B`` is read as ``A B``. A URL, such as
             ``s3://bucket/trips``, is read by pyarrow, or by fsspec if pyarrow does not support this
             kind of URL. A list of files or folders is read in its order, and a pattern such as
             ``trips/*.parquet`` on this machine in the order of the names.
@@ -216,9 +219,11 @@ class ParquetSource(RowSource):
         import pyarrow as pa
 
         if name in file.keys:
-            values = np.full(batch.num_rows, file.keys[name])
-            known = self.categories.get(name)
-            return values if known is None else np.searchsorted(known, values)
+            text, known = file.keys[name] or "", self.categories.get(name)
+            if known is None:
+                return np.full(batch.num_rows, number_of_text(text))
+            value = number_of_text(text) if known.dtype.kind != "U" else text
+            return np.full(batch.num_rows, np.searchsorted(known, value))
         column = batch.column(name)
         if column.null_count:
             missing = np.asarray(column.is_null())
