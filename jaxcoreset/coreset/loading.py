@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxcoreset.coreset.codes import codes_from_json
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.saving import FORMAT
@@ -84,6 +85,8 @@ def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool 
         at = "columns"
         columns = header.get("columns") or {}
         require_type(columns, dict[str, list[str]], at)
+        at = "codes"
+        codes = codes_from_json(header.get("codes") or {})
         at = "data_dims or model"
         require_type(header["data_dims"], dict[str, int], "data_dims")
         require_type(header["model"], str | None, "model")
@@ -104,6 +107,7 @@ def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool 
             proxy=proxy,
             grouping=part("grouping", lambda plain: Grouping.from_dict(plain, names)),
             columns={name: tuple(one) for name, one in columns.items()},
+            codes=codes,
             summary=part("summary", lambda plain: DataSummary.from_dict(decode(plain, arrays))),
         )
 

@@ -24,8 +24,6 @@ Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
 # What Hive, Spark and pandas write as the folder of rows without a value.
 _NULL = "__HIVE_DEFAULT_PARTITION__"
-# The rows of a column of categories that are looked at together.
-_CODED_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +165,7 @@ def _open(filesystem: "FileSystem", info: "FileInfo", label: str) -> File:
         raise SourceError(
             f"{info.path} has more than one column {repeated[0]!r}; expected different names."
         )
-    columns = {field.name: (_numpy_type(field.type), str(field.type)) for field in schema}
+    columns = {field.name: (numpy_type(field.type), str(field.type)) for field in schema}
     keys: dict[str, str | None] = {}
     for name, equals, value in (part.partition("=") for part in label.split("/")[:-1]):
         name, text = unquote(name), unquote(value)
@@ -230,7 +228,8 @@ def _state(info: "FileInfo") -> tuple[int | None, int | None]:
     return info.size, info.mtime_ns
 
 
-def _numpy_type(kind: "pa.DataType") -> np.dtype | None:
+def numpy_type(kind: "pa.DataType") -> np.dtype | None:
+    """The type of a column's numbers; None if it holds anything else."""
     import pyarrow as pa
 
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
@@ -271,34 +270,6 @@ def check_key(file: File, name: str) -> None:
             f"{file.path}: column {name!r} has a missing value in all rows, since the folder is "
             f"named {name}={_NULL}; expected none. Fill in or drop such rows."
         )
-
-
-def categories_of(files: Sequence[File], name: str) -> np.ndarray:
-    """The different values of a column in increasing order."""
-    import pyarrow as pa
-
-    found: set[Any] = set()
-    for file in files:
-        if name not in file.columns:
-            raise SourceError(no_column(file.path, name, list(file.columns)))
-        check_key(file, name)
-        if name in file.keys:
-            text = file.keys[name] or ""
-            found.add(number_of_text(text) if name in file.plain else text)
-            continue
-        for _, batch in record_batches(file, range(file.starts.size - 1), [name], _CODED_ROWS):
-            values = plain(batch.column(name)).unique()
-            kind = values.type
-            is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-            if not is_text and _numpy_type(kind) is None:
-                raise SourceError(
-                    f"{file.path}: column {name!r} is of type {kind}; expected text or numbers in "
-                    "a column of categories."
-                )
-            found.update(values.drop_null().to_pylist())
-    if any(isinstance(value, str) for value in found) != all(isinstance(x, str) for x in found):
-        raise SourceError(f"{name!r} is text in some of the files and a number in others.")
-    return np.array(sorted(found))
 
 
 def record_batches(
