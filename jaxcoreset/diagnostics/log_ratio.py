@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from jaxcoreset.coreset.codes import as_built
-from jaxcoreset.coreset.contains import check_contains
+from jaxcoreset.coreset.contains import check_contains, check_sum
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.chosen_groups import read_groups
 from jaxcoreset.data.compiling import quick_jit
@@ -179,3 +179,4 @@ def _check_contains(coreset: Coreset, likelihood: ModelLikelihood) -> None:
         )
     is_own = likelihood is coreset.likelihood
     check_contains(coreset, likelihood.arguments, likelihood.rows, is_own=is_own)
+    check_sum(coreset, with_program(likelihood), is_own=is_own)
