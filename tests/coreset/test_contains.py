@@ -73,9 +73,8 @@ CHECKS = pytest.mark.parametrize("check", [jc.certify, jc.correct, jc.loo])
 @CHECKS
 def test_other_arguments_of_a_coreset_without_rows_are_refused(proxy_alone, table, check):
     coreset, draws = proxy_alone
-    for other in ((0.05,), (1.0, 1.1)):
-        with pytest.raises(ValueError, match="the data differ|structure"):
-            check(coreset, draws, *table, *other, progress_bar=False)
+    with pytest.raises(ValueError, match="the data differ"):
+        check(coreset, draws, *table, 0.05, progress_bar=False)
     check(coreset, draws, *table, 1.0, progress_bar=False)
 
 

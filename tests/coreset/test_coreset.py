@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import xml.etree.ElementTree
+from collections import OrderedDict
 
 import jax
 import jax.numpy as jnp
@@ -277,3 +278,29 @@ def test_missing_package_names_the_extra(coreset, package, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'jaxcoreset\[tables\]'"):
         coreset.to_parquet(tmp_path / "rows.parquet")
+
+
+def ordered_model(batch):
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", batch["x"].shape[0]):
+        numpyro.sample("y", dist.Normal(slope * batch["x"], 1.0), obs=batch["c"])
+
+
+def test_columns_of_an_ordered_dictionary_are_saved_in_their_order(tmp_path):
+    rng = np.random.default_rng(0)
+    batch = OrderedDict(x=rng.normal(size=12), c=5 + rng.normal(size=12))
+    builder = jc.CoresetBuilder(ordered_model, size=12, progress_bar=False)
+    coreset = builder.run(jax.random.key(0), batch)
+    path = coreset.save(tmp_path / "rows")
+    loaded = jc.load(path, ordered_model)
+    pd.testing.assert_frame_equal(loaded.to_frame(), coreset.to_frame())
+    assert jax.tree.structure(loaded.args) == jax.tree.structure(coreset.args)
+
+    # Earlier versions saved a dictionary in the order of its keys.
+    def as_before(header):
+        (batch,) = header["args"]["list"]
+        batch["dict"] = batch.pop("ordered")
+        return header
+
+    with_header(path, as_before)
+    pd.testing.assert_frame_equal(jc.load(path, ordered_model).to_frame(), coreset.to_frame())
