@@ -241,6 +241,24 @@ def test_a_model_without_a_name_of_its_own_must_be_given_on_loading(coreset, tmp
     assert jc.load(path, model=logistic).model is not None
 
 
+def test_a_model_of_a_script_must_be_given_on_loading(coreset, tmp_path, monkeypatch):
+    """In the script that loads it, the same name is another function."""
+
+    def model(X, y):
+        return logistic(X, y)
+
+    model.__module__, model.__qualname__ = "__main__", "model"
+    monkeypatch.setattr(sys.modules["__main__"], "model", model, raising=False)
+    path = of_model(model, coreset).save(tmp_path / "script.npz")
+    with pytest.raises(ValueError, match=r"without the name.*load\(path, model=model\)"):
+        jc.load(path, trust=True).model  # noqa: B018
+    # Files of earlier versions have the name.
+    with_header(path, lambda header: header | {"model": "__main__:model"})
+    with pytest.raises(ValueError, match=r"function of the script that saved .* model=model"):
+        jc.load(path, trust=True).model  # noqa: B018
+    assert jc.load(path, model=model).full_model is model
+
+
 def test_files_of_the_first_version_without_names_are_read(coreset, tmp_path):
     def first(header):
         return {key: header[key] for key in header if key not in ("data_names", "count_places")}
