@@ -18,6 +18,7 @@ import jaxcoreset as jc
 from jaxcoreset import plotting
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.data.utils import Clock
+from jaxcoreset.likelihood.arguments import arguments_by_length
 from jaxcoreset.selection.comparison import Comparison
 
 mpl.use("Agg")
@@ -195,6 +196,17 @@ def test_chosen_rows_lie_on_their_points_with_radii_by_weight(path):
     legend = ax.get_legend()
     assert texts(legend) == ["10", "20", "40"]
     assert "3 of 50 rows" in legend.get_title().get_text()
+
+
+@pytest.mark.parametrize("unit", ["rows", "groups"])
+def test_points_of_other_data_than_those_of_the_coreset_are_refused(unit):
+    one = dataclasses.replace(report(), unit=unit)
+    arguments = arguments_by_length(None, (np.zeros(2),), {}, 2)
+    coreset = jc.Coreset(None, np.array([3, 7]), np.ones(2), arguments, one, data_dims={})
+    with pytest.raises(ValueError, match=f"500 positions, .* 100 {unit}; expected one .* {unit}"):
+        plotting.plot_rows(np.ones((500, 2)), coreset)
+    ax = plotting.plot_rows(np.random.default_rng(0).normal(size=(100, 2)), coreset)
+    assert f"2 of 100 {unit}" in ax.get_legend().get_title().get_text()
 
 
 def test_tiny_weights_can_still_be_seen():
