@@ -45,8 +45,8 @@ def plot_rows(
     `plot_contours` or `plot_surface` into the same axes.
 
     Args:
-        points: the positions of all n rows, or groups, shape (n, d). If d > 2, they are projected on
-            their two leading principal directions.
+        points: the positions of all n rows, or groups, shape (n, d). If d > 2, they are projected
+            on their two leading principal directions.
         coreset: a `Coreset`, a single `Solution`, or (indices, weights).
         ax: axes to draw into; by default new ones.
         names: the labels of the two axes.
