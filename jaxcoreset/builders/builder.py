@@ -48,7 +48,7 @@ from jaxcoreset.data.distinct import find_distinct
 from jaxcoreset.data.folding import folding_of
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
-from jaxcoreset.likelihood.arguments import columns_of_call, plain_call
+from jaxcoreset.likelihood.arguments import codes_of_call, columns_of_call, plain_call
 from jaxcoreset.likelihood.closures import float64_for
 from jaxcoreset.likelihood.integration import Integration
 from jaxcoreset.likelihood.precision import Float32Error
@@ -230,8 +230,9 @@ class CoresetBuilder:
             with float64_for(self.model):
                 found = self._run_once(*call, in_float64=True)
         columns = columns_of_call(self.model, args, kwargs, self.groups)
+        codes = codes_of_call(self.model, args, kwargs, self.groups)
         for coreset in found:
-            coreset.columns = columns
+            coreset.columns, coreset.codes = columns, codes
         return found
 
     def _run_once(

@@ -12,10 +12,12 @@ from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.builders.settings import Taylor
+from jaxcoreset.coreset.codes import codes_as_text
 from jaxcoreset.data.checkpoint import CheckpointFile, build_settings, settings_of_all
 from jaxcoreset.data.messages import did_you_mean, listed, warn_user
 from jaxcoreset.data.processes import SINGLE_PROCESS, DistributedProcesses
 from jaxcoreset.data.rows import PassContext
+from jaxcoreset.likelihood.arguments import codes_of_call
 from jaxcoreset.likelihood.expansion import Expansion
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
@@ -59,7 +61,10 @@ def pass_context(
     if mesh is None and len(jax.local_devices()) > 1:
         mesh = Mesh(np.array(jax.local_devices()), ("rows",))
     if processes.count > 1:
-        processes.agree(settings_of_all(builder, key, args, kwargs, processes))
+        # Groups are known by their labels, and each process has its own.
+        codes = codes_of_call(builder.model, args, kwargs, builder.statistical.get("groups"))
+        settings = settings_of_all(builder, key, args, kwargs, processes)
+        processes.agree(settings | codes_as_text(codes))
     checkpoint = None
     if not is_plan and builder.checkpoint is not None:
         path = os.fspath(builder.checkpoint.path) + (".float64" if in_float64 else "")

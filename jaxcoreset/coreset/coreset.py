@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 from numpyro.infer import MCMC
 
+from jaxcoreset.coreset.codes import values_by_column
 from jaxcoreset.coreset.frame import AsTable
 from jaxcoreset.coreset.group_effects import effects_of_groups
 from jaxcoreset.coreset.model_name import import_model, name_of
@@ -27,11 +26,11 @@ from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.saving import save_coreset
 from jaxcoreset.coreset.summary import DataSummary
 from jaxcoreset.coreset.update import likelihood_of_others, updated
-from jaxcoreset.coreset.warm_start import WarmStart, warm_start
+from jaxcoreset.coreset.warm_start import WarmStart, starting_points, warm_start
 from jaxcoreset.coreset.warn import warn_if_bad
-from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import PassContext
-from jaxcoreset.data.utils import Clock, check_int
+from jaxcoreset.data.sources.base import Codes
+from jaxcoreset.data.utils import Clock
 from jaxcoreset.likelihood.arguments import Arguments
 from jaxcoreset.likelihood.closures import float64_for
 from jaxcoreset.likelihood.expansion import Proxy
@@ -44,7 +43,7 @@ from jaxcoreset.likelihood.weighted import weighted_model
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.solvers.numerics import as_key
-from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation
+from jaxcoreset.weighting.laplace import LaplaceApproximation
 
 
 class Coreset(AsTable):
@@ -82,6 +81,8 @@ class Coreset(AsTable):
             coreset of rows. With groups, `indices` are group numbers, and `args` and `kwargs` hold
             all the rows of these groups, whose labels are 0, 1, ….
         columns: the names of the columns of tables, by argument; other tables are put in order.
+        codes: for arguments from `sources.parquet`, the names of the columns, each with the values
+            of categories that its numbers stand for; other sources must have the same values.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Coreset(AsTable):
         proxy: Proxy | None = None,
         grouping: Grouping | None = None,
         columns: Mapping[str, tuple[str, ...]] | None = None,
+        codes: Mapping[str, Codes] | None = None,
     ):
         self.indices: Int[np.ndarray, " m"] = np.asarray(indices, np.int64)
         self.weights: Float[np.ndarray, " m"] = np.asarray(weights)
@@ -112,6 +114,7 @@ class Coreset(AsTable):
         self.proxy = proxy
         self.grouping = grouping
         self.columns = dict(columns or {})
+        self.codes = dict(codes or {})
         self._full_model = model
         self.data_dims = dict(data_dims)
         self._model_name = model_name or name_of(model)
@@ -167,6 +170,15 @@ class Coreset(AsTable):
         return None if self.grouping is None else self.grouping.names.of(self.report.num_data)
 
     @property
+    def categories(self) -> dict[str, np.ndarray]:
+        """The values of categories that `sources.parquet` numbered, by column.
+
+        Other rows have the same numbers with ``sources.parquet(..., categories=this)``. `update`,
+        `merge`, `predict`, `certify`, `correct` and `loo` refuse a source with other values.
+        """
+        return values_by_column(self.codes)
+
+    @property
     def data_names(self) -> dict[str, int]:
         """Names of the data arguments, with their positions when (args, kwargs) is flattened."""
         return self.arguments.data_names
@@ -213,7 +225,7 @@ class Coreset(AsTable):
             )
             found = coreset_of_selection(model, **solved)
             warn_if_bad(found.report)
-            found.columns = self.columns
+            found.columns, found.codes = self.columns, self.codes
             if found.grouping is not None and grouping is not None:
                 found.grouping = dataclasses.replace(found.grouping, names=grouping.names)
             return found
@@ -303,21 +315,7 @@ class Coreset(AsTable):
         Raises:
             ValueError: if the coreset keeps no draws, as a coreset of all rows, and has no mode.
         """
-        num_chains = check_int("num_chains", num_chains, 1)
-        if self.summary is not None:
-            found = self.summary.likeliest_draws(num_chains)
-        else:
-            if self.approximation is None:  # that of the weighted rows themselves
-                self.approximation = in_enough_precision(
-                    lambda context: laplace_approximation(
-                        likelihood_of_others(self, *self._call)[0](context), weights=self.weights
-                    ),
-                    self.report.precision,
-                    self.full_model,
-                )
-            found = self.approximation.draws(jax.random.key(0), num_chains)
-        points = {name: np.asarray(value, default_float()) for name, value in found.items()}
-        return {name: jnp.asarray(x if num_chains > 1 else x[0]) for name, x in points.items()}
+        return starting_points(self, num_chains)
 
     def in_float64(self) -> contextlib.AbstractContextManager:
         """A context in which NUTS samples the coreset in float64, if float32 is too coarse.

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxcoreset.data.messages import html_table, require
+from jaxcoreset.data.sources.base import Codes
 from jaxcoreset.data.utils import write_whole
 from jaxcoreset.likelihood.expansion import Proxy
 
@@ -27,8 +28,9 @@ class AsTable:
     arguments: Any
     report: Any
     grouping: Any
-    # Pickles of earlier versions do not have it.
+    # Pickles of earlier versions do not have them.
     columns: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    codes: Mapping[str, Codes] = MappingProxyType({})
 
     def __len__(self) -> int:
         return self.indices.size

@@ -10,11 +10,11 @@ from jaxtyping import Array, PRNGKeyArray
 from numpyro.infer import MCMC
 
 from jaxcoreset.coreset.belonging import check_belongs
+from jaxcoreset.coreset.codes import as_built
 from jaxcoreset.coreset.contains import check_contains
 from jaxcoreset.data.arviz import posterior_of_groups
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.data.utils import check_int, host_generator
-from jaxcoreset.likelihood.arguments import in_order_of
 from jaxcoreset.likelihood.group_effects import draw_effects
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
 from jaxcoreset.weighting.chains import samples_of_full
@@ -48,7 +48,7 @@ def effects_of_groups(
         )
     model, layout = coreset.full_model, None
     if args or kwargs:
-        args, kwargs = in_order_of(coreset.columns, model, args, kwargs)
+        args, kwargs = as_built(coreset, args, kwargs)
         layout = coreset.grouping.lay_out_all(model, args, kwargs, coreset.arguments)
         rows = layout.rows()
     elif coreset.likelihood is not None:

@@ -120,7 +120,12 @@ class JointLikelihood:
         expansion = Expansion(mode, float(value) + constant, slope, bend, precision)
         names = parameter_names(likelihood.init_params)
         return LaplaceApproximation(
-            mode, covariance, names, likelihood.unravel, expansion=expansion
+            mode,
+            covariance,
+            names,
+            likelihood.unravel,
+            expansion=expansion,
+            constrained=likelihood.constrained_sites,
         )
 
     def _exactly(self, evaluate: Callable, flat: np.ndarray) -> Any:

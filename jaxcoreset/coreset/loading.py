@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxcoreset.coreset.codes import codes_from_json
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.saving import FORMAT
@@ -64,7 +65,9 @@ def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool 
         indices, weights = arrays["indices"], arrays["weights"]
         _check_rows(indices, weights, report.num_data, may_be_empty=proxy is not None)
         at = "args or kwargs"
-        args, kwargs = decode(header["args"], arrays), decode(header["kwargs"], arrays)
+        args = decode(_with_order(header["args"]), arrays)
+        given = header["kwargs"]["dict"].items()
+        kwargs = {name: decode(_with_order(value), arrays) for name, value in given}
         require_type(args, list[Any], "args")
         require_type(kwargs, dict[str, Any], "kwargs")
         arguments = arguments_by_length(model, tuple(args), kwargs, max(indices.size, 1))
@@ -84,6 +87,8 @@ def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool 
         at = "columns"
         columns = header.get("columns") or {}
         require_type(columns, dict[str, list[str]], at)
+        at = "codes"
+        codes = codes_from_json(header.get("codes") or {})
         at = "data_dims or model"
         require_type(header["data_dims"], dict[str, int], "data_dims")
         require_type(header["model"], str | None, "model")
@@ -104,8 +109,26 @@ def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool 
             proxy=proxy,
             grouping=part("grouping", lambda plain: Grouping.from_dict(plain, names)),
             columns={name: tuple(one) for name, one in columns.items()},
+            codes=codes,
             summary=part("summary", lambda plain: DataSummary.from_dict(decode(plain, arrays))),
         )
+
+
+def _with_order(plain: Any) -> Any:
+    """Encoded arguments, in which the dictionaries whose keys are not sorted are marked as ordered.
+
+    Files of earlier versions have an OrderedDict as a dictionary in its order. JAX sorts the keys
+    of any other one.
+    """
+    if isinstance(plain, list):
+        return [_with_order(item) for item in plain]
+    if not isinstance(plain, dict) or not plain.keys() & {"dict", "ordered", "list", "tuple"}:
+        return plain
+    ((kind, items),) = plain.items()
+    if kind in ("list", "tuple"):
+        return {kind: _with_order(items)}
+    found = {key: _with_order(item) for key, item in items.items()}
+    return {kind if list(found) == sorted(found) else "ordered": found}
 
 
 def _check_rows(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from jaxcoreset.coreset.codes import codes_of_all
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection
 from jaxcoreset.coreset.joint import JointLikelihood
 from jaxcoreset.coreset.update import ExhaustedSource
@@ -103,7 +104,7 @@ def _merge(
     first, clock = coresets[0], Clock()
     for other in coresets[1:]:
         _check_alike(first, other)
-    columns = _columns(coresets)
+    columns, codes = _columns(coresets), codes_of_all(coresets)
     # Collect all the weighted rows, with their row numbers among all the data.
     # Without any, one row stands for the data, which counts for nothing.
     num_rows = sum(map(len, coresets))
@@ -188,7 +189,7 @@ def _merge(
         spike=max(spikes, default=None),
         history=[step],
     )
-    found.columns = columns
+    found.columns, found.codes = columns, codes
     warn_if_bad(found.report)
     return found
 

@@ -8,13 +8,19 @@ from collections.abc import Callable
 # The package's own models. A name such as jaxcoreset.data.utils:os.system is none of them.
 _OWN = ("jaxcoreset.command.regressions", "jaxcoreset.command.flights")
 
+# The modules of a script that runs, and of the processes that it starts.
+_SCRIPTS = ("__main__", "__mp_main__")
+
 
 def name_of(model: Callable | None) -> str | None:
     """The name under which this model can be imported, or None.
 
     A handler around a model, such as `numpyro.handlers.scale`, has the name of the model inside,
-    which is another model.
+    which is another model. A function of the script that runs, `__main__`, has a name that means
+    another function in the next script.
     """
+    if getattr(model, "__module__", None) in _SCRIPTS:
+        return None
     module, path = getattr(model, "__module__", None), getattr(model, "__qualname__", None)
     try:
         found = functools.reduce(getattr, str(path).split("."), sys.modules[str(module)])
@@ -37,6 +43,8 @@ def import_model(name: str | None, trust: bool) -> Callable:
     trouble = "the coreset was saved without the name of an importable model"
     if name is not None:
         try:
+            if name.partition(":")[0] in _SCRIPTS:
+                raise ValueError("it was a function of the script that saved the coreset")
             if trust or name.partition(":")[0] in _OWN:
                 model = pkgutil.resolve_name(name)
                 if trust or name_of(model) == name:

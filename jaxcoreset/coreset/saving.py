@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxcoreset.coreset.codes import codes_to_json
 from jaxcoreset.data.arrays import encode, save_archive
 
 FORMAT = 1
@@ -31,6 +32,7 @@ def save_coreset(coreset: Any, path: str | os.PathLike, model_name: str | None) 
         "model": model_name,
         "data_names": coreset.data_names,
         "columns": {name: list(one) for name, one in coreset.columns.items()},
+        "codes": codes_to_json(coreset.codes),
         "count_places": arguments.counts_at,
         "grouping": None if grouping is None else grouping.to_dict(),
         "group_names": encoded(grouping and grouping.names, "group_names"),

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from jaxcoreset.coreset.codes import as_built
 from jaxcoreset.coreset.report import GOOD_KL, Report
 from jaxcoreset.coreset.report_table import NEEDS_BUILD, is_unreliable
 from jaxcoreset.coreset.summary import DataSummary
@@ -24,7 +25,6 @@ from jaxcoreset.data.messages import warn_user
 from jaxcoreset.data.ragged import padded_alike
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, host_generator
-from jaxcoreset.likelihood.arguments import in_order_of
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.expansion import Proxy
 from jaxcoreset.likelihood.from_model import model_likelihood
@@ -63,7 +63,7 @@ def likelihood_of_others(
         The function, and for a coreset of groups these groups.
     """
     model, grouping, before = coreset.full_model, coreset.grouping, coreset.arguments
-    args, kwargs = in_order_of(coreset.columns, model, args, kwargs)
+    args, kwargs = as_built(coreset, args, kwargs)
     if grouping is not None:
         layout = grouping.lay_out(model, args, kwargs, before)
         marginal = grouping.model(model, before)

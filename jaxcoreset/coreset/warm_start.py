@@ -19,11 +19,15 @@ from numpyro.infer.util import unconstrain_fn
 
 from jaxcoreset.coreset.belonging import check_belongs
 from jaxcoreset.coreset.group_effects import effects_at
+from jaxcoreset.coreset.update import likelihood_of_others
 from jaxcoreset.data.compiling import quick_jit
+from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.utils import check_int, host_generator
+from jaxcoreset.likelihood.precision import in_enough_precision
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
 from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.weighting.chains import ChainSamples, samples_of_full
+from jaxcoreset.weighting.laplace import laplace_approximation
 
 # A covariance from fewer draws per coordinate misleads more than it helps.
 _DRAWS_PER_COORDINATE = 10
@@ -82,6 +86,26 @@ class WarmStart:
 
 
 @one_at_a_time
+def starting_points(coreset: Any, num_chains: int) -> dict[str, Array]:
+    """See `Coreset.init_params`."""
+    num_chains = check_int("num_chains", num_chains, 1)
+    if coreset.summary is not None:
+        found = coreset.summary.likeliest_draws(num_chains)
+    else:
+        if coreset.approximation is None:  # that of the weighted rows themselves
+            call = coreset.args, coreset.kwargs
+            coreset.approximation = in_enough_precision(
+                lambda context: laplace_approximation(
+                    likelihood_of_others(coreset, *call)[0](context), weights=coreset.weights
+                ),
+                coreset.report.precision,
+                coreset.full_model,
+            )
+        found = coreset.approximation.draws(jax.random.key(0), num_chains)
+    points = {name: np.asarray(value, default_float()) for name, value in found.items()}
+    return {name: jnp.asarray(x if num_chains > 1 else x[0]) for name, x in points.items()}
+
+
 def warm_start(
     coreset: Any,
     mcmc: MCMC | Mapping[str, Any] | None,

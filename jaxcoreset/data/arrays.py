@@ -7,6 +7,7 @@ format has a checksum for each array, so damage is noticed.
 import contextlib
 import json
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
@@ -186,7 +187,9 @@ def encode(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
         items = [encode(item, arrays, f"{name}.{i}") for i, item in enumerate(value)]
         return {type(value).__name__: items}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: encode(item, arrays, f"{name}.{key}") for key, item in value.items()}}
+        # JAX has the leaves of an OrderedDict in its own order, and those of a dict by their keys.
+        kind = "ordered" if isinstance(value, OrderedDict) else "dict"
+        return {kind: {key: encode(item, arrays, f"{name}.{key}") for key, item in value.items()}}
     raise TypeError(
         f"{name} holds a {type(value).__name__}, which cannot be saved without pickle; expected "
         "arrays, numbers, strings, None, and tuples, lists or dictionaries of those."
@@ -210,7 +213,9 @@ def decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
             return array
         check_held(array, name)  # it may have been saved with x64 on
         return jax.numpy.asarray(array)
-    if "dict" in value:
-        return {key: decode(item, arrays) for key, item in value["dict"].items()}
+    if "dict" in value or "ordered" in value:
+        items = value["dict"] if "dict" in value else value["ordered"]
+        found = {key: decode(item, arrays) for key, item in items.items()}
+        return found if "dict" in value else OrderedDict(found)
     kind = tuple if "tuple" in value else list
     return kind(decode(item, arrays) for item in value[kind.__name__])

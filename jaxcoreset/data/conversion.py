@@ -16,7 +16,7 @@ from jax.tree_util import keystr, tree_map_with_path
 from jaxcoreset.data.columns import column_values, is_table, table_columns, table_names
 from jaxcoreset.data.dtypes import is_number
 from jaxcoreset.data.messages import DataError, listed
-from jaxcoreset.data.sources.base import SourceArray
+from jaxcoreset.data.sources.base import Codes, SourceArray
 
 _ARRAYS = (np.ndarray, jax.Array, SourceArray)
 _NUMBERS = (bool, int, float, np.number, np.bool_)
@@ -102,7 +102,26 @@ def column_names(
         if is_table(leaf) and not (groups or "").startswith(f"{name}["):
             found[name] = tuple(table_names(leaf))
 
-    _for_each_table(look, args, kwargs, positional)
+    _for_each_leaf(look, args, kwargs, positional)
+    return found
+
+
+def codes_of_sources(
+    args: tuple, kwargs: Mapping[str, Any], positional: Sequence[str], groups: str | None = None
+) -> dict[str, Codes]:
+    """The columns of sources whose names are known, and what their numbers stand for, by argument.
+
+    The labels of groups, `groups`, are left out, since groups are known by their labels. The
+    arguments are as in `as_arrays`.
+    """
+    found: dict[str, Codes] = {}
+
+    def look(leaf: Any, name: str) -> None:
+        codes = leaf.source.codes_of(leaf.leaf) if isinstance(leaf, SourceArray) else None
+        if codes is not None and name != groups:
+            found[name] = codes
+
+    _for_each_leaf(look, args, kwargs, positional)
     return found
 
 
@@ -139,10 +158,10 @@ def with_column_order(
             )
         return _side_by_side({key: columns[key] for key in known[name]}, name)
 
-    return _for_each_table(order, args, kwargs, positional)
+    return _for_each_leaf(order, args, kwargs, positional)
 
 
-def _for_each_table(
+def _for_each_leaf(
     function: Callable[[Any, str], Any],
     args: tuple,
     kwargs: Mapping[str, Any],

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from jaxcoreset.coreset.contains import check_contains
+from jaxcoreset.coreset.codes import as_built
+from jaxcoreset.coreset.contains import check_contains, check_sum
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.chosen_groups import read_groups
 from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.ragged import order_by_length
-from jaxcoreset.likelihood.arguments import in_order_of, is_array
+from jaxcoreset.likelihood.arguments import is_array
 from jaxcoreset.likelihood.expansion import Proxy
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.grouping import likelihood_of_layout
@@ -141,7 +142,7 @@ def full_likelihood(
 def _likelihood_of(coreset: Coreset, args: tuple, kwargs: Mapping[str, Any]) -> ModelLikelihood:
     """The likelihood of the model's arguments with all rows."""
     model, n = coreset.full_model, coreset.report.num_data
-    args, kwargs = in_order_of(coreset.columns, model, args, kwargs)
+    args, kwargs = as_built(coreset, args, kwargs)
     context = precision_of(coreset.report.precision)
     if coreset.grouping is not None:
         with context.precision():
@@ -178,3 +179,4 @@ def _check_contains(coreset: Coreset, likelihood: ModelLikelihood) -> None:
         )
     is_own = likelihood is coreset.likelihood
     check_contains(coreset, likelihood.arguments, likelihood.rows, is_own=is_own)
+    check_sum(coreset, with_program(likelihood), is_own=is_own)

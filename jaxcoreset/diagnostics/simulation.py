@@ -19,12 +19,13 @@ from jaxtyping import Array, PRNGKeyArray
 from numpyro.handlers import trace, uncondition
 from numpyro.infer import Predictive
 
+from jaxcoreset.coreset.codes import as_built
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.coreset.group_effects import effects_at
 from jaxcoreset.data.dtypes import widened
 from jaxcoreset.data.messages import listed
 from jaxcoreset.data.rows import Rows
-from jaxcoreset.likelihood.arguments import Arguments, ModelError, flatten, in_order_of, is_array
+from jaxcoreset.likelihood.arguments import Arguments, ModelError, flatten, is_array
 from jaxcoreset.likelihood.densities import plain_log_prob
 from jaxcoreset.likelihood.masks import mask_of, not_numbers, unmasked
 from jaxcoreset.likelihood.trace import fill_origin, full_precision, is_latent, run
@@ -57,7 +58,7 @@ def rows_to_predict(
             model knows its groups by does not fit the build.
     """
     known, grouping = names_of(coreset), coreset.grouping
-    args, kwargs = in_order_of(coreset.columns, coreset.full_model, args, kwargs)
+    args, kwargs = as_built(coreset, args, kwargs)
     labels = None if grouping is None else grouping.positions.labels
     label = None if labels is None else known[labels]
     arguments = flatten(coreset.full_model, args, dict(kwargs), label)

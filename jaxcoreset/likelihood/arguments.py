@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcoreset.data.conversion import as_arrays, column_names, with_column_order
-from jaxcoreset.data.sources.base import SourceArray
+from jaxcoreset.data.conversion import as_arrays, codes_of_sources, column_names, with_column_order
+from jaxcoreset.data.sources.base import Codes, SourceArray
 
 
 class ModelError(ValueError):
@@ -176,6 +176,13 @@ def columns_of_call(
 ) -> dict[str, tuple[str, ...]]:
     """The names of the columns of the tables in a call of a model; see `column_names`."""
     return column_names(args, kwargs, _positional_names(model, len(args)), groups)
+
+
+def codes_of_call(
+    model: Callable | None, args: tuple, kwargs: Mapping[str, Any], groups: str | None = None
+) -> dict[str, Codes]:
+    """What the codes in a call of a model stand for; see `codes_of_sources`."""
+    return codes_of_sources(args, kwargs, _positional_names(model, len(args)), groups)
 
 
 def in_order_of(

@@ -331,6 +331,16 @@ class ModelLikelihood:
             if name in latent or np.size(value) <= _MOST_VALUES
         }
 
+    @property
+    def constrained_sites(self) -> tuple[str, ...]:
+        """The latent sites whose constrained values are not the unconstrained ones."""
+        return self.program._constrained_sites
+
+    @functools.cached_property
+    def _constrained_sites(self) -> tuple[str, ...]:
+        found = jax.eval_shape(self.named_sites, self.init_params, self.two_rows)
+        return tuple(sorted(set(found) & set(self.init_params)))
+
     def _latent(self, params: Mapping[str, Any]) -> dict[str, Array]:
         missing = [name for name in self.init_params if name not in params]
         if missing:

@@ -3,10 +3,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
+from numpyro.handlers import seed
 from numpyro.infer import MCMC
+from numpyro.infer.util import unconstrain_fn
 
+from jaxcoreset.data.messages import listed
 from jaxcoreset.plotting.style import CORESET, DASHES, FULL, legend_below, literal, new_axes
 from jaxcoreset.weighting.laplace import LaplaceApproximation, parameter_names
 
@@ -39,6 +44,9 @@ def plot_marginals(
             draws of shape (draws, D); a dictionary of sites, as from ``mcmc.get_samples()``; a
             `LaplaceApproximation`; or (mean, covariance).
         full: the full posterior in one of these forms; or its D means, with `sd`.
+            A `LaplaceApproximation` is of the unconstrained parameters, such as the logarithm of a
+            scale. An `MCMC` beside it is drawn on that scale too, and so have to be arrays of draws
+            and moments. A dictionary beside it is refused if the model has constrained sites.
         sd: the D standard deviations of the full posterior, if `full` is its means.
         names: D titles; by default the names of the sites.
         axes: D axes; by default a grid of new ones.
@@ -49,12 +57,12 @@ def plot_marginals(
         The D axes, an object array.
 
     Raises:
-        ValueError: if the numbers of parameters or of names differ.
+        ValueError: if the numbers of parameters or of names differ, or a dictionary of constrained
+            values is compared with unconstrained ones.
     """
-    first = _Marginals(coreset)
     if sd is not None:
         full = (np.asarray(full), np.diag(np.asarray(sd) ** 2))
-    second = _Marginals(full)
+    first, second = _on_one_scale(coreset, full)
     names = _names(names, first, second)
     new = axes is None
     axes = _grid_axes(len(names)) if axes is None else np.asarray(list(axes), dtype=object)
@@ -100,7 +108,7 @@ def plot_contours(
         ValueError: if the numbers of parameters or of names differ, or a mass is not between 0
             and 1.
     """
-    first, second = _Marginals(coreset), _Marginals(full)
+    first, second = _on_one_scale(coreset, full)
     names = _names(names, first, second)
     masses = _checked(masses)
     ax = new_axes(ax, (4.6, 4.2))
@@ -139,7 +147,7 @@ def plot_pairs(
     """
     import matplotlib.pyplot as plt
 
-    first, second = _Marginals(coreset), _Marginals(full)
+    first, second = _on_one_scale(coreset, full)
     names = _names(names, first, second)
     masses = _checked(masses)
     shown = list(range(min(5, len(names)))) if parameters is None else list(parameters)
@@ -166,6 +174,37 @@ def plot_pairs(
     share = " and ".join(f"{mass:.0%}" for mass in masses)
     _line_legend(figure, labels, loc="upper right", title=f"regions of {share}")
     return axes
+
+
+def _on_one_scale(coreset: Posterior, full: Posterior) -> "tuple[_Marginals, _Marginals]":
+    """Two posteriors, on the unconstrained scale if one of them is a Laplace approximation."""
+    gaussians = (one for one in (coreset, full) if isinstance(one, LaplaceApproximation))
+    constrained = next((one.constrained for one in gaussians), ()) or ()
+
+    def scaled(posterior: Posterior) -> Posterior:
+        if not constrained or isinstance(posterior, LaplaceApproximation):
+            return posterior
+        if isinstance(posterior, Mapping):
+            raise ValueError(
+                "a dictionary of draws is compared with a LaplaceApproximation, which is of the "
+                f"unconstrained parameters, but the model constrains {listed(constrained)}. Pass "
+                "the MCMC in place of mcmc.get_samples(), or an array of shape (draws, D) of "
+                "unconstrained draws, or two dictionaries."
+            )
+        return _unconstrained(posterior) if isinstance(posterior, MCMC) else posterior
+
+    return _Marginals(scaled(coreset)), _Marginals(scaled(full))
+
+
+def _unconstrained(mcmc: MCMC) -> Mapping[str, ArrayLike]:
+    """The draws of an MCMC as unconstrained values of the latent sites."""
+    draws: Any = _latent_draws(mcmc)
+    model: Any = getattr(mcmc.sampler, "model", None)
+    if model is None:  # a sampler of a potential energy has no constraints
+        return draws
+    seeded, args, kwargs = seed(model, rng_seed=0), mcmc._args, mcmc._kwargs
+    unconstrain = jax.jit(jax.vmap(lambda draw: unconstrain_fn(seeded, args, kwargs, draw)))
+    return unconstrain({name: jnp.asarray(value) for name, value in draws.items()})
 
 
 class _Marginals:

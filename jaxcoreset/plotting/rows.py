@@ -45,8 +45,8 @@ def plot_rows(
     `plot_contours` or `plot_surface` into the same axes.
 
     Args:
-        points: the positions of all n rows, shape (n, d). If d > 2, they are projected on their two
-            leading principal directions.
+        points: the positions of all n rows, or groups, shape (n, d). If d > 2, they are projected
+            on their two leading principal directions.
         coreset: a `Coreset`, a single `Solution`, or (indices, weights).
         ax: axes to draw into; by default new ones.
         names: the labels of the two axes.
@@ -60,8 +60,8 @@ def plot_rows(
         coreset's rows.
 
     Raises:
-        ValueError: if `points` is not a matrix of at least two columns, or lacks rows of the
-            coreset.
+        ValueError: if `points` is not a matrix of at least two columns, lacks rows of the coreset,
+            or has another number of rows than the data of a `Coreset`.
     """
     points = np.asarray(points, np.float64)
     if points.ndim != 2 or points.shape[1] < 2:
@@ -69,6 +69,13 @@ def plot_rows(
             f"points has the shape {points.shape}; expected (n, 2), or more columns to project."
         )
     indices, weights = _rows(coreset)
+    unit = coreset.report.unit if isinstance(coreset, Coreset) else "rows"
+    if isinstance(coreset, Coreset) and len(points) != coreset.report.num_data:
+        raise ValueError(
+            f"points has {len(points):,} positions, but the coreset was built from "
+            f"{coreset.report.num_data:,} {unit}; expected one position for each of these {unit}, "
+            "in the same order."
+        )
     if indices.size and not 0 <= indices.min() <= indices.max() < len(points):
         raise ValueError(
             f"the coreset has rows from {indices.min()} to {indices.max()}, but points has "
@@ -103,7 +110,7 @@ def plot_rows(
         ax.legend(
             handles,
             [f"{mark:,.3g}" if mark < 1000 else f"{mark:,.0f}" for mark in marks],
-            title=f"weight ({len(indices):,} of {len(points):,} rows)",
+            title=f"weight ({len(indices):,} of {len(points):,} {unit})",
             loc="lower center",
             bbox_to_anchor=(0.5, 1.0),
             ncols=len(marks),

@@ -61,7 +61,12 @@ class LaplaceApproximation:
         num_passes: the number of passes over all the rows that the search took.
         expansion: the second-order expansion of the log-likelihood there; None for a Gaussian that
             was not found by `laplace_approximation`.
+        constrained: the sites whose values in the model are not these parameters, such as a scale;
+            None if they are not known.
     """
+
+    # Pickles of earlier versions do not have it.
+    constrained: tuple[str, ...] | None = None
 
     def __init__(
         self,
@@ -71,10 +76,11 @@ class LaplaceApproximation:
         unravel: Callable,
         num_passes: int = 0,
         expansion: Expansion | None = None,
+        constrained: tuple[str, ...] | None = None,
     ):
         self.mode, self.covariance, self.names = mode, covariance, names
         self.num_passes, self._unravel = num_passes, unravel
-        self.expansion = expansion
+        self.expansion, self.constrained = expansion, constrained
 
     @property
     def sd(self) -> Float[np.ndarray, " d"]:
@@ -193,7 +199,8 @@ class LaplaceFitter:
         # The last Newton step costs no pass, and squares the mode's error.
         mode = position - covariance @ gradient
         passes, expansion = full.num_passes, self._expansion(full, position)
-        return LaplaceApproximation(mode, covariance, names, self._unravel, passes, expansion)
+        known = passes, expansion, likelihood.constrained_sites
+        return LaplaceApproximation(mode, covariance, names, self._unravel, *known)
 
 
 def max_steps(num_data: int, num_params: int) -> int:

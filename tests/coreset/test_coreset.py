@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import xml.etree.ElementTree
+from collections import OrderedDict
 
 import jax
 import jax.numpy as jnp
@@ -240,6 +241,24 @@ def test_a_model_without_a_name_of_its_own_must_be_given_on_loading(coreset, tmp
     assert jc.load(path, model=logistic).model is not None
 
 
+def test_a_model_of_a_script_must_be_given_on_loading(coreset, tmp_path, monkeypatch):
+    """In the script that loads it, the same name is another function."""
+
+    def model(X, y):
+        return logistic(X, y)
+
+    model.__module__, model.__qualname__ = "__main__", "model"
+    monkeypatch.setattr(sys.modules["__main__"], "model", model, raising=False)
+    path = of_model(model, coreset).save(tmp_path / "script.npz")
+    with pytest.raises(ValueError, match=r"without the name.*load\(path, model=model\)"):
+        jc.load(path, trust=True).model  # noqa: B018
+    # Files of earlier versions have the name.
+    with_header(path, lambda header: header | {"model": "__main__:model"})
+    with pytest.raises(ValueError, match=r"function of the script that saved .* model=model"):
+        jc.load(path, trust=True).model  # noqa: B018
+    assert jc.load(path, model=model).full_model is model
+
+
 def test_files_of_the_first_version_without_names_are_read(coreset, tmp_path):
     def first(header):
         return {key: header[key] for key in header if key not in ("data_names", "count_places")}
@@ -277,3 +296,29 @@ def test_missing_package_names_the_extra(coreset, package, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'jaxcoreset\[tables\]'"):
         coreset.to_parquet(tmp_path / "rows.parquet")
+
+
+def ordered_model(batch):
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", batch["x"].shape[0]):
+        numpyro.sample("y", dist.Normal(slope * batch["x"], 1.0), obs=batch["c"])
+
+
+def test_columns_of_an_ordered_dictionary_are_saved_in_their_order(tmp_path):
+    rng = np.random.default_rng(0)
+    batch = OrderedDict(x=rng.normal(size=12), c=5 + rng.normal(size=12))
+    builder = jc.CoresetBuilder(ordered_model, size=12, progress_bar=False)
+    coreset = builder.run(jax.random.key(0), batch)
+    path = coreset.save(tmp_path / "rows")
+    loaded = jc.load(path, ordered_model)
+    pd.testing.assert_frame_equal(loaded.to_frame(), coreset.to_frame())
+    assert jax.tree.structure(loaded.args) == jax.tree.structure(coreset.args)
+
+    # Earlier versions saved a dictionary in the order of its keys.
+    def as_before(header):
+        (batch,) = header["args"]["list"]
+        batch["dict"] = batch.pop("ordered")
+        return header
+
+    with_header(path, as_before)
+    pd.testing.assert_frame_equal(jc.load(path, ordered_model).to_frame(), coreset.to_frame())

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 from unittest import mock
@@ -19,8 +20,11 @@ import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 import jaxcoreset as jc
+from jaxcoreset import sources
 from jaxcoreset.data import rows
 from jaxcoreset.weighting import auto
 from jaxcoreset.weighting.errors import UnusableWeightingError
@@ -111,6 +115,12 @@ def part_of(what, index, count):
     """The rows of one process, some of them as they should not be."""
     if "group" in what:
         return grouped_part(what, index, count)
+    if what == "other categories":
+        path = Path(tempfile.mkdtemp(), "part.parquet")
+        categories = np.repeat([["AA", "UA"], ["B6", "UA"]][index], 50)
+        pq.write_table(pa.table({"a": np.arange(100.0), "carrier": categories}), path)
+        arrays = sources.parquet(path, x=["a"], y="carrier", categories=["carrier"]).arrays
+        return arrays["x"], arrays["y"]
     x, y = table()
     own = slice(index * NUM_ROWS // count, (index + 1) * NUM_ROWS // count)
     x, y = x[own], y[own]

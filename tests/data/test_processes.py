@@ -99,7 +99,7 @@ def alone():
 
 @pytest.fixture(scope="module")
 def together():
-    names = "build and more,other size,other types,no rows,bad rows,dies"
+    names = "build and more,other size,other categories,other types,no rows,bad rows,dies"
     return run_over_loopback(2, names, by_variable=True)
 
 
@@ -186,6 +186,11 @@ def test_a_group_is_in_one_process(three):
         ),
         ("other types", "y: int32|do not have the same kind of arrays", "y: int32|same kind"),
         ("other size", "different settings.* size: 6 here, 7 there", "size: 7 here, 6 there"),
+        (
+            "other categories",
+            r"column 'carrier' in \w+ stand for .*pass categories=.*'AA', 'UA'\] here, .*'B6'",
+            r"'B6', 'UA'\] here, .*'AA', 'UA'",
+        ),
         ("no rows", "another process of the build failed. process 1: model: ModelError", "Model"),
     ],
 )

@@ -12,13 +12,16 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.stats
-from numpyro.infer import HMC, MCMC
+from numpyro.infer import HMC, MCMC, NUTS
 
 import jaxcoreset as jc
 from jaxcoreset import plotting
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.data.utils import Clock
+from jaxcoreset.likelihood.arguments import arguments_by_length
+from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.selection.comparison import Comparison
+from jaxcoreset.weighting.laplace import laplace_approximation
 
 mpl.use("Agg")
 
@@ -111,6 +114,49 @@ def test_marginals_take_draws_sites_and_gaussians():
     np.testing.assert_allclose(area[:, 1].max(), line.get_ydata().max())
 
 
+def scaled_model(y):
+    scale = numpyro.sample("scale", dist.HalfNormal(5.0))
+    mean = numpyro.sample("mean", dist.Normal(0.0, 5.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mean, scale), obs=y)
+
+
+@pytest.fixture(scope="module")
+def chain_and_laplace():
+    y = (2 + 0.2 * np.random.default_rng(0).normal(size=200)).astype(np.float32)
+    mcmc = MCMC(NUTS(scaled_model), num_warmup=200, num_samples=500, progress_bar=False)
+    mcmc.run(jax.random.key(0), y)
+    return mcmc, laplace_approximation(model_likelihood(scaled_model, (y,), {}))
+
+
+def test_chains_beside_a_laplace_approximation_are_unconstrained(chain_and_laplace):
+    mcmc, laplace = chain_and_laplace
+    scale = np.asarray(mcmc.get_samples()["scale"], np.float64)
+    for pair in ((laplace, mcmc), (mcmc, laplace)):
+        axes = plotting.plot_marginals(*pair)
+        assert [ax.get_title() for ax in axes] == ["mean", "scale"]
+        line = axes[1].get_lines()[0].get_xdata()
+        assert line.min() < np.log(scale).mean() < line.max() < 0
+    shown = plotting.plot_contours(laplace, mcmc)
+    assert shown.get_ylim()[1] < 0
+    assert plotting.plot_pairs(mcmc, laplace)[1, 1].get_xlim()[1] < 0
+    # Two posteriors of constrained values stay as they are.
+    line = plotting.plot_marginals(mcmc, mcmc)[1].get_lines()[0].get_xdata()
+    assert line.min() < scale.mean() < line.max()
+    assert line.min() > 0
+
+
+@pytest.mark.parametrize(
+    "plot", [plotting.plot_marginals, plotting.plot_contours, plotting.plot_pairs]
+)
+def test_constrained_draws_beside_a_laplace_approximation_are_refused(chain_and_laplace, plot):
+    mcmc, laplace = chain_and_laplace
+    with pytest.raises(ValueError, match=r"the model constrains 'scale'. Pass the MCMC"):
+        plot(mcmc.get_samples(), laplace)
+    free = laplace.draws(jax.random.key(1), 200)
+    plot(np.stack([free["mean"], free["scale"]], axis=1), laplace)
+
+
 def test_contours_of_a_gaussian_hold_their_mass():
     mean, covariance = np.array([1.0, -1.0]), np.array([[2.0, 0.6], [0.6, 0.5]])
     gaussian = mean, covariance
@@ -195,6 +241,17 @@ def test_chosen_rows_lie_on_their_points_with_radii_by_weight(path):
     legend = ax.get_legend()
     assert texts(legend) == ["10", "20", "40"]
     assert "3 of 50 rows" in legend.get_title().get_text()
+
+
+@pytest.mark.parametrize("unit", ["rows", "groups"])
+def test_points_of_other_data_than_those_of_the_coreset_are_refused(unit):
+    one = dataclasses.replace(report(), unit=unit)
+    arguments = arguments_by_length(None, (np.zeros(2),), {}, 2)
+    coreset = jc.Coreset(None, np.array([3, 7]), np.ones(2), arguments, one, data_dims={})
+    with pytest.raises(ValueError, match=f"500 positions, .* 100 {unit}; expected one .* {unit}"):
+        plotting.plot_rows(np.ones((500, 2)), coreset)
+    ax = plotting.plot_rows(np.random.default_rng(0).normal(size=(100, 2)), coreset)
+    assert f"2 of 100 {unit}" in ax.get_legend().get_title().get_text()
 
 
 def test_tiny_weights_can_still_be_seen():

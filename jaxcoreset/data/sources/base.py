@@ -18,6 +18,9 @@ from jaxtyping import PyTree
 from jaxcoreset.data.dtypes import cast, handed_on, is_float, is_number
 from jaxcoreset.data.messages import DataError
 
+# For each column of an array its name, and the values that its numbers stand for, or None.
+Codes = tuple[tuple[str, np.ndarray | None], ...]
+
 # If a source can choose, a batch has about this number of bytes.
 BATCH_BYTES = 1 << 24
 
@@ -111,6 +114,10 @@ class RowSource(abc.ABC):
 
     def categories_of(self, leaf: int) -> np.ndarray | None:
         """The values that the numbers of a leaf stand for; None if they stand for themselves."""
+        return None
+
+    def codes_of(self, leaf: int) -> Codes | None:
+        """For each column of a leaf, its name and the values of its numbers; None if not known."""
         return None
 
     @property

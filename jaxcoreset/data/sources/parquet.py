@@ -1,6 +1,6 @@
 """Columns of Parquet files: one file, several, or all in a folder, a few megabytes at a time."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +10,21 @@ import numpy as np
 from jaxcoreset.data.dtypes import cast, default_float, handed_on, is_float, is_number
 from jaxcoreset.data.fingerprint import Hash
 from jaxcoreset.data.messages import listed, require
-from jaxcoreset.data.sources.base import BATCH_BYTES, RawBatch, RowSource, SourceError, changed
+from jaxcoreset.data.sources.base import BATCH_BYTES, Codes, RawBatch, RowSource, SourceError
+from jaxcoreset.data.sources.parquet_categories import (
+    Categories,
+    categories_of,
+    code_of_key,
+    comparable_type,
+    unknown_category,
+)
 from jaxcoreset.data.sources.parquet_files import (
     File,
     Paths,
-    categories_of,
     column_types,
     find_files,
     name_of,
+    number_of_text,
     plain,
     record_batches,
 )
@@ -36,14 +43,16 @@ def parquet(
     filesystem: Any = None,
     dtype: Any = None,
     allow_nonfinite: bool = False,
-    categories: Sequence[str] = (),
+    categories: Categories = (),
     **columns: str | Sequence[str],
 ) -> "ParquetSource":
     """A source of the rows of Parquet files: one, several, or all in a folder.
 
     Args:
         path: a file, or a folder with files that end in ``.parquet``. A subfolder with a name such
-            as ``year=2013`` gives a column of numbers, here ``year``. A URL, such as
+            as ``year=2013`` gives a column, here ``year``. It holds numbers if all such folders are
+            named by numbers, as 1 or 0.5, or by digits of one width, as 01 to 12. As categories,
+            text such as 01 stays text. ``A%20B`` is read as ``A B``. A URL, such as
             ``s3://bucket/trips``, is read by pyarrow, or by fsspec if pyarrow does not support this
             kind of URL. A list of files or folders is read in its order, and a pattern such as
             ``trips/*.parquet`` on this machine in the order of the names.
@@ -56,7 +65,10 @@ def parquet(
         categories: names of columns whose values are categories: text, or numbers whose order means
             nothing. Such a column is read as integers 0, 1, …: the position of a value among the
             distinct values in increasing order, which are in the source's `categories`. To find
-            these values takes one pass over the columns.
+            these values takes one pass over the columns. Or a dictionary from names to values:
+            the integers are then positions among these values, and no pass is needed. Pass those of
+            another source, or of `Coreset.categories`, for rows that belong to the same model. With
+            None instead of values, they are found.
         **columns: for each array of the source, the name of a column, which gives an array of shape
             (n,), or a list of d names, which gives an array of shape (n, d).
 
@@ -64,8 +76,9 @@ def parquet(
         A source whose batches are dictionaries with the names of `columns`.
 
     Raises:
-        SourceError: if a file or a column is missing, or a column does not contain numbers. Missing
-            values raise this error later, when they are read.
+        SourceError: if a file or a column is missing, a column does not contain numbers, or the
+            values of a category repeat. Missing values, and values that are not among those given,
+            raise this error later, when they are read.
         ModuleNotFoundError: if pyarrow is not installed.
     """
     require("pyarrow")
@@ -83,14 +96,15 @@ def parquet(
                 "keyword is an array of the source, for example X=['a', 'b'], y='c'."
             )
     used = {column for value in names for column in value}
-    coded = [categories] if isinstance(categories, str) else list(categories)
+    coded = {categories: None} if isinstance(categories, str) else categories
+    coded = dict(coded) if isinstance(coded, Mapping) else dict.fromkeys(coded)
     if unused := [name for name in coded if name not in used]:
         raise SourceError(
             f"parquet: categories names {unused[0]!r}, which is no column of an array; expected "
             f"some of {listed(sorted(used))}."
         )
     types = column_types(files, sorted(used.difference(coded)))
-    known = {name: categories_of(files, name) for name in coded}
+    known = {name: categories_of(files, name, values) for name, values in coded.items()}
     types |= dict.fromkeys(known, np.dtype(np.int32))
     tree = jax.tree.structure(dict.fromkeys(columns, 0))
     leaves = [_Leaf.of(columns[key], types, dtype) for key in sorted(columns)]
@@ -155,6 +169,10 @@ class ParquetSource(RowSource):
         columns = self._from[leaf].columns
         return self.categories.get(columns[0]) if len(columns) == 1 else None
 
+    def codes_of(self, leaf: int) -> Codes | None:
+        """See `RowSource.codes_of`."""
+        return tuple((name, self.categories.get(name)) for name in self._from[leaf].columns)
+
     def fingerprint(self) -> str:
         """See `RowSource.fingerprint`."""
         mark = Hash(
@@ -216,9 +234,10 @@ class ParquetSource(RowSource):
         import pyarrow as pa
 
         if name in file.keys:
-            values = np.full(batch.num_rows, file.keys[name])
             known = self.categories.get(name)
-            return values if known is None else np.searchsorted(known, values)
+            if known is None:
+                return np.full(batch.num_rows, number_of_text(file.keys[name] or ""))
+            return np.full(batch.num_rows, code_of_key(file, name, known))
         column = batch.column(name)
         if column.null_count:
             missing = np.asarray(column.is_null())
@@ -230,21 +249,37 @@ class ParquetSource(RowSource):
                 f"{start + int(np.argmax(missing)):,}; expected none. Fill in or drop such rows.",
             )
         if name in self.categories:
-            return self._numbers_of(plain(column), name, file)
+            return self._numbers_of(plain(column), name, file, start)
         if pa.types.is_decimal(column.type):
             column = column.cast(pa.float64())
         return column.to_numpy(zero_copy_only=False)
 
-    def _numbers_of(self, column: "pa.Array", name: str, file: File) -> np.ndarray:
+    def _numbers_of(self, column: "pa.Array", name: str, file: File, start: int) -> np.ndarray:
         """The places of values among the categories."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        known = pa.array(self.categories[name]).cast(column.type)
-        options = pc.SetLookupOptions(value_set=known)
-        numbers: Any = pc.call_function("index_in", [column], options)
+        known = pa.array(self.categories[name])
+        try:
+            # Numbers of another type are the same category if they are equal.
+            alike = comparable_type(column.type, known.type)
+            options = pc.SetLookupOptions(value_set=known.cast(alike))
+            numbers: Any = pc.call_function("index_in", [column.cast(alike)], options)
+        except (pa.ArrowException, NotImplementedError) as error:
+            raise SourceError(
+                f"{file.path}: column {name!r} is of type {column.type}, and its categories are of "
+                f"type {known.type}; expected values of one kind: {error}"
+            ) from error
         if numbers.null_count:
-            raise changed(file.path)
+            first = int(np.argmax(np.asarray(numbers.is_null())))
+            file.check_unchanged()
+            raise self.error(
+                file.label,
+                start,
+                len(column),
+                unknown_category(name, column[first].as_py(), self.categories[name])
+                + f" The value is in row {start + first:,}.",
+            )
         return numbers.to_numpy(zero_copy_only=False)
 
     def _fitted(

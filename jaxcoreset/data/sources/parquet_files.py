@@ -1,12 +1,14 @@
 """Parquet files: where they are, which columns and row groups they have, and their batches."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 # One file or folder, or several.
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
-# The rows of a column of categories that are looked at together.
-_CODED_ROWS = 1 << 16
+# What Hive, Spark and pandas write as the folder of rows without a value.
+_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +33,10 @@ class File:
     Attributes:
         label: its path below the folder; empty if the source is this one file.
         columns: NumPy types and descriptions by name; the type of a column without numbers is None.
-        keys: values of the columns that stand in the names of its folders.
+        keys: text of the columns that stand in the names of its folders; None if it is missing.
         starts: first rows of the row groups, and the number of rows; the file's first row is row 0.
+        plain: the keys whose text is that of plain numbers in all files; as categories, they are
+            numbers too.
     """
 
     filesystem: "FileSystem"
@@ -40,8 +44,9 @@ class File:
     label: str
     state: tuple[int | None, int | None]
     columns: dict[str, tuple[np.dtype | None, str]]
-    keys: dict[str, int | float | str]
+    keys: dict[str, str | None]
     starts: np.ndarray
+    plain: frozenset[str] = frozenset()
 
     @property
     def num_rows(self) -> int:
@@ -90,7 +95,7 @@ def find_files(path: Paths, filesystem: Any) -> list[File]:
     files = [file for one in listed for file in _files_of(one, filesystem, len(listed) > 1)]
     if not any(file.num_rows for file in files):
         raise SourceError(f"{name_of(path)} has no rows; expected at least one.")
-    return [file for file in files if file.num_rows]
+    return _with_numbers([file for file in files if file.num_rows])
 
 
 def name_of(path: Paths) -> str:
@@ -160,24 +165,62 @@ def _open(filesystem: "FileSystem", info: "FileInfo", label: str) -> File:
         raise SourceError(
             f"{info.path} has more than one column {repeated[0]!r}; expected different names."
         )
-    columns = {field.name: (_numpy_type(field.type), str(field.type)) for field in schema}
-    keys: dict[str, int | float | str] = {}
-    for name, equals, text in (part.partition("=") for part in label.split("/")[:-1]):
+    columns = {field.name: (numpy_type(field.type), str(field.type)) for field in schema}
+    keys: dict[str, str | None] = {}
+    for name, equals, value in (part.partition("=") for part in label.split("/")[:-1]):
+        name, text = unquote(name), unquote(value)
         if equals and name not in columns:
-            value = _number(text)
-            kind = None if value is None else np.dtype(type(value))
-            columns[name] = kind, f"text in the folder's name, {text!r}"
-            keys[name] = text if value is None else value
+            columns[name] = None, f"text in the folder's name, {text!r}"
+            keys[name] = None if text == _NULL else text
     return File(filesystem, info.path, label, _state(info), columns, keys, np.cumsum([0, *sizes]))
 
 
-def _number(text: str) -> int | float | None:
+def _with_numbers(files: Sequence[File]) -> list[File]:
+    """The files with numbers as the types of folders' names, where all of them are numbers.
+
+    Text such as 01 is another category than 1. As a column of numbers, 01 to 12 are 1 to 12.
+    """
+    texts: dict[str, set[str]] = {}
+    for file in files:
+        for name, text in file.keys.items():
+            texts.setdefault(name, set()).update(() if text is None else (text,))
+    plain = frozenset(name for name in texts if all(map(_is_plain_number, texts[name])))
+    padded = {
+        name
+        for name, found in texts.items()
+        if len({len(text) for text in found}) == 1 and all(map(_is_digits, found))
+    }
+    result = []
+    for file in files:
+        types = {
+            name: (np.dtype(type(number_of_text(text))), file.columns[name][1])
+            for name, text in file.keys.items()
+            if text is not None and name in plain | padded
+        }
+        columns = file.columns | types
+        result.append(dataclasses.replace(file, columns=columns, plain=plain))
+    return result
+
+
+def _is_digits(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _is_plain_number(text: str) -> bool:
+    """True if a text is that of a finite number in Python, as 1 or 0.5, but not as 01 or 1_0."""
     with contextlib.suppress(ValueError):
-        if abs(number := int(text)) < 2**63:
-            return number
+        if str(int(text)) == text:
+            return True
     with contextlib.suppress(ValueError):
-        return float(text)
-    return None
+        return str(float(text)) == text and bool(np.isfinite(float(text)))
+    return False
+
+
+def number_of_text(text: str) -> int | float:
+    """The number that a folder's name spells; a real one if 64 bits do not hold it as a whole."""
+    with contextlib.suppress(ValueError):
+        return number if abs(number := int(text)) < 2**63 else float(text)
+    return float(text)
 
 
 def _state(info: "FileInfo") -> tuple[int | None, int | None]:
@@ -185,7 +228,8 @@ def _state(info: "FileInfo") -> tuple[int | None, int | None]:
     return info.size, info.mtime_ns
 
 
-def _numpy_type(kind: "pa.DataType") -> np.dtype | None:
+def numpy_type(kind: "pa.DataType") -> np.dtype | None:
+    """The type of a column's numbers; None if it holds anything else."""
     import pyarrow as pa
 
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
@@ -200,6 +244,7 @@ def column_types(files: Sequence[File], names: Sequence[str]) -> dict[str, np.dt
         for name in names:
             if name not in file.columns:
                 raise SourceError(no_column(file.path, name, list(file.columns)))
+            check_key(file, name)
             dtype, described = file.columns[name]
             if dtype is None:
                 raise SourceError(
@@ -218,30 +263,13 @@ def column_types(files: Sequence[File], names: Sequence[str]) -> dict[str, np.dt
     return types
 
 
-def categories_of(files: Sequence[File], name: str) -> np.ndarray:
-    """The different values of a column in increasing order."""
-    import pyarrow as pa
-
-    found: set[Any] = set()
-    for file in files:
-        if name not in file.columns:
-            raise SourceError(no_column(file.path, name, list(file.columns)))
-        if name in file.keys:
-            found.add(file.keys[name])
-            continue
-        for _, batch in record_batches(file, range(file.starts.size - 1), [name], _CODED_ROWS):
-            values = plain(batch.column(name)).unique()
-            kind = values.type
-            is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-            if not is_text and _numpy_type(kind) is None:
-                raise SourceError(
-                    f"{file.path}: column {name!r} is of type {kind}; expected text or numbers in "
-                    "a column of categories."
-                )
-            found.update(values.drop_null().to_pylist())
-    if any(isinstance(value, str) for value in found) != all(isinstance(x, str) for x in found):
-        raise SourceError(f"{name!r} is text in some of the files and a number in others.")
-    return np.array(sorted(found))
+def check_key(file: File, name: str) -> None:
+    """Raise a SourceError if the name of a file's folder says that a column has no value."""
+    if name in file.keys and file.keys[name] is None:
+        raise SourceError(
+            f"{file.path}: column {name!r} has a missing value in all rows, since the folder is "
+            f"named {name}={_NULL}; expected none. Fill in or drop such rows."
+        )
 
 
 def record_batches(

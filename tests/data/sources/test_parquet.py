@@ -231,3 +231,43 @@ def test_without_pyarrow_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(ModuleNotFoundError, match=r"jaxcoreset\[tables\]"):
         parquet(tmp_path, y="a")
+
+
+def in_folders(root, name, values):
+    for i, value in enumerate(values):
+        (root / f"{name}={value}").mkdir(parents=True)
+        pq.write_table(pa.table({"a": [float(i)]}), root / f"{name}={value}" / "t.parquet")
+    return root
+
+
+def test_text_of_folders_stays_text_unless_all_of_it_is_plain_numbers(tmp_path):
+    codes = in_folders(tmp_path / "codes", "code", ["01", "1", "1_0"])
+    source = parquet(codes, code="code", a="a", categories=["code"])
+    assert source.categories["code"].tolist() == ["01", "1", "1_0"]
+    taken = dict(zip(source.arrays["a"][:], source.arrays["code"][:], strict=True))
+    assert taken == {0.0: 0, 1.0: 1, 2.0: 2}
+    with told("'code' is of type text in the folder's name, '01'"):
+        parquet(codes, code="code")
+    months = in_folders(tmp_path / "months", "month", ["01", "02", "12"])
+    np.testing.assert_array_equal(parquet(months, m="month").arrays["m"][:], [1, 2, 12])
+    assert parquet(months, m="month", categories="month").categories["month"].tolist()[0] == "01"
+
+
+def test_names_of_folders_are_decoded_and_a_missing_one_is_told(tmp_path):
+    pd = pytest.importorskip("pandas")
+    values = ["A B", "C/D", "ü", None]
+    pd.DataFrame({"carrier": values[:3], "a": np.arange(3.0)}).to_parquet(
+        tmp_path / "whole", partition_cols=["carrier"]
+    )
+    source = parquet(tmp_path / "whole", carrier="carrier", a="a", categories=["carrier"])
+    assert source.categories["carrier"].tolist() == values[:3]
+    names = source.categories["carrier"][source.arrays["carrier"][:]]
+    np.testing.assert_array_equal(names[np.argsort(source.arrays["a"][:])], values[:3])
+    pd.DataFrame({"carrier": values, "year": [1, 2, 3, None], "a": np.arange(4.0)}).to_parquet(
+        tmp_path / "missing", partition_cols=["carrier", "year"]
+    )
+    with told("'carrier' has a missing value in all rows, .* named carrier=__HIVE"):
+        parquet(tmp_path / "missing", carrier="carrier", categories=["carrier"])
+    with told("'year' has a missing value"):
+        parquet(tmp_path / "missing", year="year")
+    assert parquet(tmp_path / "missing", a="a").num_rows == 4  # a column that is not read
