@@ -1,8 +1,7 @@
 """The rows to predict and what is drawn for them: new responses from the user's model, by blocks.
 
-The arguments to predict have the names of those of the build, but the response may be missing.
-These names say which arguments hold rows. Responses are sampled even if they are given, so that you
-can pass responses that the model needs, and compare them with new ones. Other observed sites, such
+Responses are sampled even if they are given, so that you can pass responses that the model needs,
+and compare them with new ones. Other observed sites, such
 as a parameter that `numpyro.handlers.condition` fixes, keep their values.
 """
 
@@ -19,12 +18,9 @@ from jaxtyping import Array, PRNGKeyArray
 from numpyro.handlers import trace, uncondition
 from numpyro.infer import Predictive
 
-from jaxcoreset.coreset.coreset import Coreset
-from jaxcoreset.coreset.group_effects import effects_at
 from jaxcoreset.data.dtypes import widened
 from jaxcoreset.data.messages import listed
-from jaxcoreset.data.rows import Rows
-from jaxcoreset.likelihood.arguments import Arguments, ModelError, flatten, in_order_of, is_array
+from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.densities import plain_log_prob
 from jaxcoreset.likelihood.masks import mask_of, not_numbers, unmasked
 from jaxcoreset.likelihood.trace import fill_origin, full_precision, is_latent, run
@@ -35,84 +31,6 @@ _ABSTRACT_ROWS = (31, 37)
 _REFUSED, _MASKED = "not a number: ", "masked, and not a number: "
 # What the names of the sites with log-probabilities begin with.
 _DENSITY = "log-probability: "
-
-
-def rows_to_predict(
-    coreset: Coreset,
-    args: tuple,
-    kwargs: Mapping[str, Any],
-    group_names: np.ndarray | None = None,
-) -> Arguments:
-    """The arguments with the rows to predict, marked as those of the build are by their names.
-
-    Args:
-        coreset: the coreset.
-        args: positional arguments of the model.
-        kwargs: its keyword arguments.
-        group_names: the labels of the groups of the build in their order, if it numbered them;
-            labels to predict are numbered in the same way, and new ones after them.
-
-    Raises:
-        ModelError: if none of them holds rows, they differ in their number, or an argument that the
-            model knows its groups by does not fit the build.
-    """
-    known, grouping = names_of(coreset), coreset.grouping
-    args, kwargs = in_order_of(coreset.columns, coreset.full_model, args, kwargs)
-    labels = None if grouping is None else grouping.positions.labels
-    label = None if labels is None else known[labels]
-    arguments = flatten(coreset.full_model, args, dict(kwargs), label)
-    if grouping is None:
-        data, counts = coreset.arguments.data_at, coreset.arguments.counts_at
-    else:
-        data = (*grouping.positions.rows, *(() if labels is None else (labels,)))
-        counts = grouping.positions.row_counts
-        if labels is None:
-            counts = (*counts, *grouping.positions.group_counts)
-    names = {known[i] for i in data}
-    if label is not None and group_names is not None:
-        arguments = _numbered(arguments, label, group_names)
-    found = tuple(
-        i
-        for i, leaf in enumerate(arguments.leaves)
-        if arguments.names[i] in names and is_array(leaf)
-    )
-    if not found:
-        raise ModelError(
-            f"no argument holds rows to predict; expected at least one of {listed(sorted(names))}, "
-            "as in the call that the coreset was built with."
-        )
-    lengths = {arguments.names[i]: arguments.leaves[i].shape[0] for i in found}
-    if len(set(lengths.values())) > 1:
-        raise ModelError(
-            f"the arguments with the rows to predict differ in their number of rows: {lengths}; "
-            "expected the same number in each."
-        )
-    counted = {known[i] for i in counts}
-    counts_at = tuple(i for i, name in enumerate(arguments.names) if name in counted)
-    return dataclasses.replace(arguments, data_at=found, counts_at=counts_at)
-
-
-def _numbered(arguments: Arguments, label: str, group_names: np.ndarray) -> Arguments:
-    """The arguments with the numbers of groups in place of the labels that the build numbered."""
-    if label not in arguments.names:
-        return arguments
-    at, leaves = arguments.names.index(label), list(arguments.leaves)
-    labels = np.asarray(leaves[at])
-    if labels.ndim != 1 or (labels.dtype.kind in "iuf") != (group_names.dtype.kind in "iuf"):
-        return arguments  # they are numbers already, or are refused later
-    names, numbers = np.unique(labels, return_inverse=True)
-    order = np.argsort(group_names)  # names of several processes are in the processes' order
-    places = np.searchsorted(group_names, names, sorter=order)
-    position = order[np.minimum(places, group_names.size - 1)]
-    is_new = group_names[position] != names
-    position[is_new] = group_names.size + np.arange(is_new.sum())
-    leaves[at] = position[numbers.reshape(-1)].astype(np.int32)
-    return dataclasses.replace(arguments, leaves=tuple(leaves))
-
-
-def names_of(coreset: Coreset) -> tuple[str, ...]:
-    """The names of the arguments of the user's model, in their order in the build."""
-    return flatten(coreset.full_model, coreset.args, coreset.kwargs).names
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,66 +285,3 @@ def _sites(
 
 def _is_given(site: Mapping) -> bool:
     return "was_observed" in (site.get("infer") or {})
-
-
-def effects_to_predict(
-    coreset: Coreset,
-    arguments: Arguments,
-    shared: dict[str, Array],
-    groups: Rows,
-    key: PRNGKeyArray,
-) -> dict[str, Array]:
-    """The latent sites of all groups at draws of the shared parameters, as the model has them.
-
-    Groups of the build have their own effects. The model may have further ones, which the build did
-    not see; their effects are from the prior given the shared parameters.
-
-    Args:
-        coreset: a coreset of groups that labels name.
-        arguments: the rows to predict.
-        shared: constrained draws of the shared parameters, with a leading axis of s.
-        groups: all groups of the build.
-        key: a JAX random key.
-
-    Raises:
-        ModelError: if the arguments have fewer groups than the build, or a label is not the number
-            of a group.
-    """
-    positions, names = coreset.grouping.positions, names_of(coreset)
-    by_name = dict(zip(arguments.names, arguments.leaves, strict=True))
-    label = names[positions.labels]
-    counts = [by_name[names[i]] for i in positions.group_counts]
-    counts += [np.shape(by_name[names[i]])[0] for i in positions.groups]
-    num, known = int(counts[0]), groups.num_rows
-    if num < known:
-        raise ModelError(
-            f"the rows to predict belong to {num} groups, but the coreset was built from {known}; "
-            "expected the same groups with the same numbers, and new groups after them."
-        )
-    labels = np.asarray(by_name[label])
-    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= num:
-        raise ModelError(
-            f"argument {label} has labels from {labels.min()} to {labels.max()} for {num} groups; "
-            "expected the labels of the build, or the numbers of groups, from 0 on, in the order "
-            "of its sorted labels, and a number of groups that includes new groups."
-        )
-    key, prior_key = jax.random.split(key)
-    structure = coreset.grouping.model(coreset.full_model, coreset.arguments).structure
-    axes = {name: site.value_dim for name, site in structure.local.items()}
-    axes |= {name: axis for name, (_, axis) in structure.discrete.items()}
-    effects = effects_at(coreset, groups, shared, key)
-    values = {
-        name: jnp.moveaxis(jnp.asarray(effects[name]), 1, axis) for name, axis in axes.items()
-    }
-    if num == known:
-        return values
-    few = [leaf[:1] for leaf in arguments.data]
-    args, kwargs = arguments.fill(few)
-    prior = Predictive(coreset.full_model, posterior_samples=shared, return_sites=list(axes))
-    drawn = prior(prior_key, *args, **kwargs)
-    return {
-        name: jnp.concatenate(
-            [values[name], jnp.take(drawn[name], np.arange(known, num), axis=axis)], axis=axis
-        )
-        for name, axis in axes.items()
-    }

@@ -1,0 +1,55 @@
+"""What `predict` makes of the arguments of a call: predictors of groups, responses and settings."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import jaxcoreset as jc
+from jaxcoreset.likelihood.arguments import ModelError
+
+KEY = jax.random.key(0)
+# Of the coreset posterior as it is.
+unweighted = partial(jc.predict, key=KEY, progress_bar=False, reweight=False, quantiles=())
+
+
+def stores(store, area, y=None):
+    slope = numpyro.sample("slope", dist.Normal(0.0, 20.0))
+    with numpyro.plate("stores", area.shape[0]):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", store.shape[0]):
+        numpyro.sample("y", dist.Normal((slope * area + z)[store], 1.0), obs=y)
+
+
+def prediction_of_stores(labels, area):
+    """A function that predicts for stores with these labels and areas in the build."""
+    rng = np.random.default_rng(0)
+    store = np.repeat(np.arange(len(labels)), 5)
+    y = 10 * area[store] + rng.normal(size=store.size)
+    builder = jc.CoresetBuilder(stores, size=len(labels), groups="store", progress_bar=False)
+    coreset = builder.run(KEY, np.asarray(labels)[store], area, y)
+    return partial(unweighted, coreset, {"slope": 10 + 0.1 * rng.normal(size=50)})
+
+
+def test_predictors_of_groups_are_those_of_the_build_and_then_of_new_groups():
+    """A new label may sort between those of the build."""
+    predict = prediction_of_stores([101, 205, 300], np.array([0.0, 1.0, 2.0]))
+    rows = np.array([101, 150, 205, 300])
+    found = predict(rows, np.array([0.0, 1.0, 2.0, 7.0]))
+    np.testing.assert_allclose(found.mean["y"], [0, 70, 10, 20], atol=2.5)
+    with pytest.raises(ModelError, match=r"has 7\.0 for group 205, .* built with 1\.0; .* first"):
+        predict(rows, np.array([0.0, 7.0, 1.0, 2.0]))
+    with pytest.raises(ModelError, match="argument 'area' is missing; expected an array"):
+        predict(rows)
+
+
+def test_predictors_that_fit_two_orders_of_groups_are_refused():
+    predict = prediction_of_stores(["b", "d"], np.array([1.0, 1.0]))
+    area = np.array([1.0, 1.0, 7.0, 1.0])
+    with pytest.raises(ModelError, match="'area' fits the groups of the build in two orders"):
+        predict(np.array(["a", "b", "c", "d"]), area)
+    found = predict(np.array(["b", "d", "e", "f"]), area)
+    np.testing.assert_allclose(found.mean["y"], [10, 10, 70, 10], atol=2.5)
