@@ -73,7 +73,7 @@ def predict(
     Every row needs the predictors that its response depends on: a row whose prediction is not a
     number is refused. If the model masks an entry, it may be NaN; a deterministic site may be NaN
     anywhere. Means, standard deviations and quantiles are NaN there; draws of whole numbers are
-    meaningless. Responses among the arguments may be NaN, since they are drawn anew.
+    meaningless. Responses that are drawn anew may be NaN among the arguments.
 
     With a coreset of groups, pass the rows to predict, with the labels of the build, and the number
     of groups, new ones included. Groups of the build have their own effects, drawn as by
@@ -88,10 +88,11 @@ def predict(
         mcmc: see `certify`; or what `correct` returned.
         *args: the model's positional arguments with the rows to predict. The response may be None
             or missing, if the model allows that. If you pass it, it is replaced by new responses,
-            and kept for checks.
+            and kept for checks. If the model has several responses and you pass some of them, these
+            keep their values, and the missing ones are drawn given them.
         key: a JAX random key or an integer seed.
         sites: names of sites with one value per row, deterministic ones among them; by default the
-            observed sites.
+            observed sites that are drawn.
         quantiles: the levels of the quantiles to compute, between 0 and 1. Quantiles are values
             that were drawn, so quantiles of counts are whole numbers. Pass () for no quantiles,
             which is faster.

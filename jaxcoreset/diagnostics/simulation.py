@@ -1,7 +1,8 @@
 """The rows to predict and what is drawn for them: new responses from the user's model, by blocks.
 
-Responses are sampled even if they are given, so that you can pass responses that the model needs,
-and compare them with new ones. Other observed sites, such
+If all responses are given, all are sampled anew, so that you can compare them with new ones. If
+some are given and others are missing, the missing ones are sampled given those, as where one
+response is a predictor of another one. Other observed sites, such
 as a parameter that `numpyro.handlers.condition` fixes, keep their values.
 """
 
@@ -41,7 +42,8 @@ class Simulation:
         model: the user's model.
         arguments: its arguments, without the rows.
         axes: the sites to draw, with the axis of rows in each.
-        responses: the observed sites with one value per row, all of which are drawn.
+        responses: the observed sites with one value per row that are drawn: those without
+            observations, or all of them if all have observations.
         observed: those of them whose observations are among the arguments.
         checked: the sites that must be numbers, with the axis of rows in each.
         width: the number of values that a row has at one draw.
@@ -63,10 +65,11 @@ class Simulation:
         responses: Sequence[str],
         names: Sequence[str] | None,
     ) -> "Simulation":
-        """The simulation of the sites with these names, by default of all responses.
+        """The simulation of the sites with these names, by default of all responses that are drawn.
 
         Raises:
-            ModelError: if a site is unknown, has no value per row, or cannot be drawn.
+            ModelError: if a site is unknown, has no value per row, or cannot be drawn, or is a
+                response that was passed while another one is missing.
         """
         few, more = (_sites(model, arguments, responses, num) for num in _ABSTRACT_ROWS)
         axes = {}
@@ -75,8 +78,12 @@ class Simulation:
             changed = [axis for axis, (one, other) in pairs if one != other]
             if len(changed) == 1 and site.size:
                 axes[name] = changed[0]
+        of_rows = [name for name in axes if name in responses]
+        missing = [name for name in of_rows if not few[name].is_given]
+        kept = [name for name in of_rows if few[name].is_given] if missing else []
+        responses = [name for name in responses if name not in kept]
         if names is None:
-            names = [name for name in axes if name in responses]
+            names = [name for name in of_rows if name not in kept]
             if not names:
                 raise ModelError(
                     "the model has no observed site with one value per row that can be drawn; "
@@ -89,21 +96,27 @@ class Simulation:
                     f"sites names {name!r}; expected sites with one value per row, of which the "
                     f"model has {listed(list(axes))}."
                 )
+            if name in kept:
+                raise ModelError(
+                    f"sites names {name!r}, whose observations were passed, and are kept because "
+                    f"those of {listed(missing)} are missing; pass all observations to draw all of "
+                    "them anew, or none, or leave this site out."
+                )
         without = list(arguments.leaves)
         for i in arguments.data_at:
             without[i] = None
         arguments = dataclasses.replace(arguments, leaves=tuple(without))
         width = sum(few[name].size for name in names) // _ABSTRACT_ROWS[0]
         observed = tuple(name for name in names if few[name].is_given)
-        kept = {name: axes[name] for name in names}
+        asked_for = {name: axes[name] for name in names}
         # What is drawn for a row may depend on what was drawn for it before.
-        drawn = [name for name in axes if few[name].is_drawn]
-        asked = [at for at, name in enumerate(drawn) if name in kept]
+        drawn = [name for name in axes if few[name].is_drawn and name not in kept]
+        asked = [at for at, name in enumerate(drawn) if name in asked_for]
         last = max(asked, default=-1)
         checked = {
             name: axes[name] for at, name in enumerate(drawn) if at <= last or name not in responses
         }
-        return cls(model, arguments, kept, frozenset(responses), observed, checked, width)
+        return cls(model, arguments, asked_for, frozenset(responses), observed, checked, width)
 
     def draw_checked(self, draws: Mapping[str, Array], key: PRNGKeyArray, data: tuple) -> "Drawn":
         """Values of m rows at s draws, and where what is drawn is not a number."""

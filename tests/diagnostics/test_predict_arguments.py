@@ -10,6 +10,7 @@ import pytest
 
 import jaxcoreset as jc
 from jaxcoreset.likelihood.arguments import ModelError
+from tests.gaussian_coreset import whole
 
 KEY = jax.random.key(0)
 # Of the coreset posterior as it is.
@@ -53,3 +54,31 @@ def test_predictors_that_fit_two_orders_of_groups_are_refused():
         predict(np.array(["a", "b", "c", "d"]), area)
     found = predict(np.array(["b", "d", "e", "f"]), area)
     np.testing.assert_allclose(found.mean["y"], [10, 10, 70, 10], atol=2.5)
+
+
+def mediation(x, m=None, y=None):
+    a = numpyro.sample("a", dist.Normal(0.0, 2.0))
+    with numpyro.plate("rows", x.shape[0]):
+        m = numpyro.sample("m", dist.Normal(a * x, 1.0), obs=m)
+        numpyro.sample("y", dist.Normal(2 * m, 0.1), obs=y)
+
+
+def test_missing_responses_are_drawn_given_those_that_are_passed():
+    rng = np.random.default_rng(0)
+    x, m = rng.normal(size=(2, 60)).astype(np.float32)
+    coreset, samples = whole(mediation, x, m, 2 * m), {"a": 0.5 + 0.01 * rng.normal(size=400)}
+    predict = partial(unweighted, coreset, samples)
+    new, given = np.zeros(3), np.array([-3.0, 0.0, 3.0])
+    found = predict(new, given)
+    assert set(found.mean) == {"y"}
+    np.testing.assert_allclose(found.mean["y"], 2 * given, atol=0.03)
+    np.testing.assert_allclose(found.sd["y"], 0.1, rtol=0.2)
+    with pytest.raises(ModelError, match="'m', whose observations were passed, and are kept becau"):
+        predict(new, given, sites=["m"])
+    with pytest.raises(ModelError, match="is not a number in row 1"):
+        predict(new, np.array([0.0, np.nan, 0.0]))
+    for responses in ((), (given, given)):
+        found = predict(new, *responses)
+        assert set(found.mean) == {"m", "y"}
+        np.testing.assert_allclose(found.mean["m"], 0, atol=0.25)
+        np.testing.assert_allclose(found.sd["y"], 2, rtol=0.15)
