@@ -19,6 +19,7 @@ from jaxcoreset.coreset.group_effects import effects_at
 from jaxcoreset.data.messages import listed
 from jaxcoreset.data.reading import is_streamed
 from jaxcoreset.data.rows import Rows
+from jaxcoreset.diagnostics.settings import with_settings_of_build
 from jaxcoreset.likelihood.arguments import (
     Arguments,
     ModelError,
@@ -52,14 +53,17 @@ def rows_to_predict(
             numbered, labels to predict are numbered in the same way, and new ones after them.
 
     Raises:
-        ModelError: if none of them holds rows, they differ in their number, or an argument with one
-            entry per group has other entries for the groups of the build.
+        ModelError: if none of them holds rows, they differ in their number, an argument with one
+            entry per group has other entries for the groups of the build, or an argument of the
+            build without rows is missing and cannot be passed by its name.
     """
     known, grouping = names_of(coreset), coreset.grouping
     args, kwargs = in_order_of(coreset.columns, coreset.full_model, args, kwargs)
     labels = None if grouping is None else grouping.positions.labels
     label = None if labels is None else known[labels]
     arguments = flatten(coreset.full_model, args, dict(kwargs), label)
+    settings = with_settings_of_build(coreset, arguments)
+    arguments = flatten(coreset.full_model, *settings, label)
     if grouping is None:
         data, counts = coreset.arguments.data_at, coreset.arguments.counts_at
     else:

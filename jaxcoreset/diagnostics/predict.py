@@ -75,6 +75,9 @@ def predict(
     anywhere. Means, standard deviations and quantiles are NaN there; draws of whole numbers are
     meaningless. Responses that are drawn anew may be NaN among the arguments.
 
+    An argument that holds neither rows nor groups, such as a number of degrees of freedom, is that
+    of the build if you leave it out. There is a warning if you pass another value.
+
     With a coreset of groups, pass the rows to predict, with the labels of the build, and the number
     of groups, new ones included. Groups of the build have their own effects, drawn as by
     `Coreset.group_effects`. Groups with other labels are new: their effects are drawn from the

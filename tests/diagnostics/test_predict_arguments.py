@@ -1,5 +1,6 @@
 """What `predict` makes of the arguments of a call: predictors of groups, responses and settings."""
 
+import warnings
 from functools import partial
 
 import jax
@@ -82,3 +83,43 @@ def test_missing_responses_are_drawn_given_those_that_are_passed():
         assert set(found.mean) == {"m", "y"}
         np.testing.assert_allclose(found.mean["m"], 0, atol=0.25)
         np.testing.assert_allclose(found.sd["y"], 2, rtol=0.15)
+
+
+def wide(x, y=None, scale=1.0, priors=None, *, shift=0.0):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    factor = 1.0 if priors is None else priors.get("factor", 1.0)
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(b * x + shift, factor * scale), obs=y)
+
+
+def test_settings_of_the_build_hold_for_predictions_unless_others_are_passed():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=60).astype(np.float32)
+    priors = {"factor": 2.0, "knots": np.arange(3.0)}
+    coreset = whole(wide, x, x, 5.0, priors, shift=30.0)
+    predict = partial(unweighted, coreset, {"b": 0.1 * rng.normal(size=400)}, np.zeros(9))
+    for given in ({}, {"scale": 5.0}, {"priors": {"knots": np.arange(3.0)}}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = predict(**given)
+        np.testing.assert_allclose(found.mean["y"], 30, atol=2)
+        np.testing.assert_allclose(found.sd["y"], 10, rtol=0.15)
+    for given, message, sd in (
+        ({"scale": 2.0}, r"argument scale is 2\.0, but the coreset was built with 5\.0", 4),
+        ({"priors": None}, "argument priors is None, but the coreset was built with", 5),
+        ({"priors": {"knots": np.ones(3)}}, r"priors\['knots'\] is an array of shape \(3,\)", 10),
+    ):
+        with pytest.warns(UserWarning, match=message):
+            found = predict(**given)
+        np.testing.assert_allclose(found.sd["y"], sd, rtol=0.15)
+
+
+def test_a_setting_that_cannot_be_passed_by_name_is_expected_in_its_place():
+    def model(x, y, scale=1.0, /):
+        wide(x, y, scale)
+
+    x, samples = np.linspace(-1, 1, 40), {"b": np.zeros(400)}
+    predict = partial(unweighted, whole(model, x, x, 5.0), samples, np.zeros(3), None)
+    np.testing.assert_allclose(predict(5.0).sd["y"], 5, rtol=0.15)
+    with pytest.raises(ModelError, match="'scale' is missing, and the model does not take it"):
+        predict()
