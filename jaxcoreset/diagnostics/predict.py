@@ -28,6 +28,7 @@ from jaxcoreset.diagnostics.log_ratio import full_likelihood
 from jaxcoreset.diagnostics.missing import refuse_missing, refuse_missing_responses
 from jaxcoreset.diagnostics.predictive_check import PredictiveCheck, check_statistic
 from jaxcoreset.diagnostics.reweighted import known_draws, plain_draws, reweighted_draws
+from jaxcoreset.diagnostics.row_by_row import refuse_sites_of_several_rows
 from jaxcoreset.diagnostics.simulation import Drawn, Simulation
 from jaxcoreset.likelihood.arguments import Arguments
 from jaxcoreset.likelihood.index_check import check_indices_to_predict
@@ -114,7 +115,8 @@ def predict(
     Raises:
         CorrectionError: if the draws cannot be reweighted; see `correct`.
         ModelError: if no argument holds rows, a site cannot be drawn, groups do not fit the build,
-            a prediction is not a number, or the model takes a number as an index and has no entry
+            a prediction is not a number, a deterministic site of a row is computed from other rows,
+            too, such as a share or a rank, or the model takes a number as an index and has no entry
             for it: too large, NaN, or negative where no known row of the build is.
         ValueError: see `certify`; or if data are needed and not available, or `reweight` is False
             and the draws were resampled by `correct`.
@@ -170,6 +172,7 @@ def predict(
         mesh = None if full is None else full.rows.context.mesh
         rows.context = dataclasses.replace(rows.context, batch_size=batch_size, mesh=mesh)
         simulation = Simulation.of(coreset.full_model, arguments, responses, sites)
+        refuse_sites_of_several_rows(simulation, at, rows)
         if args or kwargs:
             names, known = list(arguments.data_names), known_rows(coreset, full)
             check_indices_to_predict(simulation.draw_with_densities, at, rows, names, known)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from jaxtyping import Array, PRNGKeyArray
-from numpyro.handlers import trace, uncondition
+from numpyro.handlers import seed, trace, uncondition
 from numpyro.infer import Predictive
 
 from jaxcoreset.data.dtypes import widened
@@ -47,6 +47,8 @@ class Simulation:
         observed: those of them whose observations are among the arguments.
         checked: the sites that must be numbers, with the axis of rows in each.
         width: the number of values that a row has at one draw.
+        computed: the deterministic ones of the sites to draw.
+        axes_of_rows: all sites of the model with one value per row, with the axis of rows in each.
     """
 
     model: Callable
@@ -56,6 +58,8 @@ class Simulation:
     observed: tuple[str, ...]
     checked: dict[str, int]
     width: int
+    computed: tuple[str, ...]
+    axes_of_rows: dict[str, int]
 
     @classmethod
     def of(
@@ -116,7 +120,38 @@ class Simulation:
         checked = {
             name: axes[name] for at, name in enumerate(drawn) if at <= last or name not in responses
         }
-        return cls(model, arguments, asked_for, frozenset(responses), observed, checked, width)
+        return cls(
+            model,
+            arguments,
+            asked_for,
+            frozenset(responses),
+            observed,
+            checked,
+            width,
+            computed=tuple(name for name in names if not few[name].is_drawn),
+            axes_of_rows=axes,
+        )
+
+    def computed_at(
+        self, given: Mapping[str, Array], key: PRNGKeyArray, data: tuple
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The deterministic sites to draw for m rows, of shape (m, …), and what is drawn for them.
+
+        Args:
+            given: constrained values of sites, without an axis of draws; other sites are drawn.
+            key: a JAX random key.
+            data: m rows.
+        """
+        model = seed(_Redraw(self.model, self.responses), key)
+        args = self.arguments.fill([widened(leaf) for leaf in data])
+        sites = run(model, args, lambda site: given.get(site["name"]))
+        drawn = {
+            name: site["value"]
+            for name, site in sites.items()
+            if is_latent(site) and name not in given
+        }
+        values = {name: jnp.asarray(sites[name]["value"]) for name in self.computed}
+        return {x: jnp.moveaxis(value, self.axes[x], 0) for x, value in values.items()}, drawn
 
     def draw_checked(self, draws: Mapping[str, Array], key: PRNGKeyArray, data: tuple) -> "Drawn":
         """Values of m rows at s draws, and where what is drawn is not a number."""

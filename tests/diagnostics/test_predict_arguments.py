@@ -4,6 +4,7 @@ import warnings
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -123,3 +124,42 @@ def test_a_setting_that_cannot_be_passed_by_name_is_expected_in_its_place():
     np.testing.assert_allclose(predict(5.0).sd["y"], 5, rtol=0.15)
     with pytest.raises(ModelError, match="'scale' is missing, and the model does not take it"):
         predict()
+
+
+ACROSS_ROWS = {
+    "share": lambda eta, y: jnp.exp(eta) / jnp.exp(eta).sum(),
+    "rank": lambda eta, y: jnp.argsort(jnp.argsort(eta)),
+    "relative": lambda eta, y: eta / eta.max(),
+    "deviation": lambda eta, y: 1e4 + y - y.mean(),
+    "total": lambda eta, y: jnp.cumsum(eta),
+}
+BY_ROW = {
+    "line": lambda eta, y: 1e4 + eta,
+    "residual": lambda eta, y: y - eta,
+    "sign": lambda eta, y: eta > 0,
+    "pair": lambda eta, y: jnp.stack([eta, jnp.log(eta)], axis=1),
+    "noise": lambda eta, y: jax.random.normal(numpyro.prng_key(), eta.shape),
+}
+
+
+def test_deterministic_sites_that_depend_on_other_rows_are_refused():
+    """Rows are evaluated by blocks, so that shares would sum to more or less than one."""
+
+    def model(x, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", x.shape[0]):
+            y = numpyro.sample("y", dist.Normal(b * x, 1.0), obs=y)
+        for name, function in (ACROSS_ROWS | BY_ROW).items():
+            numpyro.deterministic(name, function(b * x, y))
+
+    x = np.random.default_rng(0).normal(size=71).astype(np.float32)
+    coreset = whole(model, x, x)
+    predict = partial(unweighted, coreset, {"b": np.linspace(0.5, 0.7, 20)})
+    for name in ACROSS_ROWS:
+        with pytest.raises(ModelError, match=f"site '{name}' is computed from other rows, too"):
+            predict(sites=[name])
+    for new in ((), (x[:1],), (x[:3], x[:3])):
+        found = predict(*new, sites=list(BY_ROW))
+        np.testing.assert_allclose(found.mean["line"], 1e4 + 0.6 * (*new, x)[0], rtol=1e-6)
+    with pytest.raises(ModelError, match="site 'share' is computed from other rows, too"):
+        predict(x[:1], sites=["line", "share"])
