@@ -16,22 +16,21 @@ from numpyro.infer import MCMC
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.arviz import predictive
 from jaxcoreset.data.messages import listed
-from jaxcoreset.data.reading import is_streamed
 from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.data.utils import progress_bar as bar_of
+from jaxcoreset.diagnostics.arguments_to_predict import (
+    effects_to_predict,
+    known_rows,
+    rows_to_predict,
+)
 from jaxcoreset.diagnostics.log_ratio import full_likelihood
 from jaxcoreset.diagnostics.missing import refuse_missing, refuse_missing_responses
 from jaxcoreset.diagnostics.predictive_check import PredictiveCheck, check_statistic
 from jaxcoreset.diagnostics.reweighted import known_draws, plain_draws, reweighted_draws
-from jaxcoreset.diagnostics.simulation import (
-    Drawn,
-    Simulation,
-    effects_to_predict,
-    rows_to_predict,
-)
-from jaxcoreset.likelihood.arguments import Arguments, flatten, is_array
-from jaxcoreset.likelihood.group_model import GroupModel
+from jaxcoreset.diagnostics.row_by_row import refuse_sites_of_several_rows
+from jaxcoreset.diagnostics.simulation import Drawn, Simulation
+from jaxcoreset.likelihood.arguments import Arguments
 from jaxcoreset.likelihood.index_check import check_indices_to_predict
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import precision_of
@@ -75,23 +74,29 @@ def predict(
     Every row needs the predictors that its response depends on: a row whose prediction is not a
     number is refused. If the model masks an entry, it may be NaN; a deterministic site may be NaN
     anywhere. Means, standard deviations and quantiles are NaN there; draws of whole numbers are
-    meaningless. Responses among the arguments may be NaN, since they are drawn anew.
+    meaningless. Responses that are drawn anew may be NaN among the arguments.
+
+    An argument that holds neither rows nor groups, such as a number of degrees of freedom, is that
+    of the build if you leave it out. There is a warning if you pass another value.
 
     With a coreset of groups, pass the rows to predict, with the labels of the build, and the number
     of groups, new ones included. Groups of the build have their own effects, drawn as by
-    `Coreset.group_effects`. Groups with other labels, which come after those of the build, are new:
-    their effects are drawn from the prior given the shared parameters. If each row is a group, the
-    effect of each row is drawn in this way.
+    `Coreset.group_effects`. Groups with other labels are new: their effects are drawn from the
+    prior given the shared parameters. If each row is a group, the effect of each row is drawn in
+    this way. Arrays with one entry per group have the groups of the build first, in the order of
+    `Coreset.group_names` and with the same entries, and then new groups, in the order of their
+    sorted labels.
 
     Args:
         coreset: the coreset.
         mcmc: see `certify`; or what `correct` returned.
         *args: the model's positional arguments with the rows to predict. The response may be None
             or missing, if the model allows that. If you pass it, it is replaced by new responses,
-            and kept for checks.
+            and kept for checks. If the model has several responses and you pass some of them, these
+            keep their values, and the missing ones are drawn given them.
         key: a JAX random key or an integer seed.
         sites: names of sites with one value per row, deterministic ones among them; by default the
-            observed sites.
+            observed sites that are drawn.
         quantiles: the levels of the quantiles to compute, between 0 and 1. Quantiles are values
             that were drawn, so quantiles of counts are whole numbers. Pass () for no quantiles,
             which is faster.
@@ -110,7 +115,8 @@ def predict(
     Raises:
         CorrectionError: if the draws cannot be reweighted; see `correct`.
         ModelError: if no argument holds rows, a site cannot be drawn, groups do not fit the build,
-            a prediction is not a number, or the model takes a number as an index and has no entry
+            a prediction is not a number, a deterministic site of a row is computed from other rows,
+            too, such as a share or a rank, or the model takes a number as an index and has no entry
             for it: too large, NaN, or negative where no known row of the build is.
         ValueError: see `certify`; or if data are needed and not available, or `reweight` is False
             and the draws were resampled by `correct`.
@@ -166,25 +172,12 @@ def predict(
         mesh = None if full is None else full.rows.context.mesh
         rows.context = dataclasses.replace(rows.context, batch_size=batch_size, mesh=mesh)
         simulation = Simulation.of(coreset.full_model, arguments, responses, sites)
+        refuse_sites_of_several_rows(simulation, at, rows)
         if args or kwargs:
-            names, known = list(arguments.data_names), _known(coreset, full)
+            names, known = list(arguments.data_names), known_rows(coreset, full)
             check_indices_to_predict(simulation.draw_with_densities, at, rows, names, known)
         stream = _Stream(simulation, rows, at, draw_key, context, progress_bar)
         return stream.summary(levels, draws)
-
-
-def _known(coreset: Coreset, full: ModelLikelihood | None) -> dict[str, Any]:
-    """Rows of the build that are in memory, by the names of the arguments.
-
-    They are all rows, or else those of the coreset.
-    """
-    call = flatten(coreset.full_model, coreset.args, coreset.kwargs)
-    known = dict(zip(call.names, call.leaves, strict=True))
-    known = {name: leaf for name, leaf in known.items() if is_array(leaf)}
-    if full is None or isinstance(full.model, GroupModel):
-        return known
-    named = zip(full.arguments.data_names, full.arguments.data, strict=True)
-    return known | {name: leaf for name, leaf in named if not is_streamed(leaf)}
 
 
 def _rows(
@@ -192,9 +185,7 @@ def _rows(
 ) -> tuple[Arguments, Rows]:
     """The rows to predict, and the model's arguments for them."""
     if args or kwargs:
-        model = None if full is None else full.model
-        names = model.names if isinstance(model, GroupModel) else None
-        arguments = rows_to_predict(coreset, args, kwargs, names)
+        arguments = rows_to_predict(coreset, args, kwargs, full)
         if not arguments.num_data:
             raise ValueError(f"there are no rows to predict; found {arguments}.")
         return arguments, Rows(arguments.data)

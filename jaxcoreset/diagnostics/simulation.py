@@ -1,9 +1,9 @@
 """The rows to predict and what is drawn for them: new responses from the user's model, by blocks.
 
-The arguments to predict have the names of those of the build, but the response may be missing.
-These names say which arguments hold rows. Responses are sampled even if they are given, so that you
-can pass responses that the model needs, and compare them with new ones. Other observed sites, such
-as a parameter that `numpyro.handlers.condition` fixes, keep their values.
+If all responses are given, all are sampled anew, so that you can compare them with new ones. If
+some are given and others are missing, the missing ones are sampled given those, as where one
+response is a predictor of another one. Other observed sites, such as a parameter that
+`numpyro.handlers.condition` fixes, keep their values.
 """
 
 import dataclasses
@@ -16,16 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from jaxtyping import Array, PRNGKeyArray
-from numpyro.handlers import trace, uncondition
+from numpyro.handlers import seed, trace, uncondition
 from numpyro.infer import Predictive
 
-from jaxcoreset.coreset.codes import as_built
-from jaxcoreset.coreset.coreset import Coreset
-from jaxcoreset.coreset.group_effects import effects_at
 from jaxcoreset.data.dtypes import widened
 from jaxcoreset.data.messages import listed
-from jaxcoreset.data.rows import Rows
-from jaxcoreset.likelihood.arguments import Arguments, ModelError, flatten, is_array
+from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.densities import plain_log_prob
 from jaxcoreset.likelihood.masks import mask_of, not_numbers, unmasked
 from jaxcoreset.likelihood.trace import fill_origin, full_precision, is_latent, run
@@ -38,84 +34,6 @@ _REFUSED, _MASKED = "not a number: ", "masked, and not a number: "
 _DENSITY = "log-probability: "
 
 
-def rows_to_predict(
-    coreset: Coreset,
-    args: tuple,
-    kwargs: Mapping[str, Any],
-    group_names: np.ndarray | None = None,
-) -> Arguments:
-    """The arguments with the rows to predict, marked as those of the build are by their names.
-
-    Args:
-        coreset: the coreset.
-        args: positional arguments of the model.
-        kwargs: its keyword arguments.
-        group_names: the labels of the groups of the build in their order, if it numbered them;
-            labels to predict are numbered in the same way, and new ones after them.
-
-    Raises:
-        ModelError: if none of them holds rows, they differ in their number, or an argument that the
-            model knows its groups by does not fit the build.
-    """
-    known, grouping = names_of(coreset), coreset.grouping
-    args, kwargs = as_built(coreset, args, kwargs)
-    labels = None if grouping is None else grouping.positions.labels
-    label = None if labels is None else known[labels]
-    arguments = flatten(coreset.full_model, args, dict(kwargs), label)
-    if grouping is None:
-        data, counts = coreset.arguments.data_at, coreset.arguments.counts_at
-    else:
-        data = (*grouping.positions.rows, *(() if labels is None else (labels,)))
-        counts = grouping.positions.row_counts
-        if labels is None:
-            counts = (*counts, *grouping.positions.group_counts)
-    names = {known[i] for i in data}
-    if label is not None and group_names is not None:
-        arguments = _numbered(arguments, label, group_names)
-    found = tuple(
-        i
-        for i, leaf in enumerate(arguments.leaves)
-        if arguments.names[i] in names and is_array(leaf)
-    )
-    if not found:
-        raise ModelError(
-            f"no argument holds rows to predict; expected at least one of {listed(sorted(names))}, "
-            "as in the call that the coreset was built with."
-        )
-    lengths = {arguments.names[i]: arguments.leaves[i].shape[0] for i in found}
-    if len(set(lengths.values())) > 1:
-        raise ModelError(
-            f"the arguments with the rows to predict differ in their number of rows: {lengths}; "
-            "expected the same number in each."
-        )
-    counted = {known[i] for i in counts}
-    counts_at = tuple(i for i, name in enumerate(arguments.names) if name in counted)
-    return dataclasses.replace(arguments, data_at=found, counts_at=counts_at)
-
-
-def _numbered(arguments: Arguments, label: str, group_names: np.ndarray) -> Arguments:
-    """The arguments with the numbers of groups in place of the labels that the build numbered."""
-    if label not in arguments.names:
-        return arguments
-    at, leaves = arguments.names.index(label), list(arguments.leaves)
-    labels = np.asarray(leaves[at])
-    if labels.ndim != 1 or (labels.dtype.kind in "iuf") != (group_names.dtype.kind in "iuf"):
-        return arguments  # they are numbers already, or are refused later
-    names, numbers = np.unique(labels, return_inverse=True)
-    order = np.argsort(group_names)  # names of several processes are in the processes' order
-    places = np.searchsorted(group_names, names, sorter=order)
-    position = order[np.minimum(places, group_names.size - 1)]
-    is_new = group_names[position] != names
-    position[is_new] = group_names.size + np.arange(is_new.sum())
-    leaves[at] = position[numbers.reshape(-1)].astype(np.int32)
-    return dataclasses.replace(arguments, leaves=tuple(leaves))
-
-
-def names_of(coreset: Coreset) -> tuple[str, ...]:
-    """The names of the arguments of the user's model, in their order in the build."""
-    return flatten(coreset.full_model, coreset.args, coreset.kwargs).names
-
-
 @dataclass(frozen=True, eq=False)
 class Simulation:
     """New responses of rows; programs are made from it, so it holds none.
@@ -124,10 +42,13 @@ class Simulation:
         model: the user's model.
         arguments: its arguments, without the rows.
         axes: the sites to draw, with the axis of rows in each.
-        responses: the observed sites with one value per row, all of which are drawn.
+        responses: the observed sites with one value per row that are drawn: those without
+            observations, or all of them if all have observations.
         observed: those of them whose observations are among the arguments.
         checked: the sites that must be numbers, with the axis of rows in each.
         width: the number of values that a row has at one draw.
+        computed: the deterministic ones of the sites to draw.
+        axes_of_rows: all sites of the model with one value per row, with the axis of rows in each.
     """
 
     model: Callable
@@ -137,6 +58,8 @@ class Simulation:
     observed: tuple[str, ...]
     checked: dict[str, int]
     width: int
+    computed: tuple[str, ...]
+    axes_of_rows: dict[str, int]
 
     @classmethod
     def of(
@@ -146,10 +69,11 @@ class Simulation:
         responses: Sequence[str],
         names: Sequence[str] | None,
     ) -> "Simulation":
-        """The simulation of the sites with these names, by default of all responses.
+        """The simulation of the sites with these names, by default of all responses that are drawn.
 
         Raises:
-            ModelError: if a site is unknown, has no value per row, or cannot be drawn.
+            ModelError: if a site is unknown, has no value per row, or cannot be drawn, or is a
+                response that was passed while another one is missing.
         """
         few, more = (_sites(model, arguments, responses, num) for num in _ABSTRACT_ROWS)
         axes = {}
@@ -158,8 +82,12 @@ class Simulation:
             changed = [axis for axis, (one, other) in pairs if one != other]
             if len(changed) == 1 and site.size:
                 axes[name] = changed[0]
+        of_rows = [name for name in axes if name in responses]
+        missing = [name for name in of_rows if not few[name].is_given]
+        kept = [name for name in of_rows if few[name].is_given] if missing else []
+        responses = [name for name in responses if name not in kept]
         if names is None:
-            names = [name for name in axes if name in responses]
+            names = [name for name in of_rows if name not in kept]
             if not names:
                 raise ModelError(
                     "the model has no observed site with one value per row that can be drawn; "
@@ -172,21 +100,58 @@ class Simulation:
                     f"sites names {name!r}; expected sites with one value per row, of which the "
                     f"model has {listed(list(axes))}."
                 )
+            if name in kept:
+                raise ModelError(
+                    f"sites names {name!r}, whose observations were passed, and are kept because "
+                    f"those of {listed(missing)} are missing; pass all observations to draw all of "
+                    "them anew, or none, or leave this site out."
+                )
         without = list(arguments.leaves)
         for i in arguments.data_at:
             without[i] = None
         arguments = dataclasses.replace(arguments, leaves=tuple(without))
         width = sum(few[name].size for name in names) // _ABSTRACT_ROWS[0]
         observed = tuple(name for name in names if few[name].is_given)
-        kept = {name: axes[name] for name in names}
+        asked_for = {name: axes[name] for name in names}
         # What is drawn for a row may depend on what was drawn for it before.
-        drawn = [name for name in axes if few[name].is_drawn]
-        asked = [at for at, name in enumerate(drawn) if name in kept]
+        drawn = [name for name in axes if few[name].is_drawn and name not in kept]
+        asked = [at for at, name in enumerate(drawn) if name in asked_for]
         last = max(asked, default=-1)
         checked = {
             name: axes[name] for at, name in enumerate(drawn) if at <= last or name not in responses
         }
-        return cls(model, arguments, kept, frozenset(responses), observed, checked, width)
+        return cls(
+            model,
+            arguments,
+            asked_for,
+            frozenset(responses),
+            observed,
+            checked,
+            width,
+            computed=tuple(name for name in names if not few[name].is_drawn),
+            axes_of_rows=axes,
+        )
+
+    def computed_at(
+        self, given: Mapping[str, Array], key: PRNGKeyArray, data: tuple
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The deterministic sites to draw for m rows, of shape (m, …), and what is drawn for them.
+
+        Args:
+            given: constrained values of sites, without an axis of draws; other sites are drawn.
+            key: a JAX random key.
+            data: m rows.
+        """
+        model = seed(_Redraw(self.model, self.responses), key)
+        args = self.arguments.fill([widened(leaf) for leaf in data])
+        sites = run(model, args, lambda site: given.get(site["name"]))
+        drawn = {
+            name: site["value"]
+            for name, site in sites.items()
+            if is_latent(site) and name not in given
+        }
+        values = {name: jnp.asarray(sites[name]["value"]) for name in self.computed}
+        return {x: jnp.moveaxis(value, self.axes[x], 0) for x, value in values.items()}, drawn
 
     def draw_checked(self, draws: Mapping[str, Array], key: PRNGKeyArray, data: tuple) -> "Drawn":
         """Values of m rows at s draws, and where what is drawn is not a number."""
@@ -368,66 +333,3 @@ def _sites(
 
 def _is_given(site: Mapping) -> bool:
     return "was_observed" in (site.get("infer") or {})
-
-
-def effects_to_predict(
-    coreset: Coreset,
-    arguments: Arguments,
-    shared: dict[str, Array],
-    groups: Rows,
-    key: PRNGKeyArray,
-) -> dict[str, Array]:
-    """The latent sites of all groups at draws of the shared parameters, as the model has them.
-
-    Groups of the build have their own effects. The model may have further ones, which the build did
-    not see; their effects are from the prior given the shared parameters.
-
-    Args:
-        coreset: a coreset of groups that labels name.
-        arguments: the rows to predict.
-        shared: constrained draws of the shared parameters, with a leading axis of s.
-        groups: all groups of the build.
-        key: a JAX random key.
-
-    Raises:
-        ModelError: if the arguments have fewer groups than the build, or a label is not the number
-            of a group.
-    """
-    positions, names = coreset.grouping.positions, names_of(coreset)
-    by_name = dict(zip(arguments.names, arguments.leaves, strict=True))
-    label = names[positions.labels]
-    counts = [by_name[names[i]] for i in positions.group_counts]
-    counts += [np.shape(by_name[names[i]])[0] for i in positions.groups]
-    num, known = int(counts[0]), groups.num_rows
-    if num < known:
-        raise ModelError(
-            f"the rows to predict belong to {num} groups, but the coreset was built from {known}; "
-            "expected the same groups with the same numbers, and new groups after them."
-        )
-    labels = np.asarray(by_name[label])
-    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= num:
-        raise ModelError(
-            f"argument {label} has labels from {labels.min()} to {labels.max()} for {num} groups; "
-            "expected the labels of the build, or the numbers of groups, from 0 on, in the order "
-            "of its sorted labels, and a number of groups that includes new groups."
-        )
-    key, prior_key = jax.random.split(key)
-    structure = coreset.grouping.model(coreset.full_model, coreset.arguments).structure
-    axes = {name: site.value_dim for name, site in structure.local.items()}
-    axes |= {name: axis for name, (_, axis) in structure.discrete.items()}
-    effects = effects_at(coreset, groups, shared, key)
-    values = {
-        name: jnp.moveaxis(jnp.asarray(effects[name]), 1, axis) for name, axis in axes.items()
-    }
-    if num == known:
-        return values
-    few = [leaf[:1] for leaf in arguments.data]
-    args, kwargs = arguments.fill(few)
-    prior = Predictive(coreset.full_model, posterior_samples=shared, return_sites=list(axes))
-    drawn = prior(prior_key, *args, **kwargs)
-    return {
-        name: jnp.concatenate(
-            [values[name], jnp.take(drawn[name], np.arange(known, num), axis=axis)], axis=axis
-        )
-        for name, axis in axes.items()
-    }
