@@ -64,10 +64,9 @@ def _estimate_text(report: Any) -> str:
     if math.isinf(report.kl):
         return "not known"
     # To first order, which says nothing about an estimate that is a lower bound.
-    is_known = report.mean_shift is not None and report.kl < LOWER_BOUND_KL
-    shift = (
-        f"; no parameter's mean off by over {rounded_up(report.mean_shift)} sd" if is_known else ""
-    )
+    shift = ""
+    if report.mean_shift is not None and report.kl < LOWER_BOUND_KL:
+        shift = f"; no parameter's mean off by over {rounded_up(report.mean_shift)} sd"
     return f"{kl_text(report.kl, report.kl_standard_error)} nats, symmetrised{shift}"
 
 

@@ -261,7 +261,11 @@ class ModelLikelihood:
     def _named(self, params: Params, rows: tuple) -> Float[Array, " p"]:
         sites = self.named_sites(params, rows)
         left_out = {*self._sites_of_rows, *self.summaries_of_rows}
-        kept = (x for name, x in sites.items() if name not in left_out)
+        kept = (
+            x
+            for name, x in sites.items()
+            if name not in left_out and (name in self.init_params or x.size <= _MOST_VALUES)
+        )
         return jnp.concatenate([jnp.zeros(0), *(jnp.ravel(x) for x in kept)])
 
     @functools.cached_property
@@ -320,15 +324,10 @@ class ModelLikelihood:
         with full_precision():
             found = run(self.model, self.assemble(rows), fill)
         latent = set(self.init_params) - identity
-        values = {
-            name: site["value"]
+        return {
+            name: jnp.asarray(site["value"])
             for name, site in found.items()
             if name in latent or (site["type"] == "deterministic" and _is_array(site["value"]))
-        }
-        return {
-            name: jnp.asarray(value)
-            for name, value in values.items()
-            if name in latent or np.size(value) <= _MOST_VALUES
         }
 
     @property

@@ -358,3 +358,18 @@ def test_a_coreset_escapes_where_its_own_posterior_finds_a_far_larger_error(kl, 
 def test_rounds_end_where_they_get_far_worse(before, after, expected):
     assert got_far_worse(report(before), report(after)) == expected
     assert not got_far_worse(report(1e-3), report(0.5))
+
+
+def test_a_lower_bound_is_not_confirmed_without_the_coresets_own_posterior():
+    """A linear model with as many rows as coefficients was up to 54,753 nats off."""
+    checked = {"own_kl": 0.5, "own_kl_standard_error": 0.01, "agrees": True, "alike": True}
+    only = Round("Laplace", 5, 0.5, 0.01).to_dict()
+    alone, both = (
+        report(0.5, mean_shift=0.123, rounds=[one], tol=None) for one in (only, only | checked)
+    )
+    assert alone.verdict.startswith("not confirmed: at least 0.5")
+    assert both.verdict.startswith("usable with correction")
+    with pytest.warns(UserWarning, match="not confirmed: at least 0.5"):
+        warn_if_bad(alone)
+    assert "mean off" not in str(alone)
+    assert "no parameter's mean off by over 0.2 sd" in str(report(0.2, mean_shift=0.123))

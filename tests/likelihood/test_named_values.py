@@ -115,13 +115,18 @@ def ate(x, treated, y):
     numpyro.deterministic("effect", (beta[0] * x + beta[1]).mean())
     numpyro.deterministic("standard_error", scale / len(x) ** 0.5)
     numpyro.deterministic("precision", scale**-2)
+    numpyro.deterministic("curve", scale * jnp.linspace(0, 1, 2000))
+    numpyro.deterministic("both", {"first": beta[0], "second": beta[1]})
     with numpyro.plate("rows", len(x)):
         mean = numpyro.deterministic("mean", beta[0] * x * treated + beta[1] * treated)
         numpyro.sample("y", dist.Normal(mean, scale), obs=y)
 
 
 def test_sites_that_sum_up_the_rows_are_warned_of_and_left_out():
-    """With the rows of a coreset, they have other values than with all rows."""
+    """With the rows of a coreset, they have other values than with all rows.
+
+    Sites of many values, and of what is no array, are left out too.
+    """
     rng = np.random.default_rng(0)
     args = rng.normal(size=300), rng.integers(2, size=300), rng.normal(size=300)
     builder = jc.CoresetBuilder(ate, size=8, num_held_out=100, progress_bar=False)
@@ -138,3 +143,23 @@ def test_sites_that_sum_up_the_rows_are_warned_of_and_left_out():
     samples = {"beta": draws["beta"], "scale": scale, "effect": draws["scale"]}
     posterior = jc.correct(coreset, samples, *args, progress_bar=False).posterior
     assert set(posterior.data_vars) == {"beta", "scale"}
+
+
+@pytest.mark.parametrize("offset", [0.0, 2.459e6])
+def test_the_shift_of_a_mean_far_from_zero_is_found(offset):
+    """A date in days, by the posterior in closed form."""
+
+    def model(y):
+        date = numpyro.sample("date", dist.Normal(offset, 10))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(date, 1), obs=y)
+
+    y = offset + np.random.default_rng(0).normal(size=500)
+    builder = jc.CoresetBuilder(model, 1, proxy=None, num_held_out=4000, progress_bar=False)
+    with jax.enable_x64(True):
+        coreset = builder.run(jax.random.key(0), y)
+    precision = np.array([0.01 + 500, 0.01 + coreset.weights.sum()])
+    sums = (y - offset).sum(), coreset.weights @ (y[coreset.indices] - offset)
+    expected = abs(np.subtract(*(np.array(sums) / precision))) * precision[0] ** 0.5
+    assert coreset.report.mean_shift == pytest.approx(expected, rel=0.2, abs=1e-4)
+    assert expected > 0.005

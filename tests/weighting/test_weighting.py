@@ -399,3 +399,17 @@ def test_a_mode_that_float32_does_not_resolve_is_found_in_float64_as_the_message
     with jax.enable_x64(True):
         found = laplace_approximation(jc.model_likelihood(non_centred, (groups, x, y)))
     assert np.all(found.sd > 0)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_neighbours_in_a_slow_chain_are_not_new_to_the_solver(correlation):
+    """A build then asks the coreset's own posterior."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 3))
+    y = X.sum(axis=1) + rng.normal(size=300)
+    likelihood = jc.model_likelihood(regression, (X, y))
+    noise, chain = rng.normal(size=(2000, 3)), np.zeros((2000, 3))
+    for i in range(1, 2000):
+        chain[i] = correlation * chain[i - 1] + (1 - correlation**2) ** 0.5 * noise[i]
+    source = jc.Draws({"beta": 1 + 0.06 * chain}).fit(likelihood, jax.random.key(0))
+    assert source.has_repeats == (correlation > 0)
