@@ -65,6 +65,8 @@ def codes_of_all(coresets: Any) -> dict[str, Codes]:
 def _difference(before: Codes, now: Codes) -> str | None:
     """How the values of one argument differ from those of the build; None if they do not."""
     for (column, known), (other, values) in zip(before, now, strict=False):
+        if known is None and values is None:
+            continue
         if known is None or values is None:
             # Codes that were numbered elsewhere may be in a column of another name.
             coded = np.asarray(values if known is None else known)
