@@ -20,13 +20,13 @@ from jaxcoreset.coreset.report_table import rows_for_goals
 from jaxcoreset.data.messages import require
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.plotting.style import legend_below, literal
+from jaxcoreset.selection.estimate import LOWER_BOUND_KL
 from jaxcoreset.weighting.laplace import LaplaceApproximation, laplace_approximation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAX_PANELS, _MAX_PARAMETERS, _MAX_SIZES = 20, 300, 60
-_LOWER_BOUND_NATS = 0.3  # see `Report.kl`
 _RESOLVED = 1e-3  # standard deviations: the root of the Newton decrement in `laplace`
 
 
@@ -132,7 +132,7 @@ def html_report(
         notes=notes,
         report=report,
         has_estimate=has_estimate,
-        is_lower_bound=report.kl >= _LOWER_BOUND_NATS,
+        is_lower_bound=report.kl >= LOWER_BOUND_KL,
         error_figure=_error_figure(coreset, tol) if 0 < report.kl < math.inf else None,
         comparison=comparison,
         comparison_rows=_comparison_rows(comparison) if comparison else [],
@@ -166,11 +166,11 @@ def verdict(report: Report) -> str:
             "new one from all rows."
         )
     upper = report.kl + 2 * report.kl_standard_error
-    if upper > _LOWER_BOUND_NATS:
+    if upper > LOWER_BOUND_KL:
         return (
             f"{rows} That is not enough: the estimated symmetrised KL divergence is "
             f"{report.kl:.2g} ± {report.kl_standard_error:.1g} nats, and an estimate above "
-            f"{_LOWER_BOUND_NATS} nats is only a lower bound. Do not draw conclusions from this "
+            f"{LOWER_BOUND_KL} nats is only a lower bound. Do not draw conclusions from this "
             "coreset; build one with more rows."
         )
     other = (

@@ -4,6 +4,7 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any
 
+from jaxcoreset.coreset.report_table import rounded_up
 from jaxcoreset.data.messages import require
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def _environment() -> "jinja2.Environment":
     )
     environment.filters["formatted"] = format
     environment.filters["quoted"] = _quoted
+    environment.filters["rounded_up"] = rounded_up
     return environment
 
 

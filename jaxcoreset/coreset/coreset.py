@@ -240,7 +240,7 @@ class Coreset(AsTable):
         dense_mass: bool | list[tuple[str, ...]] | None = None,
         key: PRNGKeyArray | int | None = None,
     ) -> WarmStart:
-        """Initial points, a step size and a metric for NUTS on all the rows.
+        """Initial points, a step size and a metric for NUTS on all the rows, effects included.
 
         Args:
             mcmc: NUTS that has run on the coreset, constrained samples with leading axes (draws,)
@@ -249,6 +249,7 @@ class Coreset(AsTable):
                 the same kind, else that for a Gaussian. By default the approximation is used.
             num_chains: the number of chains on all the rows; by default that of `mcmc`.
             dense_mass: as for `NUTS`; dense by default with ten draws or more for each coordinate.
+                With groups, the metric of their effects is diagonal.
             key: a JAX random key, needed without `mcmc`; by default its draws are evenly spaced.
 
         Raises:

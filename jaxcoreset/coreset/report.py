@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxcoreset.coreset.report_table import LOWER_BOUND_KL, kl_text, rows_of
+from jaxcoreset.coreset.report_table import kl_text, rows_of
 from jaxcoreset.data.arrays import require_type
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.messages import ShownAsTable, text_table
@@ -15,7 +15,7 @@ from jaxcoreset.data.utils import Clock, peak_memory
 from jaxcoreset.likelihood.precision import needs_float64, rounding_of
 from jaxcoreset.selection.baseline import GaussianBaseline
 from jaxcoreset.selection.draws import DrawPool
-from jaxcoreset.selection.estimate import KLEstimate
+from jaxcoreset.selection.estimate import LOWER_BOUND_KL, KLEstimate
 from jaxcoreset.selection.tolerance import Selection
 
 # In nats. For Gaussians the mean of any linear combination of parameters is then off by little more
@@ -267,8 +267,9 @@ class Report(ShownAsTable):
         """True if the estimate is above 0.3 nats, and not that of the coreset's own posterior.
 
         It is then a lower bound. The coreset's posterior may be where the weighting has no draws.
+        Rounds of a build say nothing about the estimate after an `update` or a `merge`.
         """
-        last = self.rounds[-1] if self.rounds else {}
+        last = self.rounds[-1] if self.rounds and not self.history else {}
         return self.kl >= LOWER_BOUND_KL and last.get("own_kl") is None
 
     @property

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from jaxcoreset.selection.estimate import LOWER_BOUND_KL
+
 # The limits below which old draws are worth too little after an update, as a fraction of new ones
 # and as their number. For normal posteriors in closed form, 3,500 random ones within both limits,
 # the divergence was at most 1.3 times the estimate in 19 of 20 and 1.9 times in 99 of 100, and with
 # a fraction from 0.1 to 0.3 it was 1.4 and 2.2. Outside it was more than six times in one of ten.
 MIN_RELATIVE_ESS = 0.1
-# From it on, in nats, an estimate is a lower bound.
-LOWER_BOUND_KL = 0.3
 MIN_ESS = 20
 # Above this fraction of the rows a coreset saves little.
 _MOST_OF = 0.5

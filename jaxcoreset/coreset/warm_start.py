@@ -13,20 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray
-from numpyro.handlers import seed
 from numpyro.infer import MCMC, NUTS
-from numpyro.infer.util import unconstrain_fn
 
 from jaxcoreset.coreset.belonging import check_belongs
 from jaxcoreset.coreset.group_effects import effects_at
 from jaxcoreset.coreset.update import likelihood_of_others
-from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.utils import check_int, host_generator
 from jaxcoreset.likelihood.precision import in_enough_precision
-from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time
+from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time, unconstrain_draws
 from jaxcoreset.solvers.numerics import as_key
-from jaxcoreset.weighting.chains import ChainSamples, samples_of_full
+from jaxcoreset.weighting.chains import samples_of_full
 from jaxcoreset.weighting.laplace import laplace_approximation
 
 # A covariance from fewer draws per coordinate misleads more than it helps.
@@ -85,7 +82,6 @@ class WarmStart:
         return NUTS(model, **{**settings, **options})
 
 
-@one_at_a_time
 def starting_points(coreset: Any, num_chains: int) -> dict[str, Array]:
     """See `Coreset.init_params`."""
     num_chains = check_int("num_chains", num_chains, 1)
@@ -106,6 +102,7 @@ def starting_points(coreset: Any, num_chains: int) -> dict[str, Array]:
     return {name: jnp.asarray(x if num_chains > 1 else x[0]) for name, x in points.items()}
 
 
+@one_at_a_time
 def warm_start(
     coreset: Any,
     mcmc: MCMC | Mapping[str, Any] | None,
@@ -131,8 +128,7 @@ def warm_start(
                 "key=jax.random.key(seed), or an mcmc that has run on the coreset."
             )
         chains = num_chains or 1
-        points = approximation.draws(key, chains)
-        draws = approximation.draws(jax.random.fold_in(key, 1), _EFFECT_DRAWS)
+        points, draws = approximation.draws(key, chains), None
         covariance = approximation.covariance
         step_size, is_dense = None, True
     else:
@@ -140,7 +136,7 @@ def warm_start(
         check_belongs(coreset, mcmc)
         samples = samples_of_full(mcmc, latent_shapes(model, arguments), host_generator(seeds))
         chains = num_chains or samples.shape[0]
-        draws = _unconstrain(model, arguments, samples)
+        draws = unconstrain_draws(model, arguments, samples.flat())
         points = _choose(draws, chains, key)
         flat = np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws), np.float64)
         is_dense = len(flat) >= _DRAWS_PER_COORDINATE * flat.shape[1]
@@ -150,6 +146,7 @@ def warm_start(
             step_size = None
     kind = is_dense if dense_mass is None else dense_mass
     variances = covariance if covariance.ndim == 1 else np.diag(covariance)
+    effects: dict[str, Array] = {}
     if coreset.grouping is not None:
         if dense_mass is True:
             raise ValueError(
@@ -158,10 +155,10 @@ def warm_start(
             )
         kind, step_size = [tuple(sorted(points))] if kind is True else kind, None
         seeds = jax.random.key(0) if key is None else jax.random.fold_in(key, 2)
+        if draws is None:
+            draws = approximation.draws(jax.random.fold_in(seeds, 1), _EFFECT_DRAWS)
         effects, of_effects = _effects(coreset, points, draws, seeds)
         variances = np.concatenate([variances, of_effects])
-    else:
-        effects = {}
     positions = _positions(points) | _positions(effects, len(covariance))
     points, size = points | effects, len(variances)
     return WarmStart(
@@ -193,25 +190,16 @@ def _effects(
         )
     num = next(iter(draws.values())).shape[0]
     thinned = {name: x[:: max(1, num // _EFFECT_DRAWS)] for name, x in draws.items()}
-    point_key, draw_key = jax.random.split(key)
-    constrain, rows = quick_jit(jax.vmap(likelihood.constrain)), likelihood.rows
-    settings = {"unconstrained": True}
-    found = effects_at(coreset, rows, constrain(points), point_key, **settings)
-    moments = effects_at(coreset, rows, constrain(thinned), draw_key, moments=True, **settings)
+    keys = jax.random.split(key)
+    at_points, at_draws = map(likelihood.constrain_draws, (points, thinned))
+    given, settings = (coreset, likelihood.rows), {"unconstrained": True}
+    found = effects_at(*given, at_points, keys[0], **settings)
+    moments = effects_at(*given, at_draws, keys[1], moments=True, **settings)
     axes = {name: site.dim for name, site in likelihood.model.structure.local.items()}
     # The axis of groups, which comes after that of draws, is where the model has it.
     values = {name: jnp.moveaxis(jnp.asarray(x), 1, axes[name]) for name, x in found.items()}
     sd = {name: np.moveaxis(x, 1, axes[name])[1] for name, x in moments.items()}
     return values, np.concatenate([np.ravel(sd[name]) ** 2 for name in sorted(sd)])
-
-
-def _unconstrain(
-    model: Callable, arguments: tuple[tuple, dict], samples: ChainSamples
-) -> dict[str, Array]:
-    args, kwargs = arguments
-    seeded = seed(model, rng_seed=0)
-    draws = {name: jnp.asarray(value) for name, value in samples.flat().items()}
-    return quick_jit(jax.vmap(lambda draw: unconstrain_fn(seeded, args, kwargs, draw)))(draws)
 
 
 def _choose(draws: dict[str, Array], chains: int, key: PRNGKeyArray | None) -> dict[str, Array]:

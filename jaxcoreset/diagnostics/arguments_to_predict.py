@@ -20,7 +20,7 @@ from jaxcoreset.coreset.group_effects import effects_at
 from jaxcoreset.data.messages import listed
 from jaxcoreset.data.reading import is_streamed
 from jaxcoreset.data.rows import Rows
-from jaxcoreset.diagnostics.settings import with_settings_of_build
+from jaxcoreset.diagnostics.settings_of_build import with_settings_of_build
 from jaxcoreset.likelihood.arguments import (
     Arguments,
     ModelError,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.diagnostics.simulation import Simulation
 from jaxcoreset.likelihood.arguments import ModelError
@@ -45,7 +46,7 @@ def refuse_sites_of_several_rows(
     data = tuple(np.asarray(leaf)[together] for leaf in found)
     one, keys = {name: x[0] for name, x in draws.items()}, jax.random.split(jax.random.key(0))
 
-    @jax.jit
+    @quick_jit
     def evaluate(
         values: Mapping[str, Array], key: PRNGKeyArray, data: tuple
     ) -> tuple[dict[str, Array], dict[str, Array]]:

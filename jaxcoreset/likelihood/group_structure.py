@@ -90,10 +90,8 @@ class GroupStructure:
     def without(self, names: set[str]) -> "GroupStructure":
         """The same sites, without deterministic ones that several groups determine."""
         effects = {name: axis for name, axis in self.effects.items() if name not in names}
-        left_out = tuple(sorted({*self.left_out, *names}))
-        return dataclasses.replace(
-            self, effects=effects, hidden=self.hidden | names, left_out=left_out
-        )
+        hidden, left_out = self.hidden | names, tuple(sorted(names))
+        return dataclasses.replace(self, effects=effects, hidden=hidden, left_out=left_out)
 
     @property
     def integrated(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from numpyro.primitives import Messenger
 
 from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.compiling import quick_jit
-from jaxcoreset.data.dtypes import default_float, widened
+from jaxcoreset.data.dtypes import default_float, is_number, widened
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.independence import Reference
@@ -200,6 +200,17 @@ class ModelLikelihood:
         """Constrained values of the latent sites from unconstrained ones."""
         model = seed(self.model, rng_seed=0)
         return constrain_fn(model, *self.assemble(self.two_rows), self._latent(params))
+
+    def constrain_draws(self, params: Mapping[str, Any]) -> dict[str, Array]:
+        """`constrain` for values with a leading axis of draws, by a compiled program."""
+        return self.program._constrain_draws(self._latent(params), self.two_rows)
+
+    @functools.cached_property
+    def _constrain_draws(self) -> Callable:
+        def constrain(params: Params, rows: tuple) -> dict[str, Array]:
+            return constrain_fn(seed(self.model, rng_seed=0), *self.assemble(rows), params)
+
+        return quick_jit(jax.vmap(constrain, in_axes=(0, None)))
 
     def unconstrain(self, params: Mapping[str, Any]) -> dict[str, Array]:
         """Unconstrained values of the latent sites from constrained; other keys are ignored."""
@@ -402,7 +413,9 @@ class Unravel:
 
 def _is_array(value: Any) -> bool:
     """True for a number or an array of numbers; a deterministic site may have any value."""
-    return isinstance(value, jax.Array | np.ndarray | np.generic | float | int)
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        return is_number(value.dtype)
+    return isinstance(value, float | int)
 
 
 class _HideData(Messenger):

@@ -18,7 +18,9 @@ import numpy as np
 from jaxtyping import Array
 from numpyro.distributions.transforms import Transform, biject_to
 from numpyro.handlers import seed, substitute, trace
+from numpyro.infer.util import unconstrain_fn
 
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.likelihood.arguments import (
     Arguments,
     ModelError,
@@ -105,6 +107,21 @@ def run(model: Callable, arguments: tuple[tuple, dict], fill: Callable) -> Any:
     filled = seed(substitute(model, substitute_fn=fill_latent), rng_seed=0)
     with full_precision():
         return trace(filled).get_trace(*args, **kwargs)
+
+
+def unconstrain_draws(
+    model: Callable, arguments: tuple[tuple, dict], draws: Mapping[str, Any]
+) -> dict[str, Array]:
+    """Unconstrained values of a model's latent sites from constrained ones.
+
+    Args:
+        model: any NumPyro model.
+        arguments: its (args, kwargs).
+        draws: constrained values, with a leading axis of draws.
+    """
+    (args, kwargs), seeded = arguments, seed(model, rng_seed=0)
+    unconstrain = jax.vmap(lambda draw: unconstrain_fn(seeded, args, kwargs, draw))
+    return quick_jit(unconstrain)({name: jnp.asarray(x) for name, x in draws.items()})
 
 
 def is_latent(site: Mapping) -> bool:

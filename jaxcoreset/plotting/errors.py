@@ -21,6 +21,7 @@ from jaxcoreset.plotting.style import (
     tidy,
 )
 from jaxcoreset.selection.comparison import Comparison
+from jaxcoreset.selection.estimate import LOWER_BOUND_KL
 from jaxcoreset.solvers.solution import Solution
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 # The maximum number of sizes of a sweep that are drawn.
 _MOST_SIZES = 5
-# Above this the estimate of the divergence is only a lower bound; see `Report.kl`.
-_LOWER_BOUND_NATS = 0.3
 
 
 def plot_error(report: Report, ax: "Axes | None" = None) -> "Axes":
@@ -83,12 +82,12 @@ def plot_kl(report: Report, ax: "Axes | None" = None, tol: float | None = None) 
         ax.plot([report.num_used], [report.kl], "D", label=label, **style)
     _finish(ax, "symmetrised KL divergence (nats)")
     top = ax.get_ylim()[1]
-    if top > _LOWER_BOUND_NATS:
-        ax.axhspan(_LOWER_BOUND_NATS, top, color="0.93", lw=0, zorder=0)
+    if top > LOWER_BOUND_KL:
+        ax.axhspan(LOWER_BOUND_KL, top, color="0.93", lw=0, zorder=0)
         ax.set_ylim(top=top)
         ax.annotate(
             "lower bound only",
-            (0.99, _LOWER_BOUND_NATS),
+            (0.99, LOWER_BOUND_KL),
             xycoords=("axes fraction", "data"),
             xytext=(0, 3),
             textcoords="offset points",

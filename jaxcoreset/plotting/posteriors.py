@@ -3,15 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from numpyro.handlers import seed
 from numpyro.infer import MCMC
-from numpyro.infer.util import unconstrain_fn
 
 from jaxcoreset.data.messages import listed
+from jaxcoreset.likelihood.trace import unconstrain_draws
 from jaxcoreset.plotting.style import CORESET, DASHES, FULL, legend_below, literal, new_axes
 from jaxcoreset.weighting.laplace import LaplaceApproximation, parameter_names
 
@@ -202,9 +199,7 @@ def _unconstrained(mcmc: MCMC) -> Mapping[str, ArrayLike]:
     model: Any = getattr(mcmc.sampler, "model", None)
     if model is None:  # a sampler of a potential energy has no constraints
         return draws
-    seeded, args, kwargs = seed(model, rng_seed=0), mcmc._args, mcmc._kwargs
-    unconstrain = jax.jit(jax.vmap(lambda draw: unconstrain_fn(seeded, args, kwargs, draw)))
-    return unconstrain({name: jnp.asarray(value) for name, value in draws.items()})
+    return unconstrain_draws(model, (mcmc._args, mcmc._kwargs), draws)
 
 
 class _Marginals:

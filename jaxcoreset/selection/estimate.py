@@ -20,6 +20,8 @@ from jaxcoreset.selection.parts import Approach, Use
 from jaxcoreset.solvers.numerics import HIGHEST
 from jaxcoreset.solvers.solution import Solution
 
+# From it on, in nats, an estimate is a lower bound.
+LOWER_BOUND_KL = 0.3
 # The least number of rows that programs for the held-out error have places for.
 _FEWEST_ROWS = 64
 

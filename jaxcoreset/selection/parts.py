@@ -165,8 +165,7 @@ def standardised(parts: list[Float[np.ndarray, "_ d"]]) -> Float[Array, "s p"]:
     Columns of values that are not finite, or vary by rounding of JAX's precision only, are zeros.
     There are further columns of zeros, so that models of similar widths share a program.
     """
-    joined = np.concatenate(parts)
-    size = np.linalg.norm(joined, axis=0)
+    size = np.linalg.norm([np.linalg.norm(part, axis=0) for part in parts], axis=0)
     flat = np.concatenate([part - part.mean(axis=0) for part in parts])
     norms = np.linalg.norm(flat, axis=0)
     varies = np.isfinite(size) & (norms > _ROUNDINGS * jnp.finfo(default_float()).eps * size)

@@ -31,7 +31,7 @@ from jaxcoreset.data.blocks import are_wide, few_places
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.baseline import flat_and_prior, relative_ess_of
 from jaxcoreset.selection.draws import DrawPool
-from jaxcoreset.selection.estimate import KLEstimate, estimate_at
+from jaxcoreset.selection.estimate import LOWER_BOUND_KL, KLEstimate, estimate_at
 from jaxcoreset.selection.parts import Use
 from jaxcoreset.selection.tolerance import Selection
 from jaxcoreset.weighting.nuts import ChainDraws, CoresetSampler
@@ -42,14 +42,11 @@ MOST_ROUNDS = 5
 # coreset.
 MIN_RELATIVE_ESS = 0.1
 # The one from which the estimate under π̂ needs no check. The coreset is most accurate where π̂ has
-# its draws, so that the estimate is too low if π̂ is misplaced. With a Laplace likelihood it was 0.5
-# to 0.8 of the truth at 0.5, a third at 0.25 and a fifth at 0.13.
+# its draws, so that the estimate is too low if π̂ is misplaced.
 CHECKED_ESS = 0.5
 # Estimates agree within this fraction of the smaller one, besides their standard errors. Under two
 # similar posteriors the variances differ by this much even without Monte Carlo error.
 _SLACK = 0.25
-# Above it an estimate in nats is a lower bound only, and agreement may be chance.
-_TRUSTED = 0.3
 # Above it, in nats, the posterior of a coreset is too narrow, and is widened.
 _TEMPERED = 1.0
 # Below it, in nats, it does not matter whether two estimates agree.
@@ -204,7 +201,7 @@ class Checker:
             own,
             self.were_alike,
             self.tol,
-            was_near=self._own_kl_before <= _TRUSTED,
+            was_near=self._own_kl_before <= LOWER_BOUND_KL,
         )
         self._own_kl_before = own.kl
         # If the draws of π̂ are poor, the new ones are better. A met tolerance needs no more.
@@ -269,9 +266,9 @@ def agree(
     alike = bool(difference <= _SLACK * smaller + min(2 * error, smaller) or upper <= negligible)
     if tol is not None and own.lower > tol:
         return False, alike
-    if tol is not None and upper <= min(tol, _TRUSTED) and was_near:
+    if tol is not None and upper <= min(tol, LOWER_BOUND_KL) and was_near:
         return True, alike
-    return alike and (before or own.kl <= _TRUSTED), alike
+    return alike and (before or own.kl <= LOWER_BOUND_KL), alike
 
 
 def sample_coreset_posterior(

@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
-from jaxtyping import Float, PRNGKeyArray
-from numpyro.diagnostics import effective_sample_size
+from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.weighting.base import FEWEST, DrawSource, Weighting
-from jaxcoreset.weighting.chains import too_few_directions
+from jaxcoreset.weighting.chains import effective_size, too_few_directions
 
 # Draws of a chain of which more than this many are worth an independent one are not new to a solver
 # that has seen their neighbours.
@@ -22,7 +21,9 @@ _SLOW = 4.0
 class Draws(Weighting):
     """π̂ as draws that you pass, for instance from a NUTS run on part of the data.
 
-    They are shuffled, and divided between the solver and the held-out error.
+    They are shuffled, and divided between the solver and the held-out error. If they are those of a
+    chain that moves slowly, with an effective sample size below a quarter of their number, the
+    builder also samples the coreset's own posterior to measure the error.
 
     Args:
         samples: dictionary from latent site to array with a leading axis of draws, *constrained*,
@@ -72,15 +73,9 @@ class Draws(Weighting):
                 f"samples: {trouble}; expected draws of a posterior in all of its parameters, such "
                 "as those of chains that have mixed."
             )
-        is_slow = len(flat) >= FEWEST and inefficiency_of(flat) > _SLOW
+        effective = np.nanmin(effective_size(flat[None])) if len(flat) >= FEWEST else np.inf
+        is_slow = bool(len(flat) > _SLOW * effective)
         return _DrawStock(stock, len(np.unique(flat, axis=0)), is_slow)
-
-
-def inefficiency_of(flat: Float[np.ndarray, "s d"]) -> float:
-    """How many successive draws are worth an independent one, of the slowest parameter."""
-    varies = flat[:, flat.std(axis=0) > 0]
-    effective = effective_sample_size(varies[None]) if varies.size else len(flat)
-    return float(len(flat) / np.clip(np.min(effective), 1, len(flat)))
 
 
 class _DrawStock(DrawSource):

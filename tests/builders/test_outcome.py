@@ -51,6 +51,7 @@ def report(kl, **facts):
         (0.1, True, True, None, 0.15),
         (0.1, True, True, 0.49, 0.1),  # draws of a weighting beside the posterior
         (0.1, True, True, 0.01, 0.1),
+        (0.1, True, True, "repeats", 0.1),  # held-out draws that are not new
         (0.5, True, False, 0.9, 0.5),  # both within the tolerance
         (0.1, True, False, 0.01, 0.2),
     ],
@@ -67,7 +68,8 @@ def test_the_estimate_is_that_of_the_coresets_posterior_where_it_is_the_better_o
         own_mean_shift=0.04,
         agrees=agrees,
         alike=alike,
-        relative_ess=relative_ess,
+        relative_ess=0.9 if relative_ess == "repeats" else relative_ess,
+        has_repeats=relative_ess == "repeats",
     )
     found = reported_estimate(KLEstimate(0.2, 0.02, 0.1, 0.02), last)
     assert found.kl == pytest.approx(expected)
@@ -361,7 +363,7 @@ def test_rounds_end_where_they_get_far_worse(before, after, expected):
 
 
 def test_a_lower_bound_is_not_confirmed_without_the_coresets_own_posterior():
-    """A linear model with as many rows as coefficients was up to 54,753 nats off."""
+    """Nor does a posterior that was sampled before an update confirm one that came after it."""
     checked = {"own_kl": 0.5, "own_kl_standard_error": 0.01, "agrees": True, "alike": True}
     only = Round("Laplace", 5, 0.5, 0.01).to_dict()
     alone, both = (
@@ -369,6 +371,8 @@ def test_a_lower_bound_is_not_confirmed_without_the_coresets_own_posterior():
     )
     assert alone.verdict.startswith("not confirmed: at least 0.5")
     assert both.verdict.startswith("usable with correction")
+    step = {"what": "update", "relative_ess": 1.0, "ess": 500.0}
+    assert dataclasses.replace(both, history=[step]).verdict.startswith("not confirmed")
     with pytest.warns(UserWarning, match="not confirmed: at least 0.5"):
         warn_if_bad(alone)
     assert "mean off" not in str(alone)
