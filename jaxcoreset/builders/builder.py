@@ -86,7 +86,9 @@ class CoresetBuilder:
             √tol/2 standard deviations: 0.05 for 0.01 nats. Sizes are tried by doubling. The solver
             gets four draws for each row that is tried, and up to 16 if it fits only its own draws.
             Held-out draws are added until the standard error is at most a tenth of `tol`, if that
-            may decide. Some of them choose the size, and others give the reported estimate.
+            may decide. Some of them choose the size, and others give the reported estimate. If that
+            is checked by draws of the coreset's own posterior, their estimate must not be above
+            `tol` either.
         weighting: how the weighting distribution π̂ is found: `Laplace`, `Draws`, `Guide`,
             `Pathfinder` or `SubsampleNUTS`. "auto", the default, is `Laplace`. If it finds no mode,
             the builder warns and continues with `SubsampleNUTS`. If the chains of that do not mix,
@@ -405,7 +407,7 @@ class CoresetBuilder:
         """The coreset of the last round."""
         estimate = reported_estimate(selection.estimate, history[-1])
         likelihood, tol = construction.likelihood, self.tol
-        is_within = None if tol is None else selection.is_within and estimate.lower <= tol.kl
+        is_within = None if tol is None else selection.is_within and estimate.kl <= tol.kl
         return coreset_of_selection(
             self.model,
             pool,

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from jaxcoreset.builders.posterior_sampler import PosteriorSampler, Sampler, Stateless
+from jaxcoreset.builders.preparing import warn_of_summaries
 from jaxcoreset.builders.settings import check_type
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_rows
 from jaxcoreset.coreset.report import Report
@@ -79,7 +80,9 @@ class ComparisonBuilder:
     ) -> ModelLikelihood:
         chosen = {"data_axes": self.data_axes, "plate": self.plate, "key": key}
         with clock.stage("model"):
-            return model_likelihood(self.model, args, kwargs, **chosen)
+            likelihood = model_likelihood(self.model, args, kwargs, **chosen)
+            warn_of_summaries(likelihood)
+            return likelihood
 
     def _held_out_draws(
         self,

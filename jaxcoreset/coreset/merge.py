@@ -8,32 +8,37 @@ Bentley and Saxe 1980; Feldman, Schmidt and Sohler 2020).
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
 
 from jaxcoreset.coreset.codes import codes_of_all
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection
 from jaxcoreset.coreset.joint import JointLikelihood
-from jaxcoreset.coreset.update import ExhaustedSource
+from jaxcoreset.coreset.report import GOOD_KL
+from jaxcoreset.coreset.report_table import NEEDS_BUILD, is_unreliable
+from jaxcoreset.coreset.update import ExhaustedSource, reweighted, under_weights
 from jaxcoreset.coreset.warn import warn_if_bad
-from jaxcoreset.data.messages import listed
+from jaxcoreset.data.messages import listed, warn_user
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.data.utils import Clock, check_int
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.precision import in_enough_precision, matrix_of_weighted
 from jaxcoreset.likelihood.trace import one_at_a_time
-from jaxcoreset.selection.baseline import GaussianBaseline
+from jaxcoreset.selection.baseline import GaussianBaseline, log_weights_of
 from jaxcoreset.selection.construction import DRAWS_PER_ROW, MIN_DRAWS
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import KLEstimate
 from jaxcoreset.selection.parts import Use, split
 from jaxcoreset.selection.reach import reaching_out
+from jaxcoreset.selection.rounds import CHECKED_ESS
 from jaxcoreset.selection.solving import check_selection, solve_and_select
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.weighting.laplace import LaplaceFitter
 
 _DIFFERENT = "coresets are of different models; expected one model for all of them."
+# Below it, in nats, the error of a reduction does not matter, even if it is a few times larger.
+_NEGLIGIBLE = GOOD_KL / 10
 # The rows of a coreset by which its model is compared with that of another one.
 _FEW_ROWS = 4
 
@@ -160,17 +165,36 @@ def _merge(
         other_modes.append(pool.expansion.other_mode)
     selection = solve_and_select(pool, size, clock, solver=solver, key=key)
     check_selection(pool, selection)
-    own, before = selection.estimate, [one.report for one in coresets]
+    # The draws are of a Gaussian; importance weights make the error that under the posterior.
+    log_weights = log_weights_of(pool, pool.parts("selection"), approximation)
+    assert log_weights is not None
+    relative_ess, weighted = reweighted(pool, selection, _normalised(np.concatenate(log_weights)))
+    before = [one.report for one in coresets]
     kl_of_parts = sum(report.kl for report in before)
-    errors = [own.standard_error, *(report.kl_standard_error for report in before)]
     step = {
         "what": "merge",
         "num_coresets": len(coresets),
         "kl_of_parts": kl_of_parts,
-        "kl": own.kl,
+        "relative_ess": relative_ess,
+        "ess": relative_ess * num_held_out,
     }
-    if doubts := [report.doubt for report in before if report.doubt is not None]:
-        step["doubt"] = f"before the merge, {doubts[0]}"
+    own = under_weights(selection.estimate, weighted, step)
+    step["kl"] = own.kl
+    if is_unreliable(step):
+        warn_user(
+            f"{num_held_out:,} draws of the Gaussian at the mode are worth {step['ess']:.1f} draws "
+            f"of the posterior: {NEEDS_BUILD}.",
+        )
+    errors = [own.standard_error, *(report.kl_standard_error for report in before)]
+    doubts = [f"before the merge, {one.doubt}" for one in before if one.doubt is not None]
+    if relative_ess < CHECKED_ESS and own.upper > _NEGLIGIBLE:
+        # The weights of a tail that has few draws vary, and do not reach beyond it.
+        doubts.append(
+            "the draws that measure the error are of the Gaussian at the mode, with an effective "
+            f"sample size of {relative_ess:.0%}"
+        )
+    if doubts:
+        step["doubt"] = doubts[0]
     spikes = [report.spike for report in before if report.spike is not None]
     found = coreset_of_selection(
         first.full_model,
@@ -192,6 +216,13 @@ def _merge(
     found.columns, found.codes = columns, codes
     warn_if_bad(found.report)
     return found
+
+
+def _normalised(log_weights: Float[np.ndarray, " s"]) -> Float[np.ndarray, " s"]:
+    """Importance weights that add up to one; those of draws without a density are zero."""
+    finite = np.where(np.isfinite(log_weights), log_weights, -np.inf)
+    mass = np.exp(finite - finite.max())
+    return mass / mass.sum()
 
 
 def _columns(coresets: Sequence[Coreset]) -> dict[str, tuple[str, ...]]:

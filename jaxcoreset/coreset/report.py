@@ -70,8 +70,10 @@ class Report(ShownAsTable):
             towards that posterior ("kl_weighted"). The report's `kl` is the larger of the two. But
             if the relative size is below 0.1, or the size below 20, both are meaningless, and `kl`
             is infinite. For a "merge" the number of coresets ("num_coresets"), the sum of their
-            estimates ("kl_of_parts"), and that of the reduction ("kl"); the report's own is the sum
-            of both. If the estimate of an earlier coreset could not be confirmed, why ("doubt").
+            estimates ("kl_of_parts"), and that of the reduction ("kl"), weighted towards the
+            posterior likewise if that is larger; the report's own is the sum of both. The draws are
+            of the Gaussian at the mode, and "relative_ess" and "ess" are its effective sample
+            sizes. If an estimate could not be confirmed, why ("doubt").
         rounding: the rounding error of the coreset's log-density in float32, in nats, if it is so
             large that NUTS needs float64, see `Coreset.in_float64`; None otherwise.
         precision: the precision of the log-likelihoods that the build summed, "float32" or

@@ -178,6 +178,9 @@ def _history_rows(report: Any) -> list[tuple[str, str]]:
             if math.isinf(step["kl_of_parts"]):
                 of_parts = "at least one of which has an unknown error"
             reduction = f"the error of the reduction is {step['kl']:.2g} nats"
+            if math.isinf(step["kl"]):
+                ess = f"{step['relative_ess']:.0%} of the draws of the Gaussian"
+                reduction = f"the effective sample size is {ess}: {NEEDS_BUILD}"
             text = f"of {step['num_coresets']} coresets, {of_parts}; {reduction}"
         else:
             text = (

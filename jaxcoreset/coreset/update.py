@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
 
 from jaxcoreset.coreset.codes import as_built
 from jaxcoreset.coreset.report import GOOD_KL, Report
@@ -140,7 +140,7 @@ def updated(
     selection = solve_and_select(pool, size, clock, tol=before.tol)
     check_selection(pool, selection)
     # Find what the old draws are worth, and the error under importance weights.
-    relative_ess, weighted = _reweighted(pool, selection)
+    relative_ess, weighted = reweighted(pool, selection)
     held_out = pool.count("confirmation") or pool.count("selection")
     step = {
         "what": "update",
@@ -151,17 +151,12 @@ def updated(
         "kl_weighted": weighted.kl,
         **_doubt_of(before),
     }
-    estimate = selection.estimate
     if is_unreliable(step):
-        # Most of the new posterior may be where no draw is, with an error of any size.
-        estimate = dataclasses.replace(estimate, kl=math.inf, standard_error=math.inf)
         warn_user(
             f"with {likelihood.num_data:,} new {unit} the {held_out:,} old draws that were held "
             f"out are worth {step['ess']:.1f} draws of the posterior: {NEEDS_BUILD}.",
         )
-    elif weighted.kl > estimate.kl:
-        standard_error = max(weighted.standard_error, estimate.standard_error)
-        estimate = dataclasses.replace(weighted, standard_error=standard_error)
+    estimate = under_weights(selection.estimate, weighted, step)
     is_within = None
     if before.tol is not None:
         shift = selection.estimate.largest_shift
@@ -182,6 +177,23 @@ def updated(
         "history": [*before.history, step],
         **_facts_of_groups(likelihood, before, pool),
     }
+
+
+def under_weights(estimate: KLEstimate, weighted: KLEstimate, step: dict[str, Any]) -> KLEstimate:
+    """The larger of the estimates without and with importance weights, if these can be trusted.
+
+    Args:
+        estimate: the error at the draws as they are.
+        weighted: the error under their importance weights.
+        step: what the report says about the effective sample size of the weights.
+    """
+    if is_unreliable(step):
+        # Most of the posterior may be where no draw is, with an error of any size.
+        return dataclasses.replace(estimate, kl=math.inf, standard_error=math.inf)
+    if not weighted.kl > estimate.kl:
+        return estimate
+    standard_error = max(weighted.standard_error, estimate.standard_error)
+    return dataclasses.replace(weighted, standard_error=standard_error)
 
 
 def _doubt_of(before: Report) -> dict[str, str]:
@@ -258,11 +270,16 @@ def _halve_selection_draws(pool: DrawPool) -> None:
             pool.parts(use).append(Part(draws, part.total[at], part.values[:, at], then))
 
 
-def _reweighted(pool: DrawPool, selection: Selection) -> tuple[float, KLEstimate]:
-    """The relative effective sample size for the posterior with new rows, and the error under it.
+def reweighted(
+    pool: DrawPool, selection: Selection, mass: Float[np.ndarray, " s"] | None = None
+) -> tuple[float, KLEstimate]:
+    """The relative effective sample size for the posterior of all rows, and the error under it.
 
-    Since the draws were made, the log-posterior has changed by the log-likelihood of the rows that
-    came, which is known at each draw: importance weights.
+    Args:
+        pool: the held-out draws.
+        selection: the coreset.
+        mass: their importance weights, which add up to one. If left out, these are by the
+            log-likelihood of the rows that came since the draws were made, known at each draw.
     """
     use: Use = "confirmation" if pool.count("confirmation") else "selection"
     differences = []
@@ -271,7 +288,8 @@ def _reweighted(pool: DrawPool, selection: Selection) -> tuple[float, KLEstimate
         weighted = np.asarray(selection.weights, np.float64) @ np.asarray(values, np.float64)
         difference = np.asarray(reached, np.float64) - weighted
         differences.append(difference - difference.mean())
-    mass = np.concatenate(importance_weights(pool.parts(use)))
+    if mass is None:
+        mass = np.concatenate(importance_weights(pool.parts(use)))
     difference = np.concatenate(differences)
     residuals = (difference - mass @ difference) / np.sqrt(mass.size)
     kl, standard_error = kl_of_residuals(residuals, pool.source.inefficiency, mass)

@@ -223,6 +223,11 @@ def effects_to_predict(
     positions, names = coreset.grouping.positions, names_of(coreset)
     by_name = dict(zip(arguments.names, arguments.leaves, strict=True))
     label = names[positions.labels]
+    if missing := [names[i] for i in positions.group_counts if names[i] not in by_name]:
+        raise ModelError(
+            f"argument {listed(missing)} is missing; expected the number of groups, as the model "
+            "takes it."
+        )
     counts = [by_name[names[i]] for i in positions.group_counts]
     counts += [np.shape(by_name[names[i]])[0] for i in positions.groups]
     num, known = int(counts[0]), groups.num_rows

@@ -87,7 +87,7 @@ def divergence(full: Any, coreset: Any, sites: Sequence[str] | None = None) -> D
         sites: for dictionaries, the sites to compare; by default all, which must be the same.
 
     Raises:
-        ValueError: if shapes do not fit.
+        ValueError: if shapes do not fit, or there are no more draws than parameters.
         numpy.linalg.LinAlgError: if a covariance is not positive definite.
     """
     (mean, covariance), (other_mean, other_covariance) = _both_moments(full, coreset, sites)
@@ -252,8 +252,8 @@ def moments(
         sites: for a dictionary, the sites to use; all by default.
 
     Raises:
-        ValueError: if the posterior has none of these forms, a site is missing, or there are fewer
-            than two draws.
+        ValueError: if the posterior has none of these forms, a site is missing, or there are no
+            more draws than parameters.
     """
     if isinstance(posterior, LaplaceApproximation):
         return posterior.mode, posterior.covariance
@@ -269,6 +269,12 @@ def moments(
     if draws.ndim != 2 or len(draws) < 2:
         raise ValueError(
             f"draws have shape {draws.shape}; expected (draws, D) with at least two draws."
+        )
+    if len(draws) <= draws.shape[1]:
+        raise ValueError(
+            f"there are {len(draws):,} draws of {draws.shape[1]:,} parameters, too few for a "
+            "covariance; expected more draws than parameters. Pass samples without an axis of "
+            "chains, mcmc.get_samples(group_by_chain=False)."
         )
     return draws.mean(axis=0), np.atleast_2d(np.cov(draws, rowvar=False))
 

@@ -60,7 +60,7 @@ class GaussianBaseline:
         """
         parts = [*pool.parts("selection"), *pool.parts("confirmation")]
         parts = [part for part in parts if part.size > 1]
-        log_weights = _log_weights(pool, parts, approximation)
+        log_weights = log_weights_of(pool, parts, approximation)
         if log_weights is None or not all(np.isfinite(one).all() for one in log_weights):
             return None
         masses = importance_weights(parts)
@@ -91,7 +91,7 @@ def relative_ess_of(pool: DrawPool) -> float:
     as q, which can only make a good π̂ look worse. The result is 0 if there are too few draws.
     """
     parts = [part for use in get_args(Use) for part in pool.parts(use)[:1]]
-    log_weights = _log_weights(pool, parts)
+    log_weights = log_weights_of(pool, parts)
     if log_weights is None:
         return 0.0
     joined = np.concatenate(log_weights)
@@ -127,7 +127,7 @@ def _evaluate(program: ModelLikelihood, parts: tuple) -> tuple[Array, Array]:
     return flat, jax.vmap(program.log_prior)(draws)
 
 
-def _log_weights(
+def log_weights_of(
     pool: DrawPool, parts: list[Part], approximation: LaplaceApproximation | None = None
 ) -> list[Float[np.ndarray, " s"]] | None:
     """Log π − log q at the draws of some parts, up to a constant; None if there is no Gaussian."""

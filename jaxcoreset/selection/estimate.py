@@ -58,11 +58,6 @@ class KLEstimate:
             return 0.0
         return self.mean_shift + 2 * self.mean_shift_standard_error
 
-    @property
-    def lower(self) -> float:
-        """Two standard errors below the estimate."""
-        return self.kl - 2 * self.standard_error
-
 
 def kl_of_residuals(residuals: Any, inefficiency: Any = 1.0, mass: Any = None) -> tuple[Any, Any]:
     """The symmetrised KL divergence in nats, and its standard error, from residuals at draws.

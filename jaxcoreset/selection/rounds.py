@@ -243,10 +243,10 @@ def agree(
     They agree if they differ by at most a quarter of the smaller one plus two of their joint
     standard errors, which count only up to the smaller one itself, because an estimate with a
     larger error could agree with anything. They also agree if both are negligible: below 1e-4 nats,
-    or a tenth of `tol`. With `tol`, the coreset's own estimate less two standard errors must not be
-    above it. Above 0.3 nats an estimate is a lower bound only, and the two must be similar in two
-    consecutive rounds. They need not be similar if both, plus two standard errors, are within `tol`
-    and below 0.3 nats, and π̂ was near the posterior.
+    or a tenth of `tol`. With `tol`, the coreset's own estimate must not be above it. Above 0.3 nats
+    an estimate is a lower bound only, and the two must be similar in two consecutive rounds. They
+    need not be similar if both, plus two standard errors, are within `tol` and below 0.3 nats, and
+    π̂ was near the posterior.
 
     Args:
         under_weighting: the estimate under π̂.
@@ -264,7 +264,7 @@ def agree(
     difference = abs(own.kl - under_weighting.kl)
     upper = np.maximum(own.upper, under_weighting.upper)  # NaN if either is
     alike = bool(difference <= _SLACK * smaller + min(2 * error, smaller) or upper <= negligible)
-    if tol is not None and own.lower > tol:
+    if tol is not None and own.kl > tol:
         return False, alike
     if tol is not None and upper <= min(tol, LOWER_BOUND_KL) and was_near:
         return True, alike

@@ -5,6 +5,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro.infer import MCMC, NUTS
@@ -165,6 +167,18 @@ def test_as_many_rows_as_there_are_come_back_whole(solver):
     assert coreset.indices.tolist() == list(range(40))
     assert np.all(coreset.weights == 1)
     assert coreset.report.kl == 0
+
+
+def test_a_site_that_sums_up_rows_is_warned_of():
+    def model(x):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        numpyro.deterministic("gap", mean - x.mean())
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("x", dist.Normal(mean, 1), obs=x)
+
+    builder = SOLVERS["QuasiNewton"](model, 5)
+    with pytest.warns(UserWarning, match=r"sites \['gap'\] are computed from the rows"):
+        builder.run(jax.random.key(0), np.linspace(-1, 1, 40))
 
 
 def test_a_report_can_be_that_of_the_coresets_own_draws():

@@ -135,6 +135,10 @@ def test_posteriors_that_do_not_fit_are_refused():
     three, two = rng.normal(size=(50, 3)), rng.normal(size=(50, 2))
     with pytest.raises(ValueError, match="3 and 2 parameters"):
         divergence(three, two)
+    by_chain = {"a": rng.normal(size=(4, 100)), "b": rng.normal(size=(4, 100, 2))}
+    for measure in (divergence, map_distance, relative_errors):
+        with pytest.raises(ValueError, match=r"4 draws of 300 parameters.*group_by_chain=False"):
+            measure(by_chain, by_chain)
     with pytest.raises(ValueError, match="mu is in one"):
         divergence({"a": two}, {"a": two, "mu": two})
     with pytest.raises(ValueError, match="no b"):

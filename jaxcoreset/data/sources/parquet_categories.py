@@ -61,7 +61,7 @@ def categories_of(files: Sequence[File], name: str, given: Any = None) -> np.nda
                     f"{file.path}: column {name!r} is of type {values.type}; expected text or "
                     "numbers in a column of categories."
                 )
-            found.update(values.drop_null().to_pylist())
+            found.update(value for value in values.drop_null().to_pylist() if value == value)
     if any(isinstance(value, str) for value in found) != all(isinstance(x, str) for x in found):
         raise SourceError(f"{name!r} is text in some of the files and a number in others.")
     return np.array(sorted(found))
@@ -73,7 +73,8 @@ def _checked(name: str, given: Any) -> np.ndarray:
     array = np.array([value.item() if isinstance(value, np.generic) else value for value in values])
     is_text = [isinstance(value, str) for value in values]
     is_fitting = array.ndim == 1 and array.dtype.kind in "Uiufb" and any(is_text) == all(is_text)
-    if not values or not is_fitting or np.unique(array).size < array.size:
+    is_known = is_fitting and bool(np.all(array == array))  # NaN is a missing value
+    if not values or not is_known or np.unique(array).size < array.size:
         raise SourceError(
             f"parquet: categories has {str(given)[:60]!r} for {name!r}; expected the different "
             "values of this column, all of them text or all of them numbers, each of them once."

@@ -95,6 +95,16 @@ def test_columns_that_cannot_be_used_are_refused_at_the_door(tmp_path, columns, 
         parquet(tmp_path, **columns)
 
 
+def test_a_value_that_is_no_number_is_no_category(tmp_path):
+    pq.write_table(pa.table({"code": [1.0, np.nan, 2.0, np.nan]}), tmp_path / "t.parquet")
+    source = parquet(tmp_path, categories=["code"], code="code")
+    assert source.categories["code"].tolist() == [1, 2]
+    with told("value nan, which is not among its 2 categories"):
+        source.arrays["code"][:]
+    with told("expected the different values"):
+        parquet(tmp_path, categories={"code": [1.0, 2.0, np.nan]}, code="code")
+
+
 def test_categories_become_the_places_of_their_sorted_values(tmp_path):
     rng = np.random.default_rng(0)
     tail, engines = rng.choice(["N9", "N10", "Ü"], 300), rng.choice([4, 1, 2], 300)
