@@ -157,11 +157,11 @@ def _modes(
     from scipy.optimize import minimize
 
     dtype = starts.dtype
-    proxy = jax.tree.map(lambda x: jnp.asarray(x, dtype), proxy)
-    given = data, jnp.asarray(weights, dtype), proxy
+    proxy = jax.tree.map(lambda x: np.asarray(x, dtype), proxy)
+    given = data, jax.device_put(np.asarray(weights, dtype)), proxy
 
     def energy(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = _energy_and_gradient(likelihood.program, jnp.asarray(flat, dtype), *given)
+        value, slope = _energy_and_gradient(likelihood.program, np.asarray(flat, dtype), *given)
         value, slope = float(value), np.asarray(slope, np.float64)
         # A line search turns back from where the density is not finite.
         is_finite = np.isfinite(value) and np.isfinite(slope).all()

@@ -83,7 +83,7 @@ class DataSummary:
         best = np.argsort(-np.asarray(first.total))[:num]
         best = np.resize(best, num)
         found = {name: np.asarray(value)[best] for name, value in first.draws.items()}
-        return {name: jnp.asarray(value) for name, value in found.items()}
+        return {name: jax.device_put(value) for name, value in found.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as lists and dictionaries of arrays and numbers."""

@@ -246,7 +246,9 @@ def _device_slice(array: Array, first: Array, shift: Array, size: int) -> Array:
 
 
 def _slice(array: Array, first: int, size: int) -> Array:
+    if array.shape[0] == size:
+        return array
     # The first row is data, so that all groups share a program; the last one begins early and is
     # turned, which leaves other rows of the array where there are none.
     start = max(0, min(first, array.shape[0] - size))
-    return _device_slice(array, jnp.asarray(start), jnp.asarray(first - start), size)
+    return _device_slice(array, np.asarray(start), np.asarray(first - start), size)

@@ -12,8 +12,9 @@ from typing import Any
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 from jax.errors import JaxRuntimeError
-from jaxtyping import PyTree
+from jaxtyping import Array, Int, PyTree
 
 # Whether XLA uses its newer way.
 _OPTION = "xla_cpu_use_fusion_emitters"
@@ -61,6 +62,31 @@ def _is_traced(given: PyTree) -> bool:
     """True within a program or a transformation, whose values are not arrays yet."""
     made_here = jnp.zeros(())  # a tracer within a program, even if all that is given is constant
     return any(isinstance(leaf, jax.core.Tracer) for leaf in (made_here, *jax.tree.leaves(given)))
+
+
+def rows_at(values: Array | np.ndarray, positions: Int[np.ndarray, " j"]) -> Array | np.ndarray:
+    """Some rows of an array, by one program for a JAX array, where indexing takes several.
+
+    Args:
+        values: shape (m, …).
+        positions: from 0 to m − 1; they may repeat.
+    """
+    return _rows_at(values, positions) if isinstance(values, jax.Array) else values[positions]
+
+
+def largest_size(values: Array | np.ndarray) -> float:
+    """The largest absolute value, not a number if any is none."""
+    return float(_largest_size(values) if isinstance(values, jax.Array) else np.max(np.abs(values)))
+
+
+@quick_jit
+def _rows_at(values: Array, positions: Array) -> Array:
+    return jnp.take(values, positions, axis=0, mode="clip")
+
+
+@quick_jit
+def _largest_size(values: Array) -> Array:
+    return jnp.max(jnp.abs(values))
 
 
 @functools.cache

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jax.typing import ArrayLike
+from jaxtyping import Array, PyTree
 
 from jaxcoreset.data.messages import DataError
 from jaxcoreset.data.ragged import Ragged
@@ -26,7 +27,7 @@ def is_number(dtype: Any) -> bool:
 
 def default_float() -> np.dtype:
     """The default type of real numbers in JAX: float32, and float64 with x64."""
-    return np.dtype(jnp.zeros(()).dtype)
+    return np.dtype(jax.dtypes.canonicalize_dtype(np.float64))
 
 
 def handed_on(dtype: Any) -> np.dtype:
@@ -129,13 +130,18 @@ def in_float64(evaluate: Callable[..., T], *trees: PyTree) -> T:
 
 def on_device(tree: PyTree) -> PyTree:
     """The arrays of a pytree as JAX's; lists of different lengths stay on the host."""
-    return jax.tree.map(lambda x: x if isinstance(x, Ragged) else jnp.asarray(x), tree)
+    return jax.tree.map(lambda x: x if isinstance(x, Ragged) else jax.device_put(x), tree)
 
 
 def _device_float64(values: Any) -> Any:
     if isinstance(values, Ragged):
         return values.in_float64()
-    return jnp.asarray(as_float64(values))
+    return jax.device_put(as_float64(values))
+
+
+def as_floats(values: ArrayLike) -> Array:
+    """Numbers of the host as a JAX array of its default type, without a program for each shape."""
+    return jax.device_put(np.asarray(values, default_float()))
 
 
 def widened(values: Any) -> Any:

@@ -25,7 +25,7 @@ from numpyro.primitives import Messenger
 
 from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.compiling import quick_jit
-from jaxcoreset.data.dtypes import default_float, is_number, widened
+from jaxcoreset.data.dtypes import as_floats, default_float, is_number, widened
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.independence import Reference
@@ -441,4 +441,4 @@ def draw_uniform(
 ) -> dict[str, Array]:
     """Unconstrained values, uniform between -radius and radius."""
     draws = {name: generator.uniform(-radius, radius, shape) for name, shape in shapes.items()}
-    return {name: jnp.asarray(value, default_float()) for name, value in draws.items()}
+    return {name: as_floats(value) for name, value in draws.items()}

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxcoreset.data.compiling import quick_jit
-from jaxcoreset.data.dtypes import default_float
+from jaxcoreset.data.dtypes import as_floats
 from jaxcoreset.likelihood.expansion import Expansion, Terms
 from jaxcoreset.solvers.numerics import HIGHEST
 
@@ -120,17 +120,18 @@ class Regression:
             remainders: the rows' remainders of the expansion at the solver's draws, faded out,
                 block by block as in `of`.
         """
-        return _of_rows(list(remainders), jnp.asarray(self.operator), jnp.asarray(self.constant))
+        return _of_rows(list(remainders), as_floats(self.operator), as_floats(self.constant))
 
-    def at_rows(
-        self, coefficients: Float[Array | np.ndarray, "m q"], flat: Float[np.ndarray, "s d"]
+    def less_rows(
+        self,
+        values: Float[Array | np.ndarray, "m s"],
+        coefficients: Float[Array | np.ndarray, "m q"],
+        flat: Float[np.ndarray, "s d"],
     ) -> Float[Array, "m s"]:
-        """What is added for each row at flat parameters, faded out."""
+        """Values of rows at flat parameters, less what is added for each row, faded out."""
         ones = np.ones((len(flat), 1))
         features = self.start.fade(flat)[:, None] * np.hstack([ones, self._features(flat)])
-        coefficients = jnp.asarray(coefficients, default_float())
-        features = jnp.asarray(features, coefficients.dtype)
-        return jnp.matmul(coefficients, features.T, precision=HIGHEST)
+        return _less_rows(values, coefficients, as_floats(features))
 
     def terms(self, coefficients: Float[np.ndarray, " q"]) -> Terms:
         """What is added for rows with a sum of coefficients, as derivatives at the center."""
@@ -148,7 +149,7 @@ class Regression:
         operator = np.pad(self.operator, ((0, further), (0, 0)))
         faded = [self.start.fade(block)[:, None] * self._features(block) for block in draws]
         features = np.concatenate([block - block.mean(axis=0) for block in faded])
-        return jnp.asarray(operator, default_float()), jnp.asarray(features.T, default_float())
+        return as_floats(operator), as_floats(features.T)
 
     def _features(self, flat: Float[np.ndarray, "s d"]) -> Float[np.ndarray, "s p"]:
         return _features((np.asarray(flat, np.float64) - self.start.center) @ self.factor)
@@ -164,6 +165,12 @@ def _of_rows(remainders: list, operator: Array, constant: Array) -> Float[Array,
     first = jnp.matmul(joined, constant[:num], precision=HIGHEST)
     first = first + jnp.matmul(slopes, constant[num:], precision=HIGHEST)
     return jnp.concatenate([first[:, None], slopes], axis=1)
+
+
+@quick_jit
+def _less_rows(values: Array, coefficients: Array, features: Array) -> Float[Array, "m s"]:
+    features = features.astype(coefficients.dtype)
+    return values - jnp.matmul(coefficients, features.T, precision=HIGHEST)
 
 
 def _features(u: Float[np.ndarray, "s d"]) -> Float[np.ndarray, "s p"]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxcoreset.data.compiling import rows_at
 from jaxcoreset.data.dtypes import in_float64
 from jaxcoreset.data.ragged import padded_alike
 from jaxcoreset.likelihood.checks import alike_subsets, disjoint_subsets, refuse_other_program
@@ -128,7 +129,7 @@ def check_program(
     rows = np.linspace(0, values.shape[0] - 1, reference.num_subset).round().astype(int)
     columns = np.unique(np.linspace(0, values.shape[1] - 1, _PROGRAM_DRAWS).round().astype(int))
     data = tuple(np.asarray(leaf[rows]) for leaf in data)
-    check_alone(likelihood, draws, data, values[rows])
+    check_alone(likelihood, draws, data, rows_at(values, rows))
     points = [{name: np.asarray(x)[column] for name, x in draws.items()} for column in columns]
 
     def values_by(evaluate: Callable) -> np.ndarray:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxcoreset.data.compiling import rows_at
 from jaxcoreset.data.utils import progress_bar
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.expansion import (
@@ -364,7 +365,7 @@ class DrawPool:
         if has_rows := approach == "proxy and rows":
             values = self._evaluate_remainders(part, positions)
         else:
-            values = part.values if positions is None else part.values[positions]
+            values = part.values if positions is None else rows_at(part.values, positions)
         if approach == "rows":
             return values, less_mean(part.total)
         assert self._expansion is not None
@@ -376,8 +377,9 @@ class DrawPool:
             rest = rest - fit.at(flat)
             if has_rows:
                 coefficients = self._row_coefficients(fit)
-                coefficients = coefficients if positions is None else coefficients[positions]
-                values = values - fit.at_rows(coefficients, flat)
+                if positions is not None:
+                    coefficients = rows_at(coefficients, positions)
+                values = fit.less_rows(values, coefficients, flat)
         return values, less_mean(rest)
 
     def regress(self) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxcoreset.data.arrays import power_of_two
-from jaxcoreset.data.compiling import quick_jit
-from jaxcoreset.data.dtypes import default_float
+from jaxcoreset.data.compiling import quick_jit, rows_at
+from jaxcoreset.data.dtypes import as_floats, default_float
 from jaxcoreset.likelihood.expansion import flat_draws
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.passes import centred
@@ -58,7 +58,7 @@ class KnownRemainders:
 
     def at(self, positions: Int[np.ndarray, " j"]) -> Float[Array | np.ndarray, "j s"]:
         """The remainders at positions that are all known; they may repeat."""
-        return self.values[np.searchsorted(self.positions, positions)]
+        return rows_at(self.values, np.searchsorted(self.positions, positions))
 
 
 @dataclass
@@ -156,7 +156,7 @@ def scaled(
 def less_mean(total: Array | np.ndarray) -> Array:
     """A total less its mean, which float32 then holds, in JAX's precision."""
     total = np.asarray(total, np.float64)
-    return jnp.asarray(total - total.mean(), default_float())
+    return as_floats(total - total.mean())
 
 
 def standardised(parts: list[Float[np.ndarray, "_ d"]]) -> Float[Array, "s p"]:
@@ -172,4 +172,4 @@ def standardised(parts: list[Float[np.ndarray, "_ d"]]) -> Float[Array, "s p"]:
     width = power_of_two(norms.size, _FEWEST_COLUMNS)
     padded = np.zeros((len(flat), width), default_float())
     padded[:, : norms.size][:, varies] = flat[:, varies] / norms[varies]
-    return jnp.asarray(padded)
+    return as_floats(padded)

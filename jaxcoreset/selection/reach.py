@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from jaxcoreset.data.compiling import quick_jit
-from jaxcoreset.data.dtypes import default_float
+from jaxcoreset.data.dtypes import as_floats, default_float
 from jaxcoreset.data.rows import Rows, State
 from jaxcoreset.likelihood.expansion import Expansion
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params, Unravel
@@ -201,7 +201,7 @@ class PosteriorOfRows:
 
     def gradients(self, points: Float[np.ndarray, "p d"]) -> Float[np.ndarray, "p d"]:
         """See `Density.gradients`."""
-        flat = jnp.asarray(points, default_float())
+        flat = as_floats(points)
         args = self._bounded(), flat
         start = {"gradient": np.zeros(points.shape)}
         rows, counts = self.rows.folded() or (self.rows, None)

@@ -7,12 +7,13 @@ float32.
 
 from dataclasses import dataclass
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.blocks import few_places
+from jaxcoreset.data.compiling import largest_size
 from jaxcoreset.data.ragged import num_bytes, of_one_length
 from jaxcoreset.likelihood.expansion import Expansion, flat_draws, remainders
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -35,7 +36,7 @@ def is_rounding(
     remainders: Float[Array | np.ndarray, "m s"], values: Float[Array | np.ndarray, "m s"]
 ) -> bool:
     """Return whether remainders are zero but for rounding, beside the log-likelihoods of rows."""
-    largest, whole = (float(jnp.max(jnp.abs(each))) for each in (remainders, values))
+    largest, whole = largest_size(remainders), largest_size(values)
     return largest <= max(_ROUNDING, _RELATIVE_ROUNDING * whole)
 
 
@@ -78,7 +79,7 @@ class RemainderEvaluator:
             pays = self._pays(part, missing)
             known = self._with(known, part, missing) if pays else self._all(part)
         if known.positions.size == every.size and isinstance(known.values, np.ndarray):
-            known = KnownRemainders(every, jnp.asarray(known.values))
+            known = KnownRemainders(every, jax.device_put(known.values))
         part.remainders = known
         return known.values if positions is None else known.at(positions)
 
@@ -98,7 +99,8 @@ class RemainderEvaluator:
         found, total = self._evaluate(part, self.candidates, self.capacity)
         if self.are_all_rows:
             part.total_remainder = total
-        return KnownRemainders(np.arange(len(found)), jnp.asarray(found, part.values.dtype))
+        found = jax.device_put(np.asarray(found, part.values.dtype))
+        return KnownRemainders(np.arange(len(found)), found)
 
     def _with(
         self, known: KnownRemainders, part: Part, missing: Int[np.ndarray, " i"]

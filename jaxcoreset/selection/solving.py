@@ -7,12 +7,11 @@ import dataclasses
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
-from jaxcoreset.data.compiling import quick_jit
-from jaxcoreset.data.dtypes import default_float
+from jaxcoreset.data.compiling import quick_jit, rows_at
+from jaxcoreset.data.dtypes import as_floats
 from jaxcoreset.data.utils import Clock
 from jaxcoreset.likelihood.verification import check_alone
 from jaxcoreset.selection.draws import EXACT, DrawPool
@@ -179,7 +178,7 @@ def check_selection(pool: DrawPool, selection: Selection) -> None:
         return
     part = pool.parts("solver")[0]
     indices = pool.indices_of(positions) if pool.are_inside else None
-    values = jnp.take(part.values, positions, axis=0)
+    values = rows_at(part.values, positions)
     check_alone(pool.likelihood, part.draws, pool.data_of(positions), values, indices)
 
 
@@ -202,16 +201,15 @@ def _is_enough(none: Selection, tol: float | None) -> bool:
 
 def select_none(pool: DrawPool, clock: Clock, limit: Limit | None = None) -> Selection:
     """No rows at all: the pool's expansion stands for all of them. Arguments as above."""
-    dtype = default_float()
     left = pool.left("solver")
     ratio = _ratio(np.sqrt(left), pool.norm("solver"))
     path = Solution(
-        indices=jnp.asarray(np.zeros((1, 1), np.int32)),
-        weights=jnp.asarray(np.zeros((1, 1), dtype)),
-        objective=jnp.asarray(np.full(1, left, dtype)),
-        relative_error=jnp.asarray(np.full(1, ratio, dtype)),
-        num_iters=jnp.asarray(np.zeros(1, np.int32)),
-        converged=jnp.asarray(np.ones(1, bool)),
+        indices=jax.device_put(np.zeros((1, 1), np.int32)),
+        weights=as_floats(np.zeros((1, 1))),
+        objective=as_floats(np.full(1, left)),
+        relative_error=as_floats(np.full(1, ratio)),
+        num_iters=jax.device_put(np.zeros(1, np.int32)),
+        converged=jax.device_put(np.ones(1, bool)),
         solver="none",
     )
     return select_size(pool, path, np.zeros(1, np.int64), clock, "proxy", limit)

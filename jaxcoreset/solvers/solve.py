@@ -160,7 +160,8 @@ def checked_run(
     n = problem.num_data
     length = static_bound(ks, max_k, n)
     solver = checked_solver(problem, length, solver, key)
-    ks, longest = jnp.asarray(ks, jnp.int32), jnp.asarray(length, jnp.int32)
+    ks = jnp.asarray(ks, jnp.int32) if isinstance(ks, jax.Array) else np.asarray(ks, np.int32)
+    longest = np.asarray(length, np.int32)
     with jax.numpy_rank_promotion("allow"):
         solution = (run or _run)(problem, ks, longest, solver, _round_up(length, n), key)
     # The slots that were added by rounding the bound come last and are unused.

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxcoreset.data.arrays import power_of_two
 from jaxcoreset.data.compiling import quick_jit
-from jaxcoreset.data.dtypes import default_float
+from jaxcoreset.data.dtypes import as_floats, default_float
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.data.utils import host_generator
 from jaxcoreset.likelihood.expansion import Expansion, Terms
@@ -89,7 +89,7 @@ class LaplaceApproximation:
 
     def params(self) -> Params:
         """The mode as a dictionary of unconstrained parameters."""
-        return self._unravel(jnp.asarray(self.mode, default_float()))
+        return self._unravel(as_floats(self.mode))
 
     def draws(self, key: PRNGKeyArray, num: int) -> Params:
         """`num` draws, a dictionary of unconstrained parameters with that leading axis."""
@@ -100,7 +100,7 @@ class LaplaceApproximation:
         normal = np.asarray(_normals(key, padded), np.float64)[:size]
         flat = self.mode + normal.reshape(num, -1) @ np.linalg.cholesky(self.covariance).T
         all_of = getattr(self._unravel, "all", jax.vmap(self._unravel))
-        return all_of(jnp.asarray(flat, default_float()))
+        return all_of(as_floats(flat))
 
 
 @functools.partial(quick_jit, static_argnums=1)

@@ -35,6 +35,11 @@ def fit(setting):
     return Regression.of(start, draws, totals)
 
 
+def _at_rows(found, coefficients, flat):
+    """What is added for each row."""
+    return -np.asarray(found.less_rows(np.zeros((NUM_ROWS, len(flat))), coefficients, flat))
+
+
 def test_the_regression_is_nearly_least_squares_where_draws_are_many(setting):
     start, draws, remainders = setting
     fresh = np.random.default_rng(1).multivariate_normal(
@@ -65,7 +70,7 @@ def test_the_rows_additions_sum_to_that_of_all_rows_and_are_quadratics(setting):
     coefficients = np.asarray(found.of_rows(faded), np.float64)
     assert coefficients.shape == (NUM_ROWS, 1 + num_features(WIDTH))
     flat = draws[0][:50]
-    rows = np.asarray(found.at_rows(coefficients, flat)) / start.fade(flat)
+    rows = _at_rows(found, coefficients, flat) / start.fade(flat)
     difference = rows.sum(axis=0) - found.at(flat)
     # Equal but for the fade, since the total is known up to a constant only.
     np.testing.assert_allclose(
@@ -73,7 +78,7 @@ def test_the_rows_additions_sum_to_that_of_all_rows_and_are_quadratics(setting):
     )
     # What is left of each row has mean zero under the draws, so that nothing steps where it fades.
     left = sum(
-        (one - np.asarray(found.at_rows(coefficients, block))).sum(axis=1)
+        (one - _at_rows(found, coefficients, block)).sum(axis=1)
         for one, block in zip(faded, draws, strict=True)
     )
     np.testing.assert_allclose(left, 0, atol=1e-2)
@@ -90,7 +95,7 @@ def test_a_pass_over_rows_subtracts_the_same(setting):
     faded = [start.fade(block) * remainders(block) for block in later]
     first, second = map(np.asarray, found.removed(later))
     coefficients = found.of_rows(faded[:2])
-    expected = [np.asarray(found.at_rows(coefficients, block)) for block in later]
+    expected = [_at_rows(found, coefficients, block) for block in later]
     # Constants are of no account there, and the search is in JAX's precision.
     expected = np.concatenate([one - one.mean(axis=1, keepdims=True) for one in expected], axis=1)
     np.testing.assert_allclose(np.concatenate(faded, axis=1) @ first @ second, expected, atol=2e-3)
