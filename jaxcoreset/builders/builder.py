@@ -52,6 +52,7 @@ from jaxcoreset.likelihood.arguments import codes_of_call, columns_of_call, plai
 from jaxcoreset.likelihood.closures import float64_for
 from jaxcoreset.likelihood.integration import Integration
 from jaxcoreset.likelihood.precision import Float32Error
+from jaxcoreset.likelihood.program import of_one_build
 from jaxcoreset.likelihood.trace import one_at_a_time
 from jaxcoreset.selection.baseline import GaussianBaseline
 from jaxcoreset.selection.construction import Construction
@@ -244,7 +245,8 @@ class CoresetBuilder:
         context = pass_context(self, key, args, kwargs, in_float64=in_float64)
         checkpoint = context.checkpoint
         try:
-            found = self._run(key, args, kwargs, context)
+            with of_one_build():
+                found = self._run(key, args, kwargs, context)
             if found[-1].likelihood is not None:  # later passes are no part of the build
                 found[-1].likelihood.rows.close_checkpoint()
             return found

@@ -6,7 +6,9 @@ Most programs of a build run for milliseconds only.
 """
 
 import functools
-from collections.abc import Callable
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -16,6 +18,9 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 from jaxtyping import Array, Int, PyTree
 
+# Programs by their code, and how many of them are kept.
+_SHARED: OrderedDict[Hashable, Callable] = OrderedDict()
+_MOST_SHARED = 32
 # Whether XLA uses its newer way.
 _OPTION = "xla_cpu_use_fusion_emitters"
 
@@ -62,6 +67,31 @@ def _is_traced(given: PyTree) -> bool:
     """True within a program or a transformation, whose values are not arrays yet."""
     made_here = jnp.zeros(())  # a tracer within a program, even if all that is given is constant
     return any(isinstance(leaf, jax.core.Tracer) for leaf in (made_here, *jax.tree.leaves(given)))
+
+
+def shared_program(function: Callable, *args: PyTree) -> Callable:
+    """Compile a function quickly, for arguments like these; functions of one code share a program.
+
+    The function is traced, so that a new one, such as a closure over new arrays, is compiled only
+    if it does something else than the last ones. A function that calls Python is always compiled.
+
+    Args:
+        function: a function of arrays.
+        *args: pytrees of arrays with the shapes and types of all calls.
+    """
+    lowered = jax.jit(function).lower(*args)
+    code = lowered.as_text()
+    # The code has no names.
+    key = hashlib.sha256(code.encode()).digest(), lowered.in_tree, lowered.out_tree
+    program = _SHARED.pop(key, None)
+    if program is None:
+        options = {_OPTION: False} if _knows_option() else None
+        program = lowered.compile(compiler_options=options)
+    if "callback" not in code:
+        _SHARED[key] = program
+        while len(_SHARED) > _MOST_SHARED:
+            _SHARED.popitem(last=False)
+    return program
 
 
 def rows_at(values: Array | np.ndarray, positions: Int[np.ndarray, " j"]) -> Array | np.ndarray:

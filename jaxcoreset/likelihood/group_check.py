@@ -9,7 +9,8 @@ behind its own. Whether the density of an effect is computed from rows also show
 program.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int, PyTree
 
 from jaxcoreset.data.chosen_groups import read_groups
+from jaxcoreset.data.compiling import shared_program
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.ragged import Ragged
 from jaxcoreset.likelihood.arguments import ModelError
@@ -57,10 +59,11 @@ def check_groups(marginal: GroupModel, layout: Layout, sizes: Int[np.ndarray, " 
         groups or on the rows of others.
     """
     groups = _Groups.of(marginal, layout, sizes)
+    points: dict[str, Any] = {}
     shared: dict[str, Any] = {}
     for number, radius in enumerate(_RADII):
-        shared = groups.check_at(np.random.default_rng(number), radius)
-    groups.check_numbers(np.random.default_rng(len(_RADII)), sizes.size, shared)
+        points, shared = groups.check_at(np.random.default_rng(number), radius)
+    groups.check_numbers(np.random.default_rng(len(_RADII)), sizes.size, points)
     groups.check_priors(shared)
     return groups.of_several
 
@@ -75,6 +78,7 @@ class _Groups:
         labels: shape (n,), the number of each row's group.
         alone: for what is data, the entries of each group, with rows of another one behind them.
         of_several: the deterministic sites that were found to depend on several groups.
+        programs: what was compiled for these groups.
     """
 
     marginal: GroupModel
@@ -82,6 +86,7 @@ class _Groups:
     labels: Int[np.ndarray, " n"]
     alone: tuple
     of_several: set[str] = field(default_factory=set)
+    programs: dict[str, Callable] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, marginal: GroupModel, layout: Layout, sizes: Int[np.ndarray, " g"]) -> "_Groups":
@@ -118,58 +123,134 @@ class _Groups:
         """The number of these groups."""
         return int(self.labels[-1]) + 1
 
-    def check_at(self, generator: np.random.Generator, radius: float) -> dict[str, Any]:
+    def check_at(
+        self, generator: np.random.Generator, radius: float
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Compare the groups together with each of them alone, at a random point.
 
         Returns:
-            The values of the shared sites there.
+            The unconstrained values of the shared sites there, and the constrained ones.
         """
         structure, num_groups = self.marginal.structure, self.num_groups
-        shared: dict[str, Any] = {}
 
-        def point(shape: tuple[int, ...]) -> Array:
-            return jnp.asarray(generator.uniform(-radius, radius, shape), default_float())
+        def point(shape: tuple[int, ...]) -> np.ndarray:
+            return generator.uniform(-radius, radius, shape).astype(default_float())
 
         effects, ways = point((num_groups, structure.num_dims)), structure.choices
         choices = ways[generator.integers(len(ways), size=num_groups)]
-        of_rows, of_priors, of_shared, named = self.together(effects, choices, point, shared)
-        for group in range(num_groups):
-            own, is_own = tuple(leaf[group] for leaf in self.alone), self.labels == group
-            alone = OneGroup(self.marginal, shared, self.leaves, own)
-            sites = alone.run(effects[group], choices[group])[0]
-            for name, dim in structure.rows.items():
-                values, num = of_rows[name][is_own], int(is_own.sum())
-                if not _are_same(values, summed_but(log_prob(sites[name]), dim)[:num]):
-                    moved = jnp.where((jnp.arange(num_groups) == group)[:, None], effects, -effects)
-                    seen = self.together(moved, choices, point, shared)[0][name]
+        points = {name: point(shape) for name, shape in self._shapes_of_shared.items()}
+        together, shared = self._together(effects, choices, points)
+        of_rows, of_priors, of_shared, named = together
+        owns = [tuple(np.asarray(leaf[g]) for leaf in self.alone) for g in range(num_groups)]
+        for group, own in enumerate(owns):
+            is_own = self.labels == group
+            alone = self._one_alone(effects[group], choices[group], own, shared)
+            rows_alone, priors_alone, shared_alone, named_alone = alone
+            for name, values in of_rows.items():
+                values, num = values[is_own], int(is_own.sum())
+                if not _are_same(values, rows_alone[name][:num]):
+                    moved = np.where((np.arange(num_groups) == group)[:, None], effects, -effects)
+                    seen = self._together(moved, choices, points)[0][0][name]
                     is_same = _are_same(values, seen[is_own])
                     raise _sees_rows(name) if is_same else _crossed(name)
             for name, values in of_priors.items():
-                if not _are_same(values[group], np.sum(np.asarray(log_prob(sites[name])))):
+                if not _are_same(values[group], priors_alone[name].sum()):
                     raise _prior_of_group(name, name not in structure.integrated)
             for name, value in of_shared.items():
-                if not _are_same(value, np.sum(np.asarray(log_prob(sites[name])))):
+                if not _are_same(value, shared_alone[name]):
                     raise _shared_density(name)
             for name, value in named.items():
-                there, axis = np.asarray(sites[name]["value"]), structure.effects.get(name)
+                there, axis = named_alone[name], structure.effects.get(name)
                 if axis is not None:
                     value, there = (np.take(x, at, axis) for x, at in ((value, group), (there, 0)))
                 if not _are_same(value, there):
                     self.of_several.add(name)
-        return shared
+        return points, shared
 
-    def together(
-        self,
-        effects: Float[Array, "g d"],
-        choices: Int[np.ndarray, "g k"],
-        point: Callable[[tuple[int, ...]], Array],
-        shared: dict[str, Any],
+    @functools.cached_property
+    def _shapes_of_shared(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the unconstrained values of the sites that groups share."""
+        shapes: dict[str, tuple[int, ...]] = {}
+
+        def fill(site: Mapping) -> Array:
+            transform = transform_of(site)
+            shapes[site["name"]] = transform.inverse_shape(value_shape(site))
+            return transform(jnp.zeros(shapes[site["name"]], default_float()))
+
+        structure, num = self.marginal.structure, self.num_groups
+        effects = jnp.zeros((num, structure.num_dims), default_float())
+        choices = structure.choices[np.zeros(num, int)]
+        jax.eval_shape(lambda effects: self._values(effects, choices, self.leaves, fill), effects)
+        return shapes
+
+    def _together(
+        self, effects: np.ndarray, choices: np.ndarray, points: dict[str, Any]
+    ) -> tuple[tuple[dict[str, np.ndarray], ...], dict[str, Any]]:
+        """The densities and values of all groups, see `_values_of`, and those of the shared sites.
+
+        Args:
+            effects: shape (g, d), the effects of the groups.
+            choices: shape (g, k), the positions of the values of discrete sites.
+            points: the unconstrained values of the sites that groups share.
+        """
+
+        def evaluate(
+            effects: Array, choices: Array, points: dict[str, Array], data: dict[int, Array]
+        ) -> tuple:
+            shared: dict[str, Array] = {}
+            leaves = [data.get(i, leaf) for i, leaf in enumerate(self.leaves)]
+
+            def fill(site: Mapping) -> Array:
+                shared[site["name"]] = transform_of(site)(points[site["name"]])
+                return shared[site["name"]]
+
+            return self._values(effects, choices, leaves, fill), shared
+
+        positions = self.marginal.positions
+        data = {i: np.asarray(self.leaves[i]) for i in (*positions.rows, *positions.groups)}
+        found, shared = self._run("together", evaluate, effects, choices, points, data)
+        return _on_host(found), shared
+
+    def _one_alone(
+        self, effect: np.ndarray, choice: np.ndarray, own: tuple, shared: dict[str, Any]
     ) -> tuple[dict[str, np.ndarray], ...]:
-        """Log-probabilities of rows, groups' sites and other sites, as the user's model has them.
+        """The densities and values of one group by itself, see `_values_of`.
 
-        The last dictionary has the values of the deterministic sites that are used. `point` gives
-        random numbers of a shape; `shared` has, or else gets, the values of the sites that groups
-        share.
+        Those of the group's sites are not summed.
+
+        Args:
+            effect: shape (d,), the effect of the group.
+            choice: shape (k,), the positions of the values of discrete sites.
+            own: the data of the group.
+            shared: the constrained values of the shared sites.
+        """
+
+        def evaluate(effect: Array, choice: Array, own: tuple, shared: dict) -> tuple:
+            group = OneGroup(self.marginal, shared, self.leaves, own)
+            return self._values_of(group.run(effect, choice)[0], sums_priors=False)
+
+        return _on_host(self._run("alone", evaluate, effect, choice, own, shared))
+
+    def _run(self, what: str, evaluate: Callable, *given: Any) -> Any:
+        """Call a function by its program, which is made for the first of its calls."""
+        if what not in self.programs:
+            self.programs[what] = shared_program(evaluate, *given)
+        return self.programs[what](*given)
+
+    def _values(
+        self,
+        effects: Array,
+        choices: Any,
+        given: Sequence,
+        fill_shared: Callable[[Mapping], Array],
+    ) -> tuple[dict[str, Array], ...]:
+        """The densities and values as the user's model has them, see `_values_of`.
+
+        Args:
+            effects: shape (g, d), the effects of the groups.
+            choices: shape (g, k), the positions of the values of discrete sites.
+            given: the arguments of the model with these groups.
+            fill_shared: the values of the sites that groups share.
         """
         marginal, structure = self.marginal, self.marginal.structure
         parts = jax.vmap(marginal.split)(effects)
@@ -185,33 +266,40 @@ class _Groups:
                 local = structure.local[name]
                 part = jnp.moveaxis(parts[name], 0, local.dim)
                 return transform(part.reshape(with_length(local.shape, local.dim, len(effects))))
-            if name in shared:
-                return shared[name]
-            shared[name] = transform(point(transform.inverse_shape(value_shape(site))))
-            return shared[name]
+            return fill_shared(site)
 
         labels = self.labels.astype(np.int32)
-        leaves = marginal.positions.call_with(self.leaves, labels.size, len(effects), labels)
-        sites = run(marginal.model, jax.tree.unflatten(marginal.tree, leaves), fill)
-        of_rows, of_priors = (
-            {name: np.asarray(summed_but(log_prob(sites[name]), dim)) for name, dim in dims.items()}
-            for dims in (structure.rows, structure.log_prob_dims)
-        )
+        leaves = marginal.positions.call_with(list(given), labels.size, len(effects), labels)
+        return self._values_of(run(marginal.model, jax.tree.unflatten(marginal.tree, leaves), fill))
+
+    def _values_of(self, sites: Mapping, *, sums_priors: bool = True) -> tuple[dict, ...]:
+        """Log-probabilities of rows, groups' sites and other sites of a trace of the model.
+
+        The last dictionary has the values of the deterministic sites that are used.
+        """
+        structure = self.marginal.structure
+        of_rows = {
+            name: summed_but(log_prob(sites[name]), dim) for name, dim in structure.rows.items()
+        }
+        of_priors = {
+            name: summed_but(log_prob(sites[name]), dim) if sums_priors else log_prob(sites[name])
+            for name, dim in structure.log_prob_dims.items()
+        }
         of_shared = {
-            name: np.asarray(jnp.sum(log_prob(site)))
+            name: jnp.sum(log_prob(site))
             for name, site in sites.items()
             if site["type"] == "sample" and name not in {*of_rows, *of_priors}
         }
         unused = structure.hidden - structure.effects.keys()
         named = {
-            name: np.asarray(site["value"])
+            name: jnp.asarray(site["value"])
             for name, site in sites.items()
             if site["type"] == "deterministic" and name not in unused
         }
         return of_rows, of_priors, of_shared, named
 
     def check_numbers(
-        self, generator: np.random.Generator, total: int, shared: dict[str, Any]
+        self, generator: np.random.Generator, total: int, points: dict[str, Any]
     ) -> None:
         """Raise a ModelError if a group's rows or effect depend on the number that it has.
 
@@ -220,7 +308,7 @@ class _Groups:
         Args:
             generator: for the point.
             total: the number of all groups.
-            shared: the values of the shared sites.
+            points: the unconstrained values of the shared sites.
         """
         marginal, few = self.marginal, self.num_groups
         structure, positions = marginal.structure, marginal.positions
@@ -236,13 +324,10 @@ class _Groups:
         for i in positions.rows:
             leaves[i] = leaves[i][rows]
         renumbered = _Groups(marginal, leaves, numbers, self.alone)
-        effects = generator.uniform(-1, 1, (few, structure.num_dims))
-        effects = jnp.asarray(effects, default_float())
+        effects = generator.uniform(-1, 1, (few, structure.num_dims)).astype(default_float())
         choices = structure.choices[generator.integers(len(structure.choices), size=few)]
-        of_rows, of_priors, *_ = self.together(effects, choices, jnp.zeros, shared)
-        by_row, by_group, *_ = renumbered.together(
-            effects[group_of], choices[group_of], jnp.zeros, shared
-        )
+        of_rows, of_priors, *_ = self._together(effects, choices, points)[0]
+        by_row, by_group, *_ = renumbered._together(effects[group_of], choices[group_of], points)[0]
         for name, values in of_rows.items():
             if not _are_same(values[rows], by_row[name]):
                 raise _uses_numbers(f"a row of observed site {name!r}", total)
@@ -279,6 +364,10 @@ class _Groups:
                 if name in structure.shared:
                     raise _shared_density(name)
                 raise _prior_of_group(name, name not in structure.integrated)
+
+
+def _on_host(tree: PyTree) -> PyTree:
+    return jax.tree.map(np.asarray, tree)
 
 
 def _crossed(name: str) -> ModelError:

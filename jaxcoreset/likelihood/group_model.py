@@ -32,6 +32,7 @@ from jaxcoreset.likelihood.trace import (
     fill_origin,
     full_precision,
     log_prob,
+    needs_rows,
     run,
     summed_but,
     transform_of,
@@ -72,8 +73,10 @@ class GroupModel:
         leaves = jax.tree.leaves((args, kwargs))
         data = [leaves[i] for i in self.positions.data_at]
         shared = self.sample_shared(leaves, [leaf[0] for leaf in data])
-        with block(), full_precision():
-            values = self.log_marginals(shared, leaves, data, _batch_rows())
+        values = jnp.zeros(jnp.shape(data[0])[0])
+        if needs_rows():
+            with block(), full_precision():
+                values = self.log_marginals(shared, leaves, data, _batch_rows())
         numpyro.factor(GROUP_SITE, values)
 
     def with_integration(self, integration: Integration) -> "GroupModel":

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import as_float64
 from jaxcoreset.data.rows import State
 from jaxcoreset.likelihood.closures import float64_for
@@ -205,6 +206,6 @@ def _with(likelihood: ModelLikelihood, integration: Integration) -> ModelLikelih
     return with_integration(shared.program, integration)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(quick_jit, static_argnums=0)
 def _values(program: ModelLikelihood, draws: Params, data: tuple) -> Float[Array, "s m"]:
     return jax.lax.map(lambda draw: program.by_site(draw, data)[0][GROUP_SITE], draws)

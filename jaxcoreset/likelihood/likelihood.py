@@ -30,7 +30,14 @@ from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.independence import Reference
 from jaxcoreset.likelihood.structure import not_independent
-from jaxcoreset.likelihood.trace import abstract, full_precision, log_prob, run, summed_but
+from jaxcoreset.likelihood.trace import (
+    abstract,
+    full_precision,
+    log_prob,
+    of_no_rows,
+    run,
+    summed_but,
+)
 
 # Widths of the draws at which models are compared.
 _TOLD_APART = (0.1, 0.5, 1.0)
@@ -192,7 +199,7 @@ class ModelLikelihood:
             ModelError: `params` lacks a latent site.
         """
         hidden = seed(_HideData(self.model, self.data_dims), rng_seed=0)
-        with full_precision():
+        with full_precision(), of_no_rows():
             energy = potential_energy(hidden, *self.assemble(self.two_rows), self._latent(params))
         return -jnp.asarray(energy)
 
@@ -332,7 +339,7 @@ class ModelLikelihood:
                 identity.add(site["name"])
             return transform(params[site["name"]])
 
-        with full_precision():
+        with full_precision(), of_no_rows():
             found = run(self.model, self.assemble(rows), fill)
         latent = set(self.init_params) - identity
         return {

@@ -15,6 +15,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,9 @@ _NUM_POINTS, _SPACING = 8, 0.05
 _EPS = float(np.finfo(np.float32).eps)
 
 T = TypeVar("T")
+
+# What was found of programs that are in use.
+_RUNS_IN_FLOAT64: WeakKeyDictionary[ModelLikelihood, bool] = WeakKeyDictionary()
 
 
 class Float32Error(ValueError):
@@ -148,8 +152,15 @@ def in_enough_precision(run: Callable[[PassContext], T], precision: str, model: 
 def runs_in_float64(likelihood: ModelLikelihood) -> bool:
     """True if the model returns float64 values where JAX's x64 is on.
 
-    It does not if it fixes a type, as some loops do.
+    It does not if it fixes a type, as some loops do. The model is traced once for this.
     """
+    program = likelihood.program
+    if program not in _RUNS_IN_FLOAT64:
+        _RUNS_IN_FLOAT64[program] = _traces_in_float64(likelihood)
+    return _RUNS_IN_FLOAT64[program]
+
+
+def _traces_in_float64(likelihood: ModelLikelihood) -> bool:
     try:
         found = model_in_float64(
             likelihood,

@@ -17,7 +17,9 @@ import hashlib
 import itertools
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -39,11 +41,39 @@ _MOST_PROGRAMS, _MOST_ENTRIES = 32, 2**24
 _PROGRAMS: "OrderedDict[Hashable, ModelLikelihood]" = OrderedDict()
 
 
+# Within one build, the programs that were found for its models.
+_FOUND: ContextVar[list[tuple[Callable, ModelLikelihood]] | None] = ContextVar(
+    "found", default=None
+)
+
+
+@contextmanager
+def of_one_build() -> Iterator[None]:
+    """A context in which no model changes, so that its program is found once."""
+    token = _FOUND.set([])
+    try:
+        yield
+    finally:
+        _FOUND.reset(token)
+
+
 def with_program(likelihood: ModelLikelihood) -> ModelLikelihood:
     """A likelihood with the program of earlier ones that compute the same, or a new program.
 
     Call it where a model may have changed since the likelihood was made.
     """
+    known = _FOUND.get()
+    if known is not None:
+        if any(one is likelihood.model and two is likelihood.shared for one, two in known):
+            return likelihood
+        found = _with_program(likelihood)
+        assert found.shared is not None
+        known.append((found.model, found.shared))
+        return found
+    return _with_program(likelihood)
+
+
+def _with_program(likelihood: ModelLikelihood) -> ModelLikelihood:
     key = _key_of(likelihood)
     program = None if key is None else _PROGRAMS.pop(key, None)
     if program is None:

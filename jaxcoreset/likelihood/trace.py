@@ -7,8 +7,9 @@ that a coreset cannot handle, such as discrete latent ones, are refused.
 import functools
 import re
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -94,6 +95,24 @@ def full_precision() -> AbstractContextManager:
     On a GPU the default rounds inputs to 10 bits, and a sum over all the data inherits that.
     """
     return jax.default_matmul_precision("highest")
+
+
+_OF_NO_ROWS: ContextVar[bool] = ContextVar("of_no_rows", default=False)
+
+
+@contextmanager
+def of_no_rows() -> Iterator[None]:
+    """A context in which a model need not evaluate its rows, as where only the prior is used."""
+    token = _OF_NO_ROWS.set(True)
+    try:
+        yield
+    finally:
+        _OF_NO_ROWS.reset(token)
+
+
+def needs_rows() -> bool:
+    """False within `of_no_rows`."""
+    return not _OF_NO_ROWS.get()
 
 
 def run(model: Callable, arguments: tuple[tuple, dict], fill: Callable) -> Any:

@@ -70,9 +70,7 @@ def test_a_number_of_groups_that_is_left_out_is_asked_for():
     builder = jc.CoresetBuilder(model, size=3, groups="store", progress_bar=False)
     coreset = builder.run(KEY, store, 3, np.linspace(-1, 1, store.size))
     predict = partial(unweighted, coreset, {"mean": 0.1 * np.arange(6)})
-    with pytest.raises(
-        ModelError, match="argument 'num_stores' is missing; expected"
-    ):
+    with pytest.raises(ModelError, match="argument 'num_stores' is missing; expected"):
         predict(store)
     assert np.isfinite(predict(np.arange(4), 4).mean["y"]).all()
 
