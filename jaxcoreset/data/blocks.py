@@ -236,7 +236,9 @@ def _filled(rows: np.ndarray, size: int) -> np.ndarray:
 
 
 @eqx.filter_jit
-def _device_slice(array: Array, first: Array, shift: Array, size: int) -> Array:
+def _device_slice(
+    array: Array, first: Array | np.ndarray, shift: Array | np.ndarray, size: int
+) -> Array:
     rows = jax.lax.dynamic_slice_in_dim(array, first, min(size, array.shape[0]))
     rows = jnp.roll(rows, -shift, axis=0)
     if array.shape[0] < size:

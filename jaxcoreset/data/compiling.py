@@ -82,10 +82,12 @@ def shared_program(function: Callable, *args: PyTree) -> Callable:
     lowered = jax.jit(function).lower(*args)
     code = lowered.as_text()
     # The code has no names.
-    key = hashlib.sha256(code.encode()).digest(), lowered.in_tree, lowered.out_tree
+    device = str(jax.config.jax_default_device)  # pyright: ignore[reportAttributeAccessIssue]
+    digest = hashlib.sha256(code.encode()).digest()
+    key = digest, device, lowered.in_tree, lowered.out_tree
     program = _SHARED.pop(key, None)
     if program is None:
-        options = {_OPTION: False} if _knows_option() else None
+        options: dict[str, Any] | None = {_OPTION: False} if _knows_option() else None
         program = lowered.compile(compiler_options=options)
     if "callback" not in code:
         _SHARED[key] = program
@@ -94,11 +96,11 @@ def shared_program(function: Callable, *args: PyTree) -> Callable:
     return program
 
 
-def rows_at(values: Array | np.ndarray, positions: Int[np.ndarray, " j"]) -> Array | np.ndarray:
+def rows_at(values: Any, positions: Int[np.ndarray, " j"]) -> Any:
     """Some rows of an array, by one program for a JAX array, where indexing takes several.
 
     Args:
-        values: shape (m, …).
+        values: shape (m, …), of JAX or NumPy, as the rows are then.
         positions: from 0 to m − 1; they may repeat.
     """
     return _rows_at(values, positions) if isinstance(values, jax.Array) else values[positions]

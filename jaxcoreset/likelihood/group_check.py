@@ -172,7 +172,7 @@ class _Groups:
         """The shapes of the unconstrained values of the sites that groups share."""
         shapes: dict[str, tuple[int, ...]] = {}
 
-        def fill(site: Mapping) -> Array:
+        def fill(site: Mapping) -> Any:
             transform = transform_of(site)
             shapes[site["name"]] = transform.inverse_shape(value_shape(site))
             return transform(jnp.zeros(shapes[site["name"]], default_float()))
@@ -197,10 +197,10 @@ class _Groups:
         def evaluate(
             effects: Array, choices: Array, points: dict[str, Array], data: dict[int, Array]
         ) -> tuple:
-            shared: dict[str, Array] = {}
+            shared: dict[str, Any] = {}
             leaves = [data.get(i, leaf) for i, leaf in enumerate(self.leaves)]
 
-            def fill(site: Mapping) -> Array:
+            def fill(site: Mapping) -> Any:
                 shared[site["name"]] = transform_of(site)(points[site["name"]])
                 return shared[site["name"]]
 
@@ -242,7 +242,7 @@ class _Groups:
         effects: Array,
         choices: Any,
         given: Sequence,
-        fill_shared: Callable[[Mapping], Array],
+        fill_shared: Callable[[Mapping], Any],
     ) -> tuple[dict[str, Array], ...]:
         """The densities and values as the user's model has them, see `_values_of`.
 

@@ -30,14 +30,7 @@ from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.independence import Reference
 from jaxcoreset.likelihood.structure import not_independent
-from jaxcoreset.likelihood.trace import (
-    abstract,
-    full_precision,
-    log_prob,
-    of_no_rows,
-    run,
-    summed_but,
-)
+from jaxcoreset.likelihood.trace import abstract, full_precision, log_prob, no_rows, run, summed_but
 
 # Widths of the draws at which models are compared.
 _TOLD_APART = (0.1, 0.5, 1.0)
@@ -199,7 +192,7 @@ class ModelLikelihood:
             ModelError: `params` lacks a latent site.
         """
         hidden = seed(_HideData(self.model, self.data_dims), rng_seed=0)
-        with full_precision(), of_no_rows():
+        with full_precision(), no_rows():
             energy = potential_energy(hidden, *self.assemble(self.two_rows), self._latent(params))
         return -jnp.asarray(energy)
 
@@ -339,7 +332,7 @@ class ModelLikelihood:
                 identity.add(site["name"])
             return transform(params[site["name"]])
 
-        with full_precision(), of_no_rows():
+        with full_precision(), no_rows():
             found = run(self.model, self.assemble(rows), fill)
         latent = set(self.init_params) - identity
         return {

@@ -97,22 +97,22 @@ def full_precision() -> AbstractContextManager:
     return jax.default_matmul_precision("highest")
 
 
-_OF_NO_ROWS: ContextVar[bool] = ContextVar("of_no_rows", default=False)
+_NO_ROWS: ContextVar[bool] = ContextVar("no_rows", default=False)
 
 
 @contextmanager
-def of_no_rows() -> Iterator[None]:
+def no_rows() -> Iterator[None]:
     """A context in which a model need not evaluate its rows, as where only the prior is used."""
-    token = _OF_NO_ROWS.set(True)
+    token = _NO_ROWS.set(True)
     try:
         yield
     finally:
-        _OF_NO_ROWS.reset(token)
+        _NO_ROWS.reset(token)
 
 
 def needs_rows() -> bool:
-    """False within `of_no_rows`."""
-    return not _OF_NO_ROWS.get()
+    """False within `no_rows`."""
+    return not _NO_ROWS.get()
 
 
 def run(model: Callable, arguments: tuple[tuple, dict], fill: Callable) -> Any:

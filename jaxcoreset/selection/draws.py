@@ -376,10 +376,9 @@ class DrawPool:
         if (fit := self._regression) is not None:
             rest = rest - fit.at(flat)
             if has_rows:
-                coefficients = self._row_coefficients(fit)
-                if positions is not None:
-                    coefficients = rows_at(coefficients, positions)
-                values = fit.less_rows(values, coefficients, flat)
+                every = self._row_coefficients(fit)
+                chosen = every if positions is None else rows_at(every, positions)
+                values = fit.less_rows(values, chosen, flat)
         return values, less_mean(rest)
 
     def regress(self) -> None:

@@ -173,7 +173,7 @@ def checked_run(
 def solutions(
     problem: CoresetProblem,
     ks: Array,
-    longest: Array,
+    longest: ArrayLike,
     solver: Solver,
     max_k: int,
     key: PRNGKeyArray | None,

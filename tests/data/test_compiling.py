@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from jaxcoreset.data import compiling
-from jaxcoreset.data.compiling import fast_jit, quick_jit
+from jaxcoreset.data.compiling import (
+    fast_jit,
+    largest_size,
+    quick_jit,
+    rows_at,
+    shared_program,
+)
 
 POINTS = np.linspace(-1, 1, 5, dtype=np.float32)
 
@@ -72,3 +78,57 @@ def test_options_reach_the_compiler(monkeypatch):
     monkeypatch.setattr(compiling, "_knows_option", lambda: True)
     with pytest.raises(jax.errors.JaxRuntimeError, match="another_version"):
         quick_jit(_twice_the_sine)(0.0)
+
+
+def _compiled(call):
+    """What a call returns, and how many programs were compiled for it."""
+    found = []
+
+    def listen(event, duration_secs, **about):
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(about)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        return call(), len(found)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_functions_of_one_code_share_a_program_and_others_do_not():
+    x = np.arange(3, dtype=np.float32)
+
+    def doubled(name, factor):
+        return shared_program(lambda values: {name: factor * values}, x)
+
+    first, num = _compiled(lambda: doubled("a", np.float32(2.5)))
+    assert num >= 1
+    again, num = _compiled(lambda: doubled("a", np.float32(2.5)))
+    assert (again is first, num) == (True, 0)
+    for other in (doubled("a", np.float32(3.5)), doubled("b", np.float32(2.5))):
+        assert other is not first
+    np.testing.assert_array_equal(first(x)["a"], 2.5 * x)
+    np.testing.assert_array_equal(doubled("a", np.float32(3.5))(x + 1)["a"], 3.5 * (x + 1))
+    np.testing.assert_array_equal(doubled("b", np.float32(2.5))(x)["b"], 2.5 * x)
+
+
+def test_functions_that_call_python_do_not_share_a_program():
+    x = np.arange(3, dtype=np.float32)
+
+    def called(function):
+        like = jax.ShapeDtypeStruct((3,), np.float32)
+        return shared_program(lambda values: jax.pure_callback(function, like, values), x)
+
+    np.testing.assert_array_equal(called(lambda v: np.asarray(v) + 1)(x), x + 1)
+    np.testing.assert_array_equal(called(lambda v: np.asarray(v) + 2)(x), x + 2)
+
+
+def test_rows_and_the_largest_size_are_numpys():
+    values = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
+    at = np.array([4, 0, 4])
+    for array in (values, jax.device_put(values)):
+        found = rows_at(array, at)
+        assert isinstance(found, type(array))
+        np.testing.assert_array_equal(found, values[at])
+        assert largest_size(array) == np.abs(values).max()
+    assert np.isnan(largest_size(jax.device_put(np.array([1.0, np.nan]))))
