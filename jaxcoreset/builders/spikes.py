@@ -16,12 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from jaxcoreset.data.arrays import padded_rows
 from jaxcoreset.data.compiling import quick_jit
-from jaxcoreset.likelihood.expansion import Proxy, terms_of_rows
+from jaxcoreset.data.dtypes import default_float
+from jaxcoreset.likelihood.expansion import Proxy, flat_point, terms_of_rows
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.verification import other_rows
 from jaxcoreset.solvers.numerics import HIGHEST
@@ -68,7 +68,7 @@ def find_spike(
     if reference is None or not len(weights):
         return None
     data, weights = padded_rows(data, weights, _FEWEST_ROWS)
-    centre = np.asarray(ravel_pytree(draw)[0])
+    centre = flat_point(draw).astype(default_float())
     num = _FEWER_STARTS if num_params > _MANY_PARAMS else _NUM_STARTS
     starts = _starts(num, centre, proxy)
     unravel = likelihood.unravel

@@ -187,7 +187,7 @@ def _merge(
         )
     errors = [own.standard_error, *(report.kl_standard_error for report in before)]
     doubts = [f"before the merge, {one.doubt}" for one in before if one.doubt is not None]
-    if relative_ess < CHECKED_ESS and own.upper > _NEGLIGIBLE:
+    if relative_ess < CHECKED_ESS and _NEGLIGIBLE < own.upper < np.inf:
         # The weights of a tail that has few draws vary, and do not reach beyond it.
         doubts.append(
             "the draws that measure the error are of the Gaussian at the mode, with an effective "

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray
 from numpyro.infer import MCMC, NUTS
 
@@ -20,6 +19,7 @@ from jaxcoreset.coreset.group_effects import effects_at
 from jaxcoreset.coreset.update import likelihood_of_others
 from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.utils import check_int, host_generator
+from jaxcoreset.likelihood.expansion import flat_draws
 from jaxcoreset.likelihood.precision import in_enough_precision
 from jaxcoreset.likelihood.trace import latent_shapes, one_at_a_time, unconstrain_draws
 from jaxcoreset.solvers.numerics import as_key
@@ -99,7 +99,7 @@ def starting_points(coreset: Any, num_chains: int) -> dict[str, Array]:
             )
         found = coreset.approximation.draws(jax.random.key(0), num_chains)
     points = {name: np.asarray(value, default_float()) for name, value in found.items()}
-    return {name: jnp.asarray(x if num_chains > 1 else x[0]) for name, x in points.items()}
+    return {name: jax.device_put(x if num_chains > 1 else x[0]) for name, x in points.items()}
 
 
 @one_at_a_time
@@ -138,7 +138,7 @@ def warm_start(
         chains = num_chains or samples.shape[0]
         draws = unconstrain_draws(model, arguments, samples.flat())
         points = _choose(draws, chains, key)
-        flat = np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(draws), np.float64)
+        flat = flat_draws(draws)
         is_dense = len(flat) >= _DRAWS_PER_COORDINATE * flat.shape[1]
         covariance = _covariance(flat) if is_dense or dense_mass else _variances(flat)
         step_size, was_dense = _adapted_step(mcmc)

@@ -9,7 +9,7 @@ from jaxcoreset.data.messages import warn_user
 def warn_if_bad(report: Report) -> None:
     """Warn of a coreset that is far from the full posterior, or whose error was not checked.
 
-    An update whose error is not known warns of that itself.
+    An update or a merge whose own error is not known warns of that itself.
     """
     remedies = (
         "raise size (or lower tol), write the model so that NUTS mixes, or use another weighting, "
@@ -17,8 +17,10 @@ def warn_if_bad(report: Report) -> None:
     )
     if report.history:
         remedies = "build a new coreset from all rows"
-    last = report.history[-1]["what"] if report.history else "build"
-    is_said = math.isinf(report.kl) and last == "update"
+    last = report.history[-1] if report.history else {}
+    is_said = math.isinf(report.kl) and (
+        last.get("what") == "update" or math.isinf(last.get("kl", 0))
+    )
     if (report.kl > MAX_KL and not is_said) or report.doubt is not None or report.is_bound_only:
         warn_user(f"{report.verdict} To fix this, {remedies}.")
     warn_of_integrals(report)

@@ -312,11 +312,16 @@ def remainders(
     return np.concatenate(found, axis=1)[:, :num]
 
 
-def flat_draws(draws: Params) -> Float[np.ndarray, "s d"]:
+def flat_draws(draws: Mapping[str, Any]) -> Float[np.ndarray, "s d"]:
     """Draws as flat unconstrained parameters, in float64."""
     num = leading(draws)
     parts = [np.asarray(draws[name], np.float64).reshape(num, -1) for name in sorted(draws)]
     return np.concatenate(parts, axis=1)
+
+
+def flat_point(params: Mapping[str, Any]) -> Float[np.ndarray, " d"]:
+    """One point's flat unconstrained parameters, in float64."""
+    return flat_draws({name: np.asarray(value)[None] for name, value in params.items()})[0]
 
 
 @dataclass(frozen=True)

@@ -256,7 +256,7 @@ class ModelLikelihood:
         for first in range(0, num if width else 0, _BATCH):
             # Batches of one length share a program.
             at = np.minimum(np.arange(first, first + _BATCH), num - 1)
-            batch = {name: value[at] for name, value in latent.items()}
+            batch = {name: np.asarray(value)[at] for name, value in latent.items()}
             values = np.asarray(program._named_batch(batch, self.two_rows))
             found[first : first + _BATCH] = values[: num - first]
         return found
@@ -398,12 +398,14 @@ class Unravel:
 
     def __call__(self, flat: Float[ArrayLike, " d"]) -> Params:
         """The parameters, of the type that `flat` has."""
-        flat, params, first = jnp.asarray(flat), {}, 0
+        is_traced = isinstance(flat, jax.core.Tracer)
+        flat, params, first = flat if is_traced else np.asarray(flat), {}, 0
         for name, shape in self.shapes:
             size = math.prod(shape)
             params[name] = flat[first : first + size].reshape(shape)
             first += size
-        return params
+        # What is not traced is taken apart on the host, which takes no program for each shape.
+        return params if is_traced else jax.device_put(params)
 
     @functools.partial(quick_jit, static_argnums=0)
     def all(self, flat: Float[ArrayLike, "s d"]) -> Params:

@@ -212,6 +212,7 @@ def select_none(pool: DrawPool, clock: Clock, limit: Limit | None = None) -> Sel
         converged=jax.device_put(np.ones(1, bool)),
         solver="none",
     )
+    path = jax.tree.map(np.asarray, path)  # on the host, as other paths
     return select_size(pool, path, np.zeros(1, np.int64), clock, "proxy", limit)
 
 

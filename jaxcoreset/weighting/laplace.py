@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
@@ -24,7 +23,7 @@ from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import as_floats, default_float
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.data.utils import host_generator
-from jaxcoreset.likelihood.expansion import Expansion, Terms
+from jaxcoreset.likelihood.expansion import Expansion, Terms, flat_point
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.likelihood.precision import runs_in_float64
 from jaxcoreset.likelihood.program import with_program
@@ -119,8 +118,7 @@ class LaplaceFitter:
 
     def at(self, rows: Rows, params: Params) -> float:
         """The negative log-posterior of some rows, by one pass, which computes derivatives too."""
-        flat, _ = ravel_pytree(params)
-        return LogPosterior(self.model, rows)(np.asarray(flat, np.float64))[0]
+        return LogPosterior(self.model, rows)(flat_point(params))[0]
 
     def expand(
         self, position: Float[np.ndarray, " d"], on_pass: Callable[[], Any] = lambda: None
@@ -155,8 +153,7 @@ class LaplaceFitter:
     ) -> LaplaceApproximation:
         """Fit; arguments and errors as in `laplace_approximation`."""
         likelihood, names = self.likelihood, self.names
-        flat, _ = ravel_pytree(likelihood.init_params if start is None else start)
-        position = np.asarray(flat, np.float64)
+        position = flat_point(likelihood.init_params if start is None else start)
         n, folding = likelihood.num_data, likelihood.rows.folding
         evaluated = n if folding is None or weights is not None else folding.first.size
         most = max_steps(evaluated, position.size) if max_iters is None else max_iters

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxcoreset.data.bad_rows import BadRows
 from jaxcoreset.data.compiling import quick_jit
-from jaxcoreset.data.dtypes import default_float
+from jaxcoreset.data.dtypes import as_floats, default_float
 from jaxcoreset.data.rows import Rows, State
 from jaxcoreset.likelihood.expansion import derivatives
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -132,7 +132,7 @@ class LogPosterior:
         return terms
 
     def _evaluate(self, position: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        flat = jnp.asarray(position, default_float())
+        flat = as_floats(position)
         size = position.size
         shapes = ((), (size,), (size, size))
         start = {name: np.zeros(shape) for name, shape in zip(_SUMS, shapes, strict=True)}
