@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
@@ -399,10 +400,11 @@ class Unravel:
     def __call__(self, flat: Float[ArrayLike, " d"]) -> Params:
         """The parameters, of the type that `flat` has."""
         is_traced = isinstance(flat, jax.core.Tracer)
-        flat, params, first = flat if is_traced else np.asarray(flat), {}, 0
+        numbers: Any = flat if is_traced else np.asarray(flat)
+        params, first = {}, 0
         for name, shape in self.shapes:
             size = math.prod(shape)
-            params[name] = flat[first : first + size].reshape(shape)
+            params[name] = numbers[first : first + size].reshape(shape)
             first += size
         # What is not traced is taken apart on the host, which takes no program for each shape.
         return params if is_traced else jax.device_put(params)
