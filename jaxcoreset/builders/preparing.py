@@ -18,7 +18,7 @@ from jaxcoreset.data.messages import did_you_mean, listed, warn_user
 from jaxcoreset.data.processes import SINGLE_PROCESS, DistributedProcesses
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.likelihood.arguments import codes_of_call
-from jaxcoreset.likelihood.expansion import Expansion
+from jaxcoreset.likelihood.expansion import Expansion, flat_point
 from jaxcoreset.likelihood.from_model import model_likelihood
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
 from jaxcoreset.likelihood.group_model import GroupModel
@@ -29,7 +29,7 @@ from jaxcoreset.likelihood.precision import Float32Error
 from jaxcoreset.likelihood.structure import LatentOfRowError
 from jaxcoreset.selection.construction import Construction
 from jaxcoreset.selection.draws import DrawPool
-from jaxcoreset.selection.expanding import expansion_of, flat_center
+from jaxcoreset.selection.expanding import expansion_of
 from jaxcoreset.selection.reach import PosteriorOfRows, reaching_out
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.constraints.base import constraints_of, replace_constraints
@@ -202,7 +202,7 @@ def expand(
         likelihood, position = construction.likelihood, None
         if center is not None:
             given = {name: jnp.asarray(value) for name, value in center.items()}
-            position = flat_center(likelihood.unconstrain(given))
+            position = flat_point(likelihood.unconstrain(given))
         else:
             construction.embed(pool)
         pool.expansion = expansion_of(likelihood, pool, position)

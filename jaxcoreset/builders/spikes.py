@@ -157,8 +157,8 @@ def _modes(
     from scipy.optimize import minimize
 
     dtype = starts.dtype
-    proxy = jax.tree.map(lambda x: np.asarray(x, dtype), proxy)
-    given = data, jax.device_put(np.asarray(weights, dtype)), proxy
+    arrays = jax.tree.map(lambda x: np.asarray(x, dtype), (weights, proxy))
+    given = data, *jax.device_put(arrays)
 
     def energy(flat: np.ndarray) -> tuple[float, np.ndarray]:
         value, slope = _energy_and_gradient(likelihood.program, np.asarray(flat, dtype), *given)

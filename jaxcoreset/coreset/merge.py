@@ -8,14 +8,14 @@ Bentley and Saxe 1980; Feldman, Schmidt and Sohler 2020).
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from jaxcoreset.coreset.codes import codes_of_all
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_selection
 from jaxcoreset.coreset.joint import JointLikelihood
 from jaxcoreset.coreset.report import GOOD_KL
 from jaxcoreset.coreset.report_table import NEEDS_BUILD, is_unreliable
-from jaxcoreset.coreset.update import ExhaustedSource, reweighted, under_weights
+from jaxcoreset.coreset.update import ExhaustedSource, larger_estimate, reweighted
 from jaxcoreset.coreset.warn import warn_if_bad
 from jaxcoreset.data.messages import listed, warn_user
 from jaxcoreset.data.rows import PassContext
@@ -35,6 +35,7 @@ from jaxcoreset.selection.solving import check_selection, solve_and_select
 from jaxcoreset.solvers.base import Solver
 from jaxcoreset.solvers.numerics import as_key
 from jaxcoreset.weighting.laplace import LaplaceFitter
+from jaxcoreset.weighting.psis import log_sum_exp
 
 _DIFFERENT = "coresets are of different models; expected one model for all of them."
 # Below it, in nats, the error of a reduction does not matter, even if it is a few times larger.
@@ -66,12 +67,14 @@ def merge(
             out, whatever the coresets were built with.
         num_draws: the number of draws for the solver; four times the size and at least 500 if left
             out.
-        num_held_out: the number of further draws, which measure the error.
+        num_held_out: the number of further draws, which measure the error with importance weights.
 
     Returns:
         The coreset. The `kl` of its report is the sum of those of the coresets and of the error of
         the reduction, since errors of separate blocks are assumed to be uncorrelated. It is
-        infinite if that of a coreset is, as after an `update` whose error is not known.
+        infinite if that of a coreset is, as after an `update` whose error is not known, or if the
+        further draws are worth too few of the posterior to measure the error of the reduction, see
+        `Report.history`.
 
     Raises:
         ValueError: if there are no coresets, they are of different models, their arguments differ
@@ -165,10 +168,11 @@ def _merge(
         other_modes.append(pool.expansion.other_mode)
     selection = solve_and_select(pool, size, clock, solver=solver, key=key)
     check_selection(pool, selection)
-    # The draws are of a Gaussian; importance weights make the error that under the posterior.
+    # The draws are of a Gaussian, so they are weighted by the posterior's density over its own.
     log_weights = log_weights_of(pool, pool.parts("selection"), approximation)
     assert log_weights is not None
-    relative_ess, weighted = reweighted(pool, selection, _normalised(np.concatenate(log_weights)))
+    joined = np.concatenate(log_weights)
+    relative_ess, weighted = reweighted(pool, selection, np.exp(joined - log_sum_exp(joined)))
     before = [one.report for one in coresets]
     kl_of_parts = sum(report.kl for report in before)
     step = {
@@ -178,7 +182,7 @@ def _merge(
         "relative_ess": relative_ess,
         "ess": relative_ess * num_held_out,
     }
-    own = under_weights(selection.estimate, weighted, step)
+    own = larger_estimate(selection.estimate, weighted, step)
     step["kl"] = own.kl
     if is_unreliable(step):
         warn_user(
@@ -188,7 +192,7 @@ def _merge(
     errors = [own.standard_error, *(report.kl_standard_error for report in before)]
     doubts = [f"before the merge, {one.doubt}" for one in before if one.doubt is not None]
     if relative_ess < CHECKED_ESS and _NEGLIGIBLE < own.upper < np.inf:
-        # The weights of a tail that has few draws vary, and do not reach beyond it.
+        # Few draws are in the tail, and none beyond it, so this error may still be too low.
         doubts.append(
             "the draws that measure the error are of the Gaussian at the mode, with an effective "
             f"sample size of {relative_ess:.0%}"
@@ -216,13 +220,6 @@ def _merge(
     found.columns, found.codes = columns, codes
     warn_if_bad(found.report)
     return found
-
-
-def _normalised(log_weights: Float[np.ndarray, " s"]) -> Float[np.ndarray, " s"]:
-    """Importance weights that add up to one; those of draws without a density are zero."""
-    finite = np.where(np.isfinite(log_weights), log_weights, -np.inf)
-    mass = np.exp(finite - finite.max())
-    return mass / mass.sum()
 
 
 def _columns(coresets: Sequence[Coreset]) -> dict[str, tuple[str, ...]]:

@@ -156,7 +156,7 @@ def updated(
             f"with {likelihood.num_data:,} new {unit} the {held_out:,} old draws that were held "
             f"out are worth {step['ess']:.1f} draws of the posterior: {NEEDS_BUILD}.",
         )
-    estimate = under_weights(selection.estimate, weighted, step)
+    estimate = larger_estimate(selection.estimate, weighted, step)
     is_within = None
     if before.tol is not None:
         shift = selection.estimate.largest_shift
@@ -179,7 +179,7 @@ def updated(
     }
 
 
-def under_weights(estimate: KLEstimate, weighted: KLEstimate, step: dict[str, Any]) -> KLEstimate:
+def larger_estimate(estimate: KLEstimate, weighted: KLEstimate, step: dict[str, Any]) -> KLEstimate:
     """The larger of the estimates without and with importance weights, if these can be trusted.
 
     Args:

@@ -70,10 +70,11 @@ def _is_traced(given: PyTree) -> bool:
 
 
 def shared_program(function: Callable, *args: PyTree) -> Callable:
-    """Compile a function quickly, for arguments like these; functions of one code share a program.
+    """Compile a function quickly, or take the program of an earlier one with the same code.
 
-    The function is traced, so that a new one, such as a closure over new arrays, is compiled only
-    if it does something else than the last ones. A function that calls Python is always compiled.
+    The function is traced each time, and compared by its code in StableHLO with all constants. So
+    a closure that is made anew is compiled again only if it computes something else. Functions
+    that call Python do not share programs, since the code does not tell what Python does.
 
     Args:
         function: a function of arrays.
@@ -81,7 +82,7 @@ def shared_program(function: Callable, *args: PyTree) -> Callable:
     """
     lowered = jax.jit(function).lower(*args)
     code = lowered.as_text()
-    # The code has no names.
+    # The code does not have the names in dictionaries, which the trees have.
     device = str(jax.config.jax_default_device)  # pyright: ignore[reportAttributeAccessIssue]
     digest = hashlib.sha256(code.encode()).digest()
     key = digest, device, lowered.in_tree, lowered.out_tree
@@ -107,7 +108,7 @@ def rows_at(values: Any, positions: Int[np.ndarray, " j"]) -> Any:
 
 
 def largest_size(values: Array | np.ndarray) -> float:
-    """The largest absolute value, not a number if any is none."""
+    """The largest absolute value; NaN if there is a NaN."""
     return float(_largest_size(values) if isinstance(values, jax.Array) else np.max(np.abs(values)))
 
 

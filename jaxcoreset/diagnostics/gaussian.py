@@ -106,6 +106,10 @@ def map_distance(full: Any, coreset: Any, sites: Sequence[str] | None = None) ->
         full: the full posterior, in any form of this module, or its mode, shape (D,).
         coreset: the coreset posterior, likewise.
         sites: see `divergence`.
+
+    Raises:
+        ValueError: if shapes do not fit, or there are no more draws than parameters: pass their
+            mean instead.
     """
     modes = [
         np.asarray(one, np.float64)
@@ -144,6 +148,9 @@ def relative_errors(full: Any, coreset: Any, sites: Sequence[str] | None = None)
         full: the full posterior, in any form of this module.
         coreset: the coreset posterior, likewise.
         sites: see `divergence`.
+
+    Raises:
+        ValueError: if shapes do not fit, or there are no more draws than parameters.
     """
     (mean, covariance), (other_mean, other_covariance) = _both_moments(full, coreset, sites)
     variances, others = np.diag(covariance), np.diag(other_covariance)
@@ -272,9 +279,9 @@ def moments(
         )
     if len(draws) <= draws.shape[1]:
         raise ValueError(
-            f"there are {len(draws):,} draws of {draws.shape[1]:,} parameters, too few for a "
-            "covariance; expected more draws than parameters. Pass samples without an axis of "
-            "chains, mcmc.get_samples(group_by_chain=False)."
+            f"there are {len(draws):,} draws of {draws.shape[1]:,} parameters; expected more draws "
+            "than parameters, as a covariance needs. If the first axis is that of chains, pass "
+            "mcmc.get_samples(group_by_chain=False)."
         )
     return draws.mean(axis=0), np.atleast_2d(np.cov(draws, rowvar=False))
 

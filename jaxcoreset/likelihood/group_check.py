@@ -216,8 +216,6 @@ class _Groups:
     ) -> tuple[dict[str, np.ndarray], ...]:
         """The densities and values of one group by itself, see `_values_of`.
 
-        Those of the group's sites are not summed.
-
         Args:
             effect: shape (d,), the effect of the group.
             choice: shape (k,), the positions of the values of discrete sites.
@@ -227,7 +225,7 @@ class _Groups:
 
         def evaluate(effect: Array, choice: Array, own: tuple, shared: dict) -> tuple:
             group = OneGroup(self.marginal, shared, self.leaves, own)
-            return self._values_of(group.run(effect, choice)[0], sums_priors=False)
+            return self._values_of(group.run(effect, choice)[0])
 
         return _on_host(self._run("alone", evaluate, effect, choice, own, shared))
 
@@ -269,10 +267,10 @@ class _Groups:
             return fill_shared(site)
 
         labels = self.labels.astype(np.int32)
-        leaves = marginal.positions.call_with(list(given), labels.size, len(effects), labels)
+        leaves = marginal.positions.call_with(given, labels.size, len(effects), labels)
         return self._values_of(run(marginal.model, jax.tree.unflatten(marginal.tree, leaves), fill))
 
-    def _values_of(self, sites: Mapping, *, sums_priors: bool = True) -> tuple[dict, ...]:
+    def _values_of(self, sites: Mapping) -> tuple[dict, ...]:
         """Log-probabilities of rows, groups' sites and other sites of a trace of the model.
 
         The last dictionary has the values of the deterministic sites that are used.
@@ -282,7 +280,7 @@ class _Groups:
             name: summed_but(log_prob(sites[name]), dim) for name, dim in structure.rows.items()
         }
         of_priors = {
-            name: summed_but(log_prob(sites[name]), dim) if sums_priors else log_prob(sites[name])
+            name: summed_but(log_prob(sites[name]), dim)
             for name, dim in structure.log_prob_dims.items()
         }
         of_shared = {

@@ -251,13 +251,14 @@ class ModelLikelihood:
         Returns:
             The values at each draw, without an order; p may be 0.
         """
-        program, latent = self.program, self._latent(params)
+        program = self.program
+        latent = {name: np.asarray(value) for name, value in self._latent(params).items()}
         num, width = leading(latent), program._num_named
         found = np.zeros((num, width), default_float())
         for first in range(0, num if width else 0, _BATCH):
             # Batches of one length share a program.
             at = np.minimum(np.arange(first, first + _BATCH), num - 1)
-            batch = {name: np.asarray(value)[at] for name, value in latent.items()}
+            batch = {name: value[at] for name, value in latent.items()}
             values = np.asarray(program._named_batch(batch, self.two_rows))
             found[first : first + _BATCH] = values[: num - first]
         return found
@@ -406,7 +407,7 @@ class Unravel:
             size = math.prod(shape)
             params[name] = numbers[first : first + size].reshape(shape)
             first += size
-        # What is not traced is taken apart on the host, which takes no program for each shape.
+        # Concrete numbers are split on the host: on a device each slice needs its own program.
         return params if is_traced else jax.device_put(params)
 
     @functools.partial(quick_jit, static_argnums=0)

@@ -49,7 +49,7 @@ _FOUND: ContextVar[list[tuple[Callable, ModelLikelihood]] | None] = ContextVar(
 
 @contextmanager
 def of_one_build() -> Iterator[None]:
-    """A context in which no model changes, so that its program is found once."""
+    """A context in which models do not change, so that each one's program is found only once."""
     token = _FOUND.set([])
     try:
         yield

@@ -102,7 +102,7 @@ _NO_ROWS: ContextVar[bool] = ContextVar("no_rows", default=False)
 
 @contextmanager
 def no_rows() -> Iterator[None]:
-    """A context in which a model need not evaluate its rows, as where only the prior is used."""
+    """A context in which a model may skip its rows, because only its prior or sites are used."""
     token = _NO_ROWS.set(True)
     try:
         yield

@@ -2,12 +2,11 @@
 
 from typing import get_args
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from jaxcoreset.likelihood.expansion import Expansion, flat_draws
-from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
+from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.parts import Use
 from jaxcoreset.weighting.laplace import LaplaceFitter
@@ -20,8 +19,3 @@ def expansion_of(
     draws = [flat_draws(part.draws) for use in get_args(Use) for part in pool.parts(use)]
     position = np.concatenate(draws).mean(axis=0) if center is None else center
     return LaplaceFitter(likelihood).expand(position)
-
-
-def flat_center(params: Params) -> Float[np.ndarray, " d"]:
-    """One point as flat parameters, in float64."""
-    return flat_draws({name: jnp.asarray(value)[None] for name, value in params.items()})[0]

@@ -79,6 +79,20 @@ def test_the_estimate_is_that_of_the_coresets_posterior_where_it_is_the_better_o
     assert found.standard_error == pytest.approx(errors.get(expected, 0.0005**0.5 / 2))
 
 
+def test_a_tolerance_is_met_if_the_reported_estimate_is_within_it(monkeypatch):
+    """Here the draws of the coreset's own posterior say otherwise than those of the weighting."""
+    x = np.random.default_rng(0).normal(size=(200, 1)).astype(np.float32)
+    settings = {"tol": jc.Tolerance(0.01, throw=False), "progress_bar": False}
+    builder = jc.CoresetBuilder(logistic, **settings)
+    for kl, is_within in ((0.0099, True), (0.0101, False)):
+        reported = KLEstimate(kl, 0.002, 0.1)
+        monkeypatch.setattr(
+            "jaxcoreset.builders.builder.reported_estimate", lambda *_, one=reported: one
+        )
+        coreset = builder.run(jax.random.key(0), x, (x[:, 0] > 0).astype(np.float32))
+        assert coreset.report.is_within_tol is is_within
+
+
 @pytest.mark.parametrize(
     ("errors", "within", "expected"),
     [

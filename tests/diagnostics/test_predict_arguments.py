@@ -58,21 +58,12 @@ def test_predictors_that_fit_two_orders_of_groups_are_refused():
     np.testing.assert_allclose(found.mean["y"], [10, 10, 70, 10], atol=2.5)
 
 
-def test_a_number_of_groups_that_is_left_out_is_asked_for():
-    def model(store, num_stores, y=None):
-        mean = numpyro.sample("mean", dist.Normal(0.0, 3.0))
-        with numpyro.plate("stores", num_stores):
-            z = numpyro.sample("z", dist.Normal(mean, 1.0))
-        with numpyro.plate("rows", store.shape[0]):
-            numpyro.sample("y", dist.Normal(z[store], 1.0), obs=y)
-
-    store = np.repeat(np.arange(3), 5)
-    builder = jc.CoresetBuilder(model, size=3, groups="store", progress_bar=False)
-    coreset = builder.run(KEY, store, 3, np.linspace(-1, 1, store.size))
-    predict = partial(unweighted, coreset, {"mean": 0.1 * np.arange(6)})
-    with pytest.raises(ModelError, match="argument 'num_stores' is missing; expected"):
-        predict(store)
-    assert np.isfinite(predict(np.arange(4), 4).mean["y"]).all()
+def test_a_number_of_groups_that_is_left_out_is_asked_for(groups):
+    coreset, label, _ = groups
+    predict = partial(unweighted, coreset, {"mu": 0.5 + 0.1 * np.arange(6)})
+    with pytest.raises(ModelError, match="argument 'num' is missing; expected the number"):
+        predict(label)
+    assert np.isfinite(predict(label, 60).mean["y"]).all()
 
 
 def mediation(x, m=None, y=None):

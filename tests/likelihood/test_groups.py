@@ -17,6 +17,7 @@ from jaxcoreset.data.ragged import Ragged
 from jaxcoreset.likelihood import group_layout
 from jaxcoreset.likelihood.group_effects import draw_effects
 from jaxcoreset.likelihood.group_likelihood import group_likelihood
+from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.integral_error import accurate_enough
 from jaxcoreset.likelihood.integration import AdaptiveQuadrature, GaussianIntegral, LaplaceIntegral
 from tests.likelihood.group_models import (
@@ -48,6 +49,20 @@ def _marginals(model, args, groups="group", integration=None):
     marginal, layout = unchecked(model, args, groups, integration)
     leaves, data = layout.arguments.leaves, in_order(layout.rows())
     return lambda shared: marginal.log_marginals(shared, leaves, data)
+
+
+def test_the_prior_and_named_values_do_not_integrate_effects(monkeypatch):
+    X, plane, y = flights()
+    likelihood = group_likelihood(intercepts, (X, plane, 40, y), groups="plane")
+    params = {name: x + 0.1 for name, x in likelihood.init_params.items()}
+    prior = float(likelihood.log_prior(params))
+    named = likelihood.named_sites(params, likelihood.two_rows)
+    monkeypatch.setattr(GroupModel, "log_marginals", None)
+    assert float(likelihood.log_prior(params)) == prior
+    again = likelihood.named_sites(params, likelihood.two_rows)
+    jax.tree.map(np.testing.assert_array_equal, named, again)
+    with pytest.raises(TypeError):  # which the values of groups need
+        likelihood.log_likelihood(params, likelihood.two_rows)
 
 
 @pytest.fixture(scope="module")

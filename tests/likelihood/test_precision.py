@@ -134,6 +134,16 @@ def test_the_builders_own_nuts_is_in_float64(built, full):
     np.testing.assert_allclose(np.mean(found, axis=0), mean, atol=0.3 * np.sqrt(covariance.max()))
 
 
+def test_a_model_is_traced_once_to_see_whether_it_runs_in_float64(monkeypatch):
+    x, seen = np.linspace(-1, 1, 100, dtype=np.float32), []
+    traces = precision._traces_in_float64
+    monkeypatch.setattr(precision, "_traces_in_float64", lambda one: seen.append(1) or traces(one))
+    for model, runs in ((regression, True), (with_its_own_type, False)):
+        likelihood = jc.model_likelihood(model, (x + 2, x))
+        assert [precision.runs_in_float64(likelihood) for _ in range(3)] == [runs] * 3
+    assert len(seen) <= 2  # or none, where a test before used these programs
+
+
 def test_models_of_one_type_stay_in_float32():
     x = np.linspace(-1, 1, 100, dtype=np.float32)
     draws = {"slopes": np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)}

@@ -1,5 +1,6 @@
 """Likelihoods that compute the same share a compiled program, and no other ones do."""
 
+import dataclasses
 import gc
 import weakref
 
@@ -13,6 +14,7 @@ from scipy.stats import norm
 
 import jaxcoreset as jc
 from jaxcoreset.diagnostics.log_ratio import full_likelihood
+from jaxcoreset.likelihood import program
 
 NUM_ROWS = 300
 
@@ -55,6 +57,22 @@ def ridge(x, y, noise=1.0):
     """The posterior mode in closed form, in float64."""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     return np.linalg.solve(x.T @ x / noise**2 + np.eye(2), x.T @ y / noise**2)
+
+
+def test_a_build_looks_for_the_program_of_a_model_once(monkeypatch):
+    likelihood, looked = likelihood_of(regression()), []
+    key_of = program._key_of
+    monkeypatch.setattr(program, "_key_of", lambda one: looked.append(one) or key_of(one))
+    with program.of_one_build():
+        first = program.with_program(likelihood)
+        assert program.with_program(first).shared is first.shared
+        assert len(looked) == 1
+        # Another model beside the same program, as where integrals of groups become finer.
+        other = dataclasses.replace(first, model=regression(noise=lambda: 2.0))
+        assert program.with_program(other).shared is not first.shared
+    # Between builds a model may change.
+    program.with_program(first)
+    assert len(looked) == 3
 
 
 def test_models_made_anew_share_a_program_and_give_their_own_posterior():

@@ -287,6 +287,7 @@ def test_sampler_draws_from_the_weighted_posterior(data):
         ((0.5, 0.01), (0.5, 0.01), False, 1.0, False),
         ((0.1, 0.01), (0.2, 0.01), False, 1.0, True),
         ((0.009, 0.0001), (0.012, 0.0005), False, 0.01, False),  # above it
+        ((0.009, 0.0001), (0.011, 0.001), True, 0.01, False),  # above it, if by chance
         ((5.0, 0.1), (5.1, 0.1), False, None, False),  # may be chance
         ((5.0, 0.1), (5.1, 0.1), True, None, True),
     ],

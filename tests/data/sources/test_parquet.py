@@ -95,7 +95,7 @@ def test_columns_that_cannot_be_used_are_refused_at_the_door(tmp_path, columns, 
         parquet(tmp_path, **columns)
 
 
-def test_a_value_that_is_no_number_is_no_category(tmp_path):
+def test_nan_is_not_a_category(tmp_path):
     pq.write_table(pa.table({"code": [1.0, np.nan, 2.0, np.nan]}), tmp_path / "t.parquet")
     source = parquet(tmp_path, categories=["code"], code="code")
     assert source.categories["code"].tolist() == [1, 2]
