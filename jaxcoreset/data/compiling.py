@@ -82,7 +82,7 @@ def shared_program(function: Callable, *args: PyTree) -> Callable:
     """
     lowered = jax.jit(function).lower(*args)
     code = lowered.as_text()
-    # The code does not have the names in dictionaries, which the trees have.
+    # The code need not have the names in dictionaries, which the trees have.
     device = str(jax.config.jax_default_device)  # pyright: ignore[reportAttributeAccessIssue]
     digest = hashlib.sha256(code.encode()).digest()
     key = digest, device, lowered.in_tree, lowered.out_tree
