@@ -7,7 +7,7 @@ the draws and divided by √S, is its atom: inner products of atoms are then cov
 `embed(norm="fisher")` uses gradients instead (`jaxcoreset.likelihood.fisher`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.blocks import column_sums
+from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.likelihood.fisher import fisher_features
 from jaxcoreset.likelihood.passes import (
     Features,
@@ -27,12 +28,16 @@ from jaxcoreset.likelihood.passes import (
     checked_draws,
     feature_matrix,
     feature_sum,
+    first_draws,
+    mean_near_best,
 )
 from jaxcoreset.solvers.numerics import as_key, product
 from jaxcoreset.solvers.problem import CoresetProblem
 
 # How many entries are added at a time on a CPU.
 _PART = 512
+# This number of draws, or twice as many and more, are evaluated by a program that all share.
+DRAWS_AT_A_TIME = 500
 
 
 def embed(
@@ -105,14 +110,22 @@ def centre(
 
 
 def log_likelihood_matrix(
-    log_likelihood: LogLikelihood, draws: PyTree, data: PyTree, *, batch_size: int | None = None
+    log_likelihood: LogLikelihood,
+    draws: PyTree,
+    data: PyTree,
+    *,
+    batch_size: int | None = None,
+    typical: int | None = None,
+    block: int | None = None,
 ) -> Float[Array, "n s"]:
     """Log-likelihoods of all rows at all draws, each row less its mean, streamed in chunks.
 
-    Arguments and errors as in `embed`. The rows' means are subtracted because float32 cannot hold
-    a large log-likelihood and its small variation over the draws in a sum.
+    Arguments and errors as in `embed`; `typical` and `block` as in `feature_matrix`. The rows'
+    means are subtracted because float32 cannot hold a large log-likelihood and its small variation
+    over the draws in a sum.
     """
-    return feature_matrix(log_likelihood, _Values(checked_draws(draws, 2)), data, batch_size)
+    values = _Values(checked_draws(draws, 2))
+    return feature_matrix(log_likelihood, values, data, batch_size, typical, block)
 
 
 def log_likelihood_sum(
@@ -133,38 +146,85 @@ def log_likelihood_sum(
     return feature_sum(log_likelihood, _Values(checked_draws(draws, 2)), data, batch_size, on_rows)
 
 
+def draws_at_a_time(num_draws: int) -> int:
+    """How many of some draws a program evaluates at once."""
+    return num_draws if num_draws < 2 * DRAWS_AT_A_TIME else DRAWS_AT_A_TIME
+
+
 class _Values(Features):
     """Log-likelihoods at draws, each row less its mean."""
 
     quantity = "the log-likelihood"
 
     draws: PyTree
+    # Of a piece, the first draws of all pieces, so that a row has the same constant in all of them.
+    first: PyTree | None = None
 
     @property
     def width(self) -> int:
         return leading(self.draws)
 
+    def pieces(self) -> "Sequence[Features]":
+        if not self._has_pieces:
+            return [self]
+        # On the host, since a slice on a device needs a program for each number of draws.
+        draws = jax.tree.map(np.asarray, self.draws)
+        first = jax.device_put(first_draws(draws))
+
+        def between(at: int) -> PyTree:
+            return jax.tree.map(lambda leaf: leaf[at : at + DRAWS_AT_A_TIME], draws)
+
+        return [
+            _Values(jax.device_put(between(at)), first)
+            for at in range(0, self.width, DRAWS_AT_A_TIME)
+        ]
+
+    @property
+    def _has_pieces(self) -> bool:
+        return draws_at_a_time(self.width) < self.width or self.width == DRAWS_AT_A_TIME
+
+    def joined(self, pieces: Sequence[Array]) -> Array:
+        if not self._has_pieces:
+            return pieces[0]
+        # Piece by piece, since a program for all of them takes long to compile.
+        means = sum(_row_sums(piece) for piece in pieces) / self.width
+        centred = [_less(piece, means) for piece in pieces]
+        return centred[0] if len(centred) == 1 else jnp.concatenate(centred, axis=-1)
+
     def block(self, log_likelihood: LogLikelihood, chunk: PyTree) -> tuple[Array, Array]:
         values = jax.vmap(log_likelihood, in_axes=(0, None), out_axes=-1)(self.draws, chunk)
         check_shape(values.shape[:-1], leading(chunk))
         # A mean is finite if all its values are, and it is cheaper to check.
-        return centred(values), ~jnp.isfinite(jnp.mean(values, axis=-1))
+        bad = ~jnp.isfinite(jnp.mean(values, axis=-1))
+        if self.first is None:
+            return centred(values), bad
+        return values - mean_near_best(log_likelihood, self.first, chunk)[:, None], bad
 
     def terms(self, log_likelihood: LogLikelihood, chunk: PyTree) -> Array:
         """As `block`, less what `sum` subtracts, which a draw far away does not move."""
-        values, reference = centred_columns(log_likelihood, self.draws, chunk)
+        values, reference = centred_columns(log_likelihood, self.draws, chunk, self.first)
         return (values - reference).T
 
     def sum(
         self, log_likelihood: LogLikelihood, chunk: PyTree, counted: Bool[Array, " m"]
     ) -> Array:
         """The sum over the rows counted of log-likelihoods up to a constant, (width,)."""
-        values, reference = centred_columns(log_likelihood, self.draws, chunk)
+        values, reference = centred_columns(log_likelihood, self.draws, chunk, self.first)
         weights = counted.astype(values.dtype)
         # A sum in one loop with what is added is slow on a CPU: XLA does not vectorise the loop.
         return jax.lax.platform_dependent(
             (values - reference) * weights, cpu=_by_products, default=_by_columns
         )
+
+
+@quick_jit
+def _row_sums(values: Array) -> Float[Array, " m"]:
+    return jnp.sum(values, axis=-1)
+
+
+@quick_jit
+def _less(values: Array, means: Array) -> Float[Array, "m s"]:
+    return values - means[:, None]
 
 
 def _by_columns(values: Float[Array, "s m"]) -> Float[Array, " s"]:

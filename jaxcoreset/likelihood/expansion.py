@@ -27,8 +27,10 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from jaxcoreset.data.arrays import leading, padded_rows, require_type
+from jaxcoreset.data.blocks import few_places
 from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float
+from jaxcoreset.likelihood.embedding import DRAWS_AT_A_TIME
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params, Unravel
 from jaxcoreset.likelihood.passes import Features, LogLikelihood, check_shape, feature_matrix
 from jaxcoreset.likelihood.precision import exactly
@@ -36,8 +38,6 @@ from jaxcoreset.solvers.numerics import HIGHEST
 
 # The remainders fade out at this radius beyond √D, over this width.
 _RADIUS_BEYOND, _FADE_WIDTH = 4.0, 0.5
-# Remainders are evaluated at this number of draws at a time, by one program.
-_DRAWS_AT_A_TIME = 500
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,8 +245,12 @@ def terms_of_rows(
     if not len(weights):
         return Terms(0.0, np.zeros(size), np.zeros((size, size)))
     evaluate = functools.partial(_weighted_terms, likelihood.program)
-    data, weights = padded_rows(data, weights)
-    value, gradient, hessian = exactly(likelihood, evaluate, center, data, weights)
+    found, num = [], few_places(data)
+    for at in range(0, len(weights), num):
+        # Always as many rows, so that all calls share a program.
+        few, own = padded_rows([leaf[at : at + num] for leaf in data], weights[at : at + num], num)
+        found.append(exactly(likelihood, evaluate, center, few, own))
+    value, gradient, hessian = (np.sum(one, axis=0) for one in zip(*found, strict=True))
     return Terms(float(value), gradient, hessian)
 
 
@@ -297,8 +301,8 @@ def remainders(
     """
     deltas = flat_draws(draws) - center
     num = len(deltas)
-    if num > _DRAWS_AT_A_TIME:
-        deltas = np.pad(deltas, ((0, -num % _DRAWS_AT_A_TIME), (0, 0)), mode="edge")
+    if num > DRAWS_AT_A_TIME:
+        deltas = np.pad(deltas, ((0, -num % DRAWS_AT_A_TIME), (0, 0)), mode="edge")
 
     def evaluate(deltas: Array, center: Array, data: tuple) -> Array:
         features = _Remainders(deltas, center, likelihood.unravel)
@@ -306,8 +310,8 @@ def remainders(
         return feature_matrix(log_likelihood, features, data, batch_size, typical, block)
 
     found = [
-        exactly(likelihood, evaluate, deltas[at : at + _DRAWS_AT_A_TIME], center, data)
-        for at in range(0, len(deltas), _DRAWS_AT_A_TIME)
+        exactly(likelihood, evaluate, deltas[at : at + DRAWS_AT_A_TIME], center, data)
+        for at in range(0, len(deltas), DRAWS_AT_A_TIME)
     ]
     return np.concatenate(found, axis=1)[:, :num]
 

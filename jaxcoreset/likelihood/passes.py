@@ -18,13 +18,13 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.bad_rows import BadRows
-from jaxcoreset.data.blocks import evaluate_blocks
+from jaxcoreset.data.blocks import Each, evaluate_blocks
 from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.rows import Rows, State
 
 LogLikelihood = Callable[[Any, Any], Array]
 
-# Number of draws whose mean is subtracted from a row's log-likelihoods before rows are added.
+# The number of draws whose mean is subtracted from a row's log-likelihoods before rows are added.
 _FEW_DRAWS = 16
 # Log-likelihoods that are this much lower than the highest of them do not count in that mean, in
 # nats: a draw far away would move it to where float32 is too coarse for all others. Nor do those
@@ -45,6 +45,14 @@ class Features(eqx.Module):
     @abc.abstractmethod
     def width(self) -> int:
         """The number of features of a datum."""
+
+    def pieces(self) -> "Sequence[Features]":
+        """The same features in pieces that share a program, or one piece."""
+        return [self]
+
+    def joined(self, pieces: Sequence[Array]) -> Array:
+        """The features of rows from those of the `pieces`."""
+        return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=-1)
 
     @abc.abstractmethod
     def block(self, log_likelihood: LogLikelihood, chunk: PyTree) -> tuple[Array, Array]:
@@ -73,20 +81,29 @@ def feature_matrix(
 
     `log_likelihood` and `data` as in `embed`; `batch_size` rows are moved to the device at a time.
     `typical` as in `evaluate_blocks`; `block` is the number of rows of a block, chosen by the
-    number of features if it is left out. Both are ignored for lists of several lengths.
+    number of features if it is left out; such blocks are moved one by one, so that all numbers of
+    rows share a program. Both are ignored for lists of several lengths.
     """
     num_rows = _num_rows(data)
     rows = Rows.of(data, batch_size)
     parts, state = [], BadRows.start()
-    args, width = (log_likelihood, features), features.width
+    args, width = _each(log_likelihood, features)
     if rows.is_ragged:
         groups = rows.evaluate(_block, args, width)
     else:
-        data, block = (rows.data, ()), block or rows.block(width)
-        groups = evaluate_blocks(_block, args, data, block, batch_size=batch_size, typical=typical)
-    for first, num, (values, bad) in groups:
-        state = BadRows.add(state, np.asarray(bad), first, num)
-        parts.append(_rows(values, num))
+        groups = evaluate_blocks(
+            _block,
+            args,
+            (rows.data, ()),
+            block or rows.block(width),
+            batch_size=block or batch_size,
+            typical=typical,
+        )
+    for first, num, found in groups:
+        bad = np.any([np.asarray(bad) for _, bad in found], axis=0)
+        state = BadRows.add(state, bad, first, num)
+        pieces = [_rows(values, num) for values, _ in found]
+        parts.append(features.joined(pieces))
     _check_health([state], num_rows, features.quantity)
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
@@ -109,8 +126,8 @@ def feature_sum(
     if not isinstance(data, Rows):
         _num_rows(data)
     rows = Rows.of(data, batch_size)
-    args, width = (log_likelihood, features), features.width
-    start = {"total": np.zeros(width)}
+    args, width = _each(log_likelihood, features)
+    start = {"total": np.zeros(features.width)}
     if (folded := rows.folded(width)) is None:
         states = rows.map_reduce(
             _sum, args, width, start, _add_sums, what="target", on_rows=on_rows
@@ -118,16 +135,24 @@ def feature_sum(
     else:  # in float32 a product with a large count would lose what sums of equal rows keep
         distinct, counts = folded
 
-        def add(state: State, values: np.ndarray, first: int, num: int) -> State:
-            by_row = values.reshape(-1, width)[:num]
-            return {"total": state["total"] + counts[first : first + num] @ by_row}
+        def add(state: State, values: list[np.ndarray], first: int, num: int) -> State:
+            by_row = [
+                counts[first : first + num] @ x.reshape(-1, x.shape[-1])[:num] for x in values
+            ]
+            return {"total": state["total"] + np.concatenate(by_row)}
 
         done = Progressed(on_rows, counts)
         states = distinct.map_reduce(_terms, args, width, start, add, what="target", on_rows=done)
     total = np.sum([state["total"] for state in states], axis=0)
     if not np.isfinite(total).all():
-        _name_rows_not_finite(args, rows)
+        _name_rows_not_finite(log_likelihood, features, rows)
     return total
+
+
+def _each(log_likelihood: LogLikelihood, features: Features) -> tuple[Each, int]:
+    """The arguments of a pass, piece by piece, and the largest number of features of a piece."""
+    pieces = features.pieces()
+    return Each(tuple((log_likelihood, piece) for piece in pieces)), max(x.width for x in pieces)
 
 
 class Progressed:
@@ -172,14 +197,21 @@ def _bad_rows(args: tuple, rows: tuple, counted: Array) -> Array:
     return _block(args, rows, counted)[1]
 
 
-def _add_sums(state: State, sums: np.ndarray, first: int, num: int) -> State:
-    return {"total": state["total"] + sums.sum(axis=0, dtype=np.float64)}
+def _add_sums(state: State, sums: list[np.ndarray], first: int, num: int) -> State:
+    added = np.concatenate([one.sum(axis=0, dtype=np.float64) for one in sums])
+    return {"total": state["total"] + added}
 
 
-def _name_rows_not_finite(args: tuple[LogLikelihood, Features], rows: Rows) -> None:
+def _add_bad(state: State, bad: list[np.ndarray], first: int, num: int) -> State:
+    return BadRows.add(state, np.any(bad, axis=0), first, num)
+
+
+def _name_rows_not_finite(log_likelihood: LogLikelihood, features: Features, rows: Rows) -> None:
     """Raise a ValueError that names the rows whose features are not finite."""
-    features, start, what = args[1], BadRows.start(), "rows that are not finite"
-    states = rows.map_reduce(_bad_rows, args, features.width, start, BadRows.add, what=what)
+    (args, width), start = _each(log_likelihood, features), BadRows.start()
+    states = rows.map_reduce(
+        _bad_rows, args, width, start, _add_bad, what="rows that are not finite"
+    )
     _check_health(states, rows.num_rows, features.quantity)
     raise ValueError(
         f"{features.quantity} is finite in every row, but not its sum over all {rows.num_rows} of "
@@ -192,21 +224,33 @@ def centred(values: Array, where: Array | None = None) -> Array:
     return values - jnp.mean(values, axis=-1, keepdims=True, where=where)
 
 
-def centred_columns(
+def first_draws(draws: PyTree) -> PyTree:
+    """The few draws whose mean is subtracted from a row's log-likelihoods."""
+    return jax.tree.map(lambda leaf: leaf[:_FEW_DRAWS], draws)
+
+
+def mean_near_best(
     log_likelihood: LogLikelihood, draws: PyTree, chunk: PyTree
+) -> Float[Array, " m"]:
+    """The mean of each row's log-likelihoods at those draws that are near the best of them."""
+    values = jax.vmap(log_likelihood, in_axes=(0, None))(draws, chunk)
+    check_shape(values.shape[1:], leading(chunk))
+    is_near = (values >= jnp.max(values, axis=0) - _FAR) & (jnp.abs(values) < _HUGE)
+    return jnp.sum(jnp.where(is_near, values, 0), axis=0) / jnp.maximum(is_near.sum(axis=0), 1)
+
+
+def centred_columns(
+    log_likelihood: LogLikelihood, draws: PyTree, chunk: PyTree, first: PyTree | None = None
 ) -> tuple[Array, Array]:
     """Log-likelihoods at s draws of m rows, (s, m), and what to subtract from the columns, (m,).
 
-    The latter is each row's mean over those of a few draws that are near the best of them, so that
-    each value is used once. With draws in front, products and no selections, XLA on a CPU then adds
-    columns while it evaluates them, and stores no matrix.
+    The latter is the `mean_near_best` of other draws, `first`, by default of a few of these, so
+    that each value is used once. With draws in front, products and no selections, XLA on a CPU then
+    adds columns while it evaluates them, and stores no matrix.
     """
-    evaluate = jax.vmap(log_likelihood, in_axes=(0, None))
-    few = evaluate(jax.tree.map(lambda leaf: leaf[:_FEW_DRAWS], draws), chunk)
-    check_shape(few.shape[1:], leading(chunk))
-    is_near = (few >= jnp.max(few, axis=0) - _FAR) & (jnp.abs(few) < _HUGE)
-    means = jnp.sum(jnp.where(is_near, few, 0), axis=0) / jnp.maximum(is_near.sum(axis=0), 1)
-    return evaluate(draws, chunk), means
+    first = first_draws(draws) if first is None else first
+    means = mean_near_best(log_likelihood, first, chunk)
+    return jax.vmap(log_likelihood, in_axes=(0, None))(draws, chunk), means
 
 
 def checked_draws(draws: PyTree, lowest: int) -> PyTree:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from jaxcoreset.data.compiling import quick_jit
-from jaxcoreset.likelihood.likelihood import ModelLikelihood
+from jaxcoreset.likelihood.embedding import DRAWS_AT_A_TIME
+from jaxcoreset.likelihood.expansion import flat_draws
+from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.estimate import kl_of_residuals
 from jaxcoreset.selection.parts import Part, Use, importance_weights
@@ -116,15 +116,19 @@ def flat_and_prior(
     pool: DrawPool, parts: list[Part]
 ) -> tuple[Float[np.ndarray, "s d"], Float[np.ndarray, " s"]]:
     """The parts' draws, flat, and the log prior at each."""
-    flat, prior = _evaluate(pool.likelihood.program, tuple(part.draws for part in parts))
-    return np.asarray(flat, np.float64), np.asarray(prior, np.float64)
+    draws = jax.tree.map(lambda *x: np.concatenate(x), *(part.draws for part in parts))
+    num, program = sum(part.size for part in parts), pool.likelihood.program
+    prior = np.zeros(0)
+    while prior.size < num:  # the first ones once more, until the last piece is full
+        at = np.arange(prior.size, prior.size + DRAWS_AT_A_TIME) % num
+        piece = jax.tree.map(lambda x, at=at: x[at], draws)
+        prior = np.append(prior, np.asarray(_log_prior(program, piece), np.float64))
+    return flat_draws(draws), prior[:num]
 
 
 @functools.partial(quick_jit, static_argnums=0)
-def _evaluate(program: ModelLikelihood, parts: tuple) -> tuple[Array, Array]:
-    draws = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
-    flat = jax.vmap(lambda one: ravel_pytree(one)[0])(draws)
-    return flat, jax.vmap(program.log_prior)(draws)
+def _log_prior(program: ModelLikelihood, draws: Params) -> Float[Array, " s"]:
+    return jax.vmap(program.log_prior)(draws)
 
 
 def log_weights_of(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxcoreset.data.blocks import changing_block
 from jaxcoreset.data.compiling import rows_at
 from jaxcoreset.data.utils import progress_bar
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
@@ -163,7 +164,7 @@ class DrawPool:
         """The draws of one use, block by block."""
         return self._parts[use]
 
-    def _blocks(self, use: Use) -> list[Part]:
+    def blocks(self, use: Use) -> list[Part]:
         """Those blocks of the draws of one use that are left when each is centred."""
         return [part for part in self._parts[use] if part.size > 1]
 
@@ -223,7 +224,7 @@ class DrawPool:
         """
         assert self.indices is not None
         problem = self.problem("solver", approach)
-        parts = self._blocks("solver")
+        parts = self.blocks("solver")
         rows = self.likelihood.rows
         draws = jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in parts))
         evaluate, common, removed = self.likelihood.program.log_likelihood, None, None
@@ -316,21 +317,10 @@ class DrawPool:
                 and rows" the atoms are of the rows' remainders.
         """
         num_rows = self.capacity if is_padded else self.num_candidates
-        return CoresetProblem(*self._scaled(use, approach, num_rows))
-
-    def atoms_at(
-        self, positions: Int[np.ndarray, " j"], use: Use, approach: Approach
-    ) -> tuple[Float[Array, "j s"], Float[Array, " s"]]:
-        """The atoms of the candidates at positions, and the target of `problem`."""
-        return self._scaled(use, approach, positions.size, positions)
-
-    def _scaled(
-        self, use: Use, approach: Approach, num_rows: int, positions: Any = None
-    ) -> tuple[Float[Array, "m s"], Float[Array, " s"]]:
-        parts = self._blocks(use)
+        parts = self.blocks(use)
         scale = sum(part.size for part in parts) ** -0.5
-        found = [self.values(part, approach, positions) for part in parts]
-        return scaled(num_rows, scale, *zip(*found, strict=True))
+        found = [self.values(part, approach) for part in parts]
+        return CoresetProblem(*scaled(num_rows, scale, *zip(*found, strict=True)))
 
     def left(self, use: Use) -> float:
         """What the expansion leaves of the target under the draws of one use, in nats."""
@@ -339,7 +329,7 @@ class DrawPool:
     @property
     def has_remainders(self) -> bool:
         """False if the rows' remainders at the solver's draws are rounding, or fade out."""
-        parts = self._blocks("solver")
+        parts = self.blocks("solver")
         return not all(is_rounding(self.values(x, "proxy and rows")[0], x.values) for x in parts)
 
     def norm(self, use: Use) -> float:
@@ -347,13 +337,13 @@ class DrawPool:
         return float(np.sqrt(self._energy(use, lambda part: part.total)))
 
     def _energy(self, use: Use, total_of: Callable[[Part], Any]) -> float:
-        parts = self._blocks(use)
+        parts = self.blocks(use)
         squares = (part.size * np.var(np.asarray(total_of(part), np.float64)) for part in parts)
         return float(sum(squares) / sum(part.size for part in parts))
 
-    def standardised(self, use: Use) -> Float[Array, "s p"]:
+    def standardised(self, use: Use) -> Float[np.ndarray, "s p"]:
         """Parameters at the draws of one use, see `parts.standardised`."""
-        return standardised([part.parameters(self.likelihood) for part in self._blocks(use)])
+        return standardised([part.parameters(self.likelihood) for part in self.blocks(use)])
 
     def values(
         self, part: Part, approach: Approach, positions: Int[np.ndarray, " j"] | None = None
@@ -390,7 +380,7 @@ class DrawPool:
         if self._expansion is None:
             return
         before = self.left("selection")
-        parts = self._blocks("solver")
+        parts = self.blocks("solver")
         num = sum(part.size for part in parts) / self.source.inefficiency
         if before <= EXACT or num < least_draws(self._expansion.center.size):
             return
@@ -403,7 +393,7 @@ class DrawPool:
     def _row_coefficients(self, fit: Regression) -> Float[Array, "m q"]:
         """What the regression adds for each candidate."""
         if self._coefficients is None:
-            parts = self._blocks("solver")[: fit.num_blocks]  # later draws were not regressed on
+            parts = self.blocks("solver")[: fit.num_blocks]  # later draws were not regressed on
             self._coefficients = fit.of_rows([self._evaluate_remainders(part) for part in parts])
         return self._coefficients
 
@@ -442,7 +432,8 @@ class DrawPool:
     def _matrix(self, draws: Params, data: tuple) -> Float[Array, "m s"]:
         """Log-likelihoods of rows at draws, each row less its mean."""
         n, settings = self.likelihood.num_data, (self._batch_size, self._noise)
-        return matrix_of_weighted(self.likelihood, draws, data, n, *settings)
+        shapes = {"typical": self.capacity, "block": changing_block(data)}
+        return matrix_of_weighted(self.likelihood, draws, data, n, *settings, **shapes)
 
     def _sum(self, draws: Params) -> Float[np.ndarray, " s"]:
         rows, log_likelihood = self.likelihood.rows, self.likelihood.program.log_likelihood

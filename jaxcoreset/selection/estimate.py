@@ -9,20 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Float, Int
 
 from jaxcoreset.data.arrays import power_of_two
-from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.parts import Approach, Use
-from jaxcoreset.solvers.numerics import HIGHEST
 from jaxcoreset.solvers.solution import Solution
 
 # From it on, in nats, an estimate is a lower bound.
 LOWER_BOUND_KL = 0.3
-# The least number of rows that programs for the held-out error have places for.
+# The least number of rows that are taken for the held-out error.
 _FEWEST_ROWS = 64
 
 
@@ -94,11 +91,12 @@ def errors_on(
 
     They are relative to all rows' log-likelihood.
     """
-    positions, indices = _used(path)
-    atoms, target = pool.atoms_at(positions, use, approach)
-    norm, inefficiency, draws = pool.norm(use), pool.source.inefficiency, pool.standardised(use)
-    measured = _measure(atoms, target, indices, path.weights, inefficiency, draws)
-    kl, standard_error, shift = (np.asarray(value, np.float64) for value in measured)
+    positions, weights = _used(path)
+    residuals = _residuals(pool, positions, weights, use, approach)
+    norm, inefficiency = pool.norm(use), pool.source.inefficiency
+    kl, standard_error = kl_of_residuals(residuals, inefficiency)
+    # To first order a mean is shifted by the covariance of the parameter and L_w − L.
+    shift = np.max(np.abs(residuals @ pool.standardised(use)), axis=1, initial=0.0)
     error = np.sqrt(kl) / norm if norm > 0 else np.zeros_like(kl)
     return {
         "num_used": np.count_nonzero(np.asarray(path.weights) > 0, axis=-1),
@@ -107,48 +105,48 @@ def errors_on(
         "kl": kl,
         "kl_standard_error": standard_error,
         "mean_shift": shift,
-        "mean_shift_standard_error": np.sqrt(kl * inefficiency / target.size),
+        "mean_shift_standard_error": np.sqrt(kl * inefficiency / residuals.shape[1]),
     }
 
 
-def _used(path: Solution) -> tuple[Int[np.ndarray, " j"], Int[np.ndarray, "*m k"]]:
-    """The positions of a path's rows with a weight, and where each of its rows is among them.
+def _used(path: Solution) -> tuple[Int[np.ndarray, " j"], Float[np.ndarray, "m j"]]:
+    """The positions of a path's rows with a weight, and their weights in each of its m solutions.
 
-    The first position is repeated up to a power of two, so that many paths share a program.
+    The first position is repeated up to a power of two, with weights of 0, so that many paths share
+    the programs that take rows.
     """
-    indices, is_used = np.asarray(path.indices), np.asarray(path.weights) != 0
-    used = np.unique(indices[is_used])
+    indices, weights = np.asarray(path.indices), np.asarray(path.weights, np.float64)
+    used = np.unique(indices[weights != 0])
     num = power_of_two(used.size, _FEWEST_ROWS)
     positions = np.full(num, used[0] if used.size else 0, np.int64)
     positions[: used.size] = used
-    places = np.where(is_used, np.searchsorted(used, indices), 0)
-    return positions, places.astype(np.int32)
+    dense = np.zeros((len(weights), num))
+    for solution, own, row in zip(dense, weights, indices, strict=True):
+        np.add.at(solution, np.searchsorted(used, row[own != 0]), own[own != 0])
+    return positions, dense
+
+
+def _residuals(
+    pool: DrawPool,
+    positions: Int[np.ndarray, " j"],
+    weights: Float[np.ndarray, "m j"],
+    use: Use,
+    approach: Approach,
+) -> Float[np.ndarray, "m s"]:
+    """What m solutions, with weights of the candidates at positions, leave of the target.
+
+    Atoms and target are those of `DrawPool.problem`. This is computed on the host, since a program
+    on a device is compiled for each number of draws, and there are ever more.
+    """
+    parts, found = pool.blocks(use), []
+    for part in parts:
+        values, total = pool.values(part, approach, positions)
+        left = np.asarray(total, np.float64) - weights @ np.asarray(values, np.float64)
+        found.append(left - left.mean(axis=1, keepdims=True))
+    return np.concatenate(found, axis=1) / np.sqrt(sum(part.size for part in parts))
 
 
 def estimate_on(curve: dict[str, np.ndarray], at: int) -> KLEstimate:
     """The estimate for one entry of the errors along a path."""
     names = ("kl", "kl_standard_error", "held_out_error", "mean_shift", "mean_shift_standard_error")
     return KLEstimate(*(float(curve[name][at]) for name in names))
-
-
-@quick_jit
-def _measure(
-    atoms: Array,
-    target: Array,
-    indices: Array,
-    weights: Array,
-    inefficiency: Array,
-    draws: Array,
-) -> tuple:
-    """The KL divergence, its standard error and the largest shift of a mean of each solution.
-
-    To first order a mean is shifted by the covariance of the parameter and L_w − L.
-    """
-
-    def one(pair: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-        indices, weights = pair
-        residual = target - jnp.matmul(weights, atoms[indices], precision=HIGHEST)
-        shifts = jnp.abs(jnp.matmul(residual, draws, precision=HIGHEST))
-        return *kl_of_residuals(residual, inefficiency), jnp.max(shifts, initial=0.0)
-
-    return jax.lax.map(one, (indices, weights))

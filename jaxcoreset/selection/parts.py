@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxcoreset.data.arrays import power_of_two
 from jaxcoreset.data.compiling import quick_jit, rows_at
 from jaxcoreset.data.dtypes import as_floats, default_float
 from jaxcoreset.likelihood.expansion import flat_draws
@@ -21,7 +20,6 @@ from jaxcoreset.likelihood.passes import centred
 Use = Literal["solver", "selection", "confirmation"]
 # What stands for all rows: weighted rows, an expansion, or both.
 Approach = Literal["rows", "proxy", "proxy and rows"]
-_FEWEST_COLUMNS = 8  # of standardised draws
 # Values vary by less than this many units of rounding if they are constant.
 _ROUNDINGS = 10
 
@@ -159,17 +157,14 @@ def less_mean(total: Array | np.ndarray) -> Array:
     return as_floats(total - total.mean())
 
 
-def standardised(parts: list[Float[np.ndarray, "_ d"]]) -> Float[Array, "s p"]:
+def standardised(parts: list[Float[np.ndarray, "_ d"]]) -> Float[np.ndarray, "s p"]:
     """Values at draws over √s, with means 0 over each part and variances 1.
 
-    Columns of values that are not finite, or vary by rounding of JAX's precision only, are zeros.
-    There are further columns of zeros, so that models of similar widths share a program.
+    Columns of values that are not finite, or vary by rounding of JAX's precision only, are left
+    out.
     """
     size = np.linalg.norm([np.linalg.norm(part, axis=0) for part in parts], axis=0)
     flat = np.concatenate([part - part.mean(axis=0) for part in parts])
     norms = np.linalg.norm(flat, axis=0)
     varies = np.isfinite(size) & (norms > _ROUNDINGS * jnp.finfo(default_float()).eps * size)
-    width = power_of_two(norms.size, _FEWEST_COLUMNS)
-    padded = np.zeros((len(flat), width), default_float())
-    padded[:, : norms.size][:, varies] = flat[:, varies] / norms[varies]
-    return as_floats(padded)
+    return flat[:, varies] / norms[varies]

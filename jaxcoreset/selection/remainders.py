@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxcoreset.data.arrays import leading
-from jaxcoreset.data.blocks import few_places
+from jaxcoreset.data.blocks import changing_block, few_places
 from jaxcoreset.data.compiling import largest_size
 from jaxcoreset.data.ragged import num_bytes, of_one_length
 from jaxcoreset.likelihood.expansion import Expansion, flat_draws, remainders
@@ -96,7 +96,8 @@ class RemainderEvaluator:
         return spared * part.size > _MANY_BYTES
 
     def _all(self, part: Part) -> KnownRemainders:
-        found, total = self._evaluate(part, self.candidates, self.capacity)
+        block = changing_block(self.candidates)
+        found, total = self._evaluate(part, self.candidates, self.capacity, block)
         if self.are_all_rows:
             part.total_remainder = total
         found = jax.device_put(np.asarray(found, part.values.dtype))

@@ -8,7 +8,12 @@ import scipy.stats
 
 import jaxcoreset as jc
 from jaxcoreset.likelihood.densities import bernoulli_log_prob
-from jaxcoreset.likelihood.embedding import _by_columns, _by_products, log_likelihood_sum
+from jaxcoreset.likelihood.embedding import (
+    _by_columns,
+    _by_products,
+    log_likelihood_matrix,
+    log_likelihood_sum,
+)
 from jaxcoreset.likelihood.fisher import fisher_features
 from jaxcoreset.likelihood.passes import feature_matrix, feature_sum
 
@@ -62,9 +67,48 @@ def test_a_draw_far_away_takes_no_digits_from_the_sum_at_the_others(problem_data
     np.testing.assert_allclose(found, expected - expected[0], atol=0.01, rtol=0)
 
 
+def many(draws, num):
+    rng = np.random.default_rng(3)
+    return (draws.mean(axis=0) + rng.normal(size=(num, draws.shape[1]))).astype(np.float32)
+
+
+@pytest.mark.parametrize("num", [500, 1000, 1250])
+def test_draws_that_are_evaluated_piece_by_piece_have_one_constant_for_each_row(problem_data, num):
+    some, (x, y) = problem_data
+    draws = many(some, num)
+    expected = scipy.stats.norm.logpdf(y[:, None], np.float64(x) @ np.float64(draws).T)
+    total = log_likelihood_sum(gaussian, jnp.asarray(draws), (x, y), batch_size=300)
+    close = 1e-6 * np.abs(expected.sum(axis=0)).max()
+    difference = total - expected.sum(axis=0)
+    np.testing.assert_allclose(difference, difference[0], atol=close, rtol=0)
+    values = log_likelihood_matrix(gaussian, jnp.asarray(draws), (x, y), batch_size=300)
+    centred = expected - expected.mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(values, centred, atol=2e-6 * np.abs(expected).max(), rtol=0)
+
+
+def test_the_numbers_of_draws_and_of_rows_are_no_reason_to_compile_again(problem_data):
+    some, (x, y) = problem_data
+    calls = []
+
+    def counted(draw, data):
+        calls.append(draw)
+        return gaussian(draw, data)
+
+    def evaluate(num_draws, num_rows):
+        draws, rows = jnp.asarray(many(some, num_draws)), (x[:num_rows], y[:num_rows])
+        log_likelihood_sum(counted, draws, (x, y))
+        log_likelihood_matrix(counted, draws, rows, typical=1000, block=256)
+        return len(calls)
+
+    first = evaluate(1000, 700)
+    assert evaluate(3000, 700) == evaluate(1500, 1000) == evaluate(2000, 20) == first
+
+
+@pytest.mark.parametrize("num", [10, 1000])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_rows_that_are_not_finite_are_named(problem_data, value):
-    draws, (x, y) = problem_data
+def test_rows_that_are_not_finite_are_named(problem_data, value, num):
+    some, (x, y) = problem_data
+    draws = some if num == 10 else many(some, num)
     y = y.copy()
     y[[17, 990]] = value
     with pytest.raises(ValueError, match=r"2 of 1000 rows, the first of them \[17, 990\]"):

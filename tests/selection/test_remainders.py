@@ -72,6 +72,15 @@ def pool():
     return pool_of(rows())
 
 
+def atoms_at(pool, positions, use="selection"):
+    """The atoms of rows at some positions, and the target, as `DrawPool.problem` has them."""
+    (part,) = pool.parts(use)
+    values, target = pool.values(part, "proxy and rows", positions)
+    values = np.asarray(values, np.float64)
+    centred = values - values.mean(axis=1, keepdims=True)
+    return centred / np.sqrt(part.size), np.asarray(target, np.float64) / np.sqrt(part.size)
+
+
 def known(pool, use):
     return pool.parts(use)[0].remainders
 
@@ -85,7 +94,7 @@ def test_the_chosen_rows_alone_are_evaluated_and_have_the_same_atoms(pool):
     pool = pool_of(pool.likelihood)
     part = pool.parts("selection")[0]
     part.total = np.zeros_like(part.total)  # the sum of the values in float64 takes its place
-    atoms, target = pool.atoms_at(CHOSEN, "selection", "proxy and rows")
+    atoms, target = atoms_at(pool, CHOSEN)
     assert known(pool, "selection").positions.tolist() == [3, 7, 250, 399]
     other = pool_of(pool.likelihood)
     whole = other.problem("selection", "proxy and rows")
@@ -110,7 +119,7 @@ def test_groups_of_one_length_are_evaluated_together(monkeypatch):
         ),
     )
     at = pool.likelihood.rows.places(CHOSEN[1:])
-    atoms, target = pool.atoms_at(at, "selection", "proxy and rows")
+    atoms, target = atoms_at(pool, at)
     assert sorted(shapes) == [(64, 3), (64, 60)]
     whole = pool_of(pool.likelihood).problem("selection", "proxy and rows")
     scale = float(np.abs(whole.atoms).max())
@@ -119,7 +128,7 @@ def test_groups_of_one_length_are_evaluated_together(monkeypatch):
 
 
 def test_no_rows_have_no_remainders(pool):
-    atoms, target = pool_of(pool.likelihood, 3).atoms_at(CHOSEN[:0], "selection", "proxy and rows")
+    atoms, target = atoms_at(pool_of(pool.likelihood, 3), CHOSEN[:0])
     assert atoms.shape == (0, 200)
     assert target.shape == (200,)
 
@@ -168,17 +177,17 @@ def test_a_coreset_of_expensive_rows_is_sampled_with_few_spare_ones(
 
 def test_remainders_of_another_expansion_or_of_other_candidates_are_dropped(pool):
     pool = pool_of(pool.likelihood, 5)
-    pool.atoms_at(CHOSEN, "selection", "proxy and rows")
+    atoms_at(pool, CHOSEN)
     pool.expansion = pool.expansion
     assert known(pool, "selection") is None
-    pool.atoms_at(CHOSEN, "selection", "proxy and rows")
+    atoms_at(pool, CHOSEN)
     pool.set_candidates(np.arange(0, NUM_ROWS, 2))
     assert known(pool, "selection") is None
 
 
 def test_further_rows_join_those_that_are_known(pool):
-    pool.atoms_at(CHOSEN, "confirmation", "proxy and rows")
-    more, _ = pool.atoms_at(np.array([100, 3, 101]), "confirmation", "proxy and rows")
+    atoms_at(pool, CHOSEN, "confirmation")
+    more, _ = atoms_at(pool, np.array([100, 3, 101]), "confirmation")
     assert known(pool, "confirmation").positions.tolist() == [3, 7, 100, 101, 250, 399]
     part = pool.parts("confirmation")[0]
     center = pool.expansion.center
@@ -197,7 +206,7 @@ def test_all_rows_are_evaluated_where_their_sum_in_float32_is_coarse(pool):
         coarse.likelihood, part.draws, coarse.candidate_data, coarse.expansion.center
     ).sum(axis=0)
     part.total = np.zeros_like(part.total)  # it is not used
-    _, target = coarse.atoms_at(CHOSEN, "selection", "proxy and rows")
+    _, target = atoms_at(coarse, CHOSEN)
     assert known(coarse, "selection").positions.size == NUM_ROWS
     expected = (expected - expected.mean()) / np.sqrt(part.size)
     np.testing.assert_allclose(target, expected, atol=1e-5 * np.abs(expected).max())
@@ -206,20 +215,20 @@ def test_all_rows_are_evaluated_where_their_sum_in_float32_is_coarse(pool):
 def test_all_rows_are_evaluated_where_that_takes_less_time_than_another_program(monkeypatch):
     monkeypatch.undo()
     pool = pool_of(rows())
-    pool.atoms_at(CHOSEN, "selection", "proxy and rows")
+    atoms_at(pool, CHOSEN)
     assert known(pool, "selection").positions.size == NUM_ROWS
 
 
 def test_rows_that_join_the_candidates_take_their_places():
     pool = pool_of(rows())
     pool.set_candidates(np.arange(0, NUM_ROWS, 2))
-    before, _ = pool.atoms_at(np.array([5, 150]), "selection", "proxy and rows")
+    before, _ = atoms_at(pool, np.array([5, 150]))
     pool.add_candidates(np.array([1, 11, 301]))
     places = np.searchsorted(pool.indices, [10, 300])
     assert known(pool, "selection").positions.tolist() == places.tolist()
-    after, _ = pool.atoms_at(places, "selection", "proxy and rows")
+    after, _ = atoms_at(pool, places)
     np.testing.assert_array_equal(before, after)
-    new, _ = pool.atoms_at(np.searchsorted(pool.indices, [11]), "selection", "proxy and rows")
+    new, _ = atoms_at(pool, np.searchsorted(pool.indices, [11]))
     whole = pool_of(pool.likelihood).problem("selection", "proxy and rows")
     np.testing.assert_allclose(new[0], whole.atoms[11], atol=1e-5 * np.abs(whole.atoms).max())
 
@@ -228,7 +237,7 @@ def test_what_a_regression_adds_is_added_for_the_chosen_rows(pool):
     regressed = pool_of(pool.likelihood, 2)
     regressed.regress()
     assert regressed._regression is not None
-    atoms, target = regressed.atoms_at(CHOSEN, "selection", "proxy and rows")
+    atoms, target = atoms_at(regressed, CHOSEN)
     whole = regressed.problem("selection", "proxy and rows")
     scale = float(np.abs(whole.atoms).max())
     np.testing.assert_allclose(atoms, whole.atoms[CHOSEN], atol=1e-5 * scale)
