@@ -38,8 +38,8 @@ _PART_OF_MEMORY = 64
 # Up to this number of blocks a pass takes less time than the compilation of its program. A row of
 # this many bytes or more, such as a group, takes longer.
 _FEW_BLOCKS, _WIDE = 16, 128
-# The number of arguments that count for that, if there are several.
-_SEVERAL = 4
+# The number of arguments that count for that, if there may be several.
+_SEVERAL = 2
 # The number of places in a program for few rows: for narrow rows, and for rows with this number of
 # bytes or more, such as groups, which are expensive to evaluate.
 _NARROW_PLACES, _WIDE_PLACES, _WIDE_ROW = 64, 8, 1 << 10

@@ -432,7 +432,8 @@ class DrawPool:
     def _matrix(self, draws: Params, data: tuple) -> Float[Array, "m s"]:
         """Log-likelihoods of rows at draws, each row less its mean."""
         n, settings = self.likelihood.num_data, (self._batch_size, self._noise)
-        shapes = {"typical": self.capacity, "block": changing_block(data)}
+        block = changing_block(data)
+        shapes = {"typical": block, "block": block}
         return matrix_of_weighted(self.likelihood, draws, data, n, *settings, **shapes)
 
     def _sum(self, draws: Params) -> Float[np.ndarray, " s"]:

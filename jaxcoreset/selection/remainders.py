@@ -97,7 +97,7 @@ class RemainderEvaluator:
 
     def _all(self, part: Part) -> KnownRemainders:
         block = changing_block(self.candidates)
-        found, total = self._evaluate(part, self.candidates, self.capacity, block)
+        found, total = self._evaluate(part, self.candidates, block or self.capacity, block)
         if self.are_all_rows:
             part.total_remainder = total
         found = jax.device_put(np.asarray(found, part.values.dtype))
