@@ -38,13 +38,12 @@ _PART_OF_MEMORY = 64
 # Up to this number of blocks a pass takes less time than the compilation of its program. A row of
 # this many bytes or more, such as a group, takes longer.
 _FEW_BLOCKS, _WIDE = 16, 128
-# The number of arguments that count for that, if there may be several.
-_SEVERAL = 2
 # The number of places in a program for few rows: for narrow rows, and for rows with this number of
 # bytes or more, such as groups, which are expensive to evaluate.
 _NARROW_PLACES, _WIDE_PLACES, _WIDE_ROW = 64, 8, 1 << 10
-# The number of rows of a block where the number of rows changes, so that all share a program.
-_CHANGING_BLOCK = 256
+# The number of rows of a block where the number of rows changes, so that all share a program, and
+# up to how many rows: each block is moved by itself.
+_FEW_ROWS_BLOCK, _MOST_FEW_ROWS = 256, 1 << 14
 # How many rows are added at a time, so that float32 loses at most about 1e-7 of a sum.
 _FOLD = 8
 # How many contiguous columns are added at a time, by one vector of partial sums.
@@ -70,12 +69,13 @@ def few_places(rows: PyTree) -> int:
     return _WIDE_PLACES if are_wide(rows) else _NARROW_PLACES
 
 
-def changing_block(rows: PyTree) -> int | None:
-    """The number of rows of a block where the number of rows changes.
+def few_rows_block(rows: PyTree) -> int | None:
+    """The number of rows of a block if all numbers of rows are to share a program.
 
-    None for rows that are expensive to evaluate, since a block is filled up.
+    None for many rows, for which the program takes longer than another one to compile, and for rows
+    that are expensive to evaluate, since a block is filled up.
     """
-    return None if are_wide(rows) else _CHANGING_BLOCK
+    return None if are_wide(rows) or leading(rows) > _MOST_FEW_ROWS else _FEW_ROWS_BLOCK
 
 
 def are_wide(rows: PyTree) -> bool:
@@ -130,13 +130,13 @@ def group_blocks(
     return -(-even // num_devices) * num_devices
 
 
-class Each(eqx.Module):
-    """Several arguments, with which a function is evaluated one after the other.
+class Pieces(eqx.Module):
+    """The arguments of several calls, with which a function is evaluated on each group of blocks.
 
     Those of the same shapes share a program.
     """
 
-    args: tuple
+    calls: tuple
 
 
 def evaluate_blocks(
@@ -156,7 +156,7 @@ def evaluate_blocks(
         fn: ``fn(args, rows, counted)``, where `rows` is a pytree like `data` with `block` rows, and
             `counted` is a mask that is false for rows that only fill the block up. It returns
             arrays of fixed shapes. It is compiled once per function and shapes.
-        args: arguments that do not depend on the rows, or several of them as `Each`.
+        args: arguments that do not depend on the rows, or `Pieces`, for several calls.
         data: pytree of arrays with a leading axis of length n; some may be read from a source.
         block: the number of rows of a block.
         first: the row to begin at, a multiple of `block`.
@@ -167,7 +167,7 @@ def evaluate_blocks(
 
     Yields:
         The group's first row, its number of rows, and the values of its blocks with a leading axis;
-        for `Each` a list of them. These include blocks beyond the last row, which the caller must
+        for `Pieces` a list of them. These include blocks beyond the last row, which the caller must
         mask or ignore. Meanwhile the device works on the next group.
     """
     leaves, tree = jax.tree.flatten(data)
@@ -175,16 +175,15 @@ def evaluate_blocks(
     size = group_blocks(data, block, num_devices, batch_size, typical)
     fn = _Tree(fn, tree)
     num_typical = leading(leaves) if typical is None else typical
-    given, several = (list(args.args), _SEVERAL) if isinstance(args, Each) else ([args], 1)
-    work = num_typical * max(1, row_bytes(leaves) // _WIDE) * several
-    is_brief = work <= _FEW_BLOCKS * block
+    is_brief = num_typical * max(1, row_bytes(leaves) // _WIDE) <= _FEW_BLOCKS * block
+    calls = args.calls if isinstance(args, Pieces) else (args,)
     evaluate = _evaluate_quickly if is_brief else _evaluate
     pending = None
     for at, num_rows, chunk in _groups(leaves, size * block, first):
         counted = np.arange(size * block) < num_rows
         stacked, mask = _place((chunk, counted), (size, block), mesh)
-        found = [evaluate(fn, one, stacked, mask, mesh) for one in given]
-        values = found if isinstance(args, Each) else found[0]
+        found = [evaluate(fn, one, stacked, mask, mesh) for one in calls]
+        values = found if isinstance(args, Pieces) else found[0]
         if pending is not None:
             yield pending
         pending = at, num_rows, values

@@ -7,6 +7,7 @@ the draws and divided by √S, is its atom: inner products of atoms are then cov
 `embed(norm="fisher")` uses gradients instead (`jaxcoreset.likelihood.fisher`).
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,7 +37,8 @@ from jaxcoreset.solvers.problem import CoresetProblem
 
 # How many entries are added at a time on a CPU.
 _PART = 512
-# This number of draws, or twice as many and more, are evaluated by a program that all share.
+# This number of draws is evaluated at a time if there are as many, or at least twice as many. A
+# pass of any such number then shares a program, but for a rest.
 DRAWS_AT_A_TIME = 500
 
 
@@ -115,17 +117,16 @@ def log_likelihood_matrix(
     data: PyTree,
     *,
     batch_size: int | None = None,
-    typical: int | None = None,
     block: int | None = None,
 ) -> Float[Array, "n s"]:
     """Log-likelihoods of all rows at all draws, each row less its mean, streamed in chunks.
 
-    Arguments and errors as in `embed`; `typical` and `block` as in `feature_matrix`. The rows'
+    Arguments and errors as in `embed`; `block` as in `feature_matrix`. The rows'
     means are subtracted because float32 cannot hold a large log-likelihood and its small variation
     over the draws in a sum.
     """
     values = _Values(checked_draws(draws, 2))
-    return feature_matrix(log_likelihood, values, data, batch_size, typical, block)
+    return feature_matrix(log_likelihood, values, data, batch_size, block=block)
 
 
 def log_likelihood_sum(
@@ -146,13 +147,19 @@ def log_likelihood_sum(
     return feature_sum(log_likelihood, _Values(checked_draws(draws, 2)), data, batch_size, on_rows)
 
 
-def draws_at_a_time(num_draws: int) -> int:
-    """How many of some draws a program evaluates at once."""
-    return num_draws if num_draws < 2 * DRAWS_AT_A_TIME else DRAWS_AT_A_TIME
+def block_width(num_draws: int) -> int:
+    """The width by which the blocks of a pass at some draws are chosen."""
+    # Short blocks, since a user's number of rows at a time is rounded up to blocks.
+    return 4 * DRAWS_AT_A_TIME if has_pieces(num_draws) else num_draws
+
+
+def has_pieces(num_draws: int) -> bool:
+    """True if draws are evaluated `DRAWS_AT_A_TIME`."""
+    return num_draws == DRAWS_AT_A_TIME or num_draws >= 2 * DRAWS_AT_A_TIME
 
 
 class _Values(Features):
-    """Log-likelihoods at draws, each row less its mean."""
+    """Log-likelihoods at draws, each row less its mean; a piece is less `mean_near_best`."""
 
     quantity = "the log-likelihood"
 
@@ -164,8 +171,12 @@ class _Values(Features):
     def width(self) -> int:
         return leading(self.draws)
 
+    @property
+    def block_width(self) -> int:
+        return block_width(self.width)
+
     def pieces(self) -> "Sequence[Features]":
-        if not self._has_pieces:
+        if not has_pieces(self.width):
             return [self]
         # On the host, since a slice on a device needs a program for each number of draws.
         draws = jax.tree.map(np.asarray, self.draws)
@@ -179,17 +190,13 @@ class _Values(Features):
             for at in range(0, self.width, DRAWS_AT_A_TIME)
         ]
 
-    @property
-    def _has_pieces(self) -> bool:
-        return draws_at_a_time(self.width) < self.width or self.width == DRAWS_AT_A_TIME
-
     def joined(self, pieces: Sequence[Array]) -> Array:
-        if not self._has_pieces:
+        if not has_pieces(self.width):
             return pieces[0]
         # Piece by piece, since a program for all of them takes long to compile.
-        means = sum(_row_sums(piece) for piece in pieces) / self.width
-        centred = [_less(piece, means) for piece in pieces]
-        return centred[0] if len(centred) == 1 else jnp.concatenate(centred, axis=-1)
+        means = functools.reduce(jnp.add, [_row_sums(piece, self.width) for piece in pieces])
+        found = [_less(piece, means) for piece in pieces]
+        return found[0] if len(found) == 1 else jnp.concatenate(found, axis=-1)
 
     def block(self, log_likelihood: LogLikelihood, chunk: PyTree) -> tuple[Array, Array]:
         values = jax.vmap(log_likelihood, in_axes=(0, None), out_axes=-1)(self.draws, chunk)
@@ -218,8 +225,8 @@ class _Values(Features):
 
 
 @quick_jit
-def _row_sums(values: Array) -> Float[Array, " m"]:
-    return jnp.sum(values, axis=-1)
+def _row_sums(values: Array, divisor: Array | float) -> Float[Array, " m"]:
+    return jnp.sum(values / divisor, axis=-1)
 
 
 @quick_jit

@@ -38,6 +38,8 @@ from jaxcoreset.solvers.numerics import HIGHEST
 
 # The remainders fade out at this radius beyond √D, over this width.
 _RADIUS_BEYOND, _FADE_WIDTH = 4.0, 0.5
+# More than this number of times the few rows that share a program are evaluated so many at a time.
+_MANY_PLACES = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,13 +247,15 @@ def terms_of_rows(
     if not len(weights):
         return Terms(0.0, np.zeros(size), np.zeros((size, size)))
     evaluate = functools.partial(_weighted_terms, likelihood.program)
-    found, num = [], few_places(data)
+    # Always as many rows, few or many, so that calls share two programs.
+    num = few_places(data)
+    num = num if len(weights) <= _MANY_PLACES * num else _MANY_PLACES * num
+    total = Terms(0.0, np.zeros(size), np.zeros((size, size)))
     for at in range(0, len(weights), num):
-        # Always as many rows, so that all calls share a program.
         few, own = padded_rows([leaf[at : at + num] for leaf in data], weights[at : at + num], num)
-        found.append(exactly(likelihood, evaluate, center, few, own))
-    value, gradient, hessian = (np.sum(one, axis=0) for one in zip(*found, strict=True))
-    return Terms(float(value), gradient, hessian)
+        value, gradient, hessian = exactly(likelihood, evaluate, center, few, own)
+        total = total.plus(Terms(float(value), gradient, hessian))
+    return total
 
 
 @functools.partial(quick_jit, static_argnums=0)

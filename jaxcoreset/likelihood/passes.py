@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxcoreset.data.arrays import leading
 from jaxcoreset.data.bad_rows import BadRows
-from jaxcoreset.data.blocks import Each, evaluate_blocks
+from jaxcoreset.data.blocks import Pieces, evaluate_blocks
 from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.rows import Rows, State
 
@@ -45,6 +45,11 @@ class Features(eqx.Module):
     @abc.abstractmethod
     def width(self) -> int:
         """The number of features of a datum."""
+
+    @property
+    def block_width(self) -> int:
+        """The number of values per row by which blocks are chosen."""
+        return self.width
 
     def pieces(self) -> "Sequence[Features]":
         """The same features in pieces that share a program, or one piece."""
@@ -81,13 +86,13 @@ def feature_matrix(
 
     `log_likelihood` and `data` as in `embed`; `batch_size` rows are moved to the device at a time.
     `typical` as in `evaluate_blocks`; `block` is the number of rows of a block, chosen by the
-    number of features if it is left out; such blocks are moved one by one, so that all numbers of
-    rows share a program. Both are ignored for lists of several lengths.
+    number of features if it is left out; such blocks are moved one by one, whatever `batch_size`
+    is, so that all numbers of rows share a program. Both are ignored for lists of several lengths.
     """
     num_rows = _num_rows(data)
     rows = Rows.of(data, batch_size)
     parts, state = [], BadRows.start()
-    args, width = _each(log_likelihood, features)
+    args, width = _in_pieces(log_likelihood, features)
     if rows.is_ragged:
         groups = rows.evaluate(_block, args, width)
     else:
@@ -97,13 +102,13 @@ def feature_matrix(
             (rows.data, ()),
             block or rows.block(width),
             batch_size=block or batch_size,
-            typical=typical,
+            typical=block or typical,
         )
     for first, num, found in groups:
         bad = np.any([np.asarray(bad) for _, bad in found], axis=0)
         state = BadRows.add(state, bad, first, num)
-        pieces = [_rows(values, num) for values, _ in found]
-        parts.append(features.joined(pieces))
+        part = features.joined([_by_row(values) for values, _ in found])
+        parts.append(part if len(part) == num else _first_rows(part, num))
     _check_health([state], num_rows, features.quantity)
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
@@ -126,7 +131,7 @@ def feature_sum(
     if not isinstance(data, Rows):
         _num_rows(data)
     rows = Rows.of(data, batch_size)
-    args, width = _each(log_likelihood, features)
+    args, width = _in_pieces(log_likelihood, features)
     start = {"total": np.zeros(features.width)}
     if (folded := rows.folded(width)) is None:
         states = rows.map_reduce(
@@ -149,10 +154,10 @@ def feature_sum(
     return total
 
 
-def _each(log_likelihood: LogLikelihood, features: Features) -> tuple[Each, int]:
-    """The arguments of a pass, piece by piece, and the largest number of features of a piece."""
-    pieces = features.pieces()
-    return Each(tuple((log_likelihood, piece) for piece in pieces)), max(x.width for x in pieces)
+def _in_pieces(log_likelihood: LogLikelihood, features: Features) -> tuple[Pieces, int]:
+    """The arguments of a pass, piece by piece, and the width by which its blocks are chosen."""
+    args = Pieces(tuple((log_likelihood, piece) for piece in features.pieces()))
+    return args, features.block_width
 
 
 class Progressed:
@@ -172,10 +177,16 @@ class Progressed:
         self._on_rows(int(self._counts[before : self._first].sum()))
 
 
+@quick_jit
+def _by_row(values: Array) -> Array:
+    """The values of blocks, row by row."""
+    return values.reshape(-1, values.shape[-1])
+
+
 @functools.partial(quick_jit, static_argnums=1)
-def _rows(values: Array, num: int) -> Array:
-    """The values of blocks, row by row, without those that only fill the last block up."""
-    return values.reshape(-1, values.shape[-1])[:num]
+def _first_rows(values: Array, num: int) -> Array:
+    """The values without those of rows that only fill the last block up."""
+    return values[:num]
 
 
 def _block(args: tuple, rows: tuple, counted: Array) -> tuple[Array, Array]:
@@ -208,7 +219,7 @@ def _add_bad(state: State, bad: list[np.ndarray], first: int, num: int) -> State
 
 def _name_rows_not_finite(log_likelihood: LogLikelihood, features: Features, rows: Rows) -> None:
     """Raise a ValueError that names the rows whose features are not finite."""
-    (args, width), start = _each(log_likelihood, features), BadRows.start()
+    (args, width), start = _in_pieces(log_likelihood, features), BadRows.start()
     states = rows.map_reduce(
         _bad_rows, args, width, start, _add_bad, what="rows that are not finite"
     )

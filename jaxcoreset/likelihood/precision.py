@@ -189,7 +189,7 @@ def matrix_of_weighted(
     total_weight: float | int,
     batch_size: int | None = None,
     noise: Noise | None = None,
-    **shapes: int | None,
+    block: int | None = None,
 ) -> Float[Array, "m s"]:
     """Log-likelihoods at unconstrained draws of rows that will be weighted, less each row's mean.
 
@@ -203,12 +203,12 @@ def matrix_of_weighted(
         total_weight: the sum of their weights, such as the number of rows that they stand for.
         batch_size: the number of rows that are evaluated at a time.
         noise: what `check_float32` returned, if it is known.
-        **shapes: `typical` and `block`, see `feature_matrix`.
+        block: see `feature_matrix`.
     """
 
     def evaluate(draws: Params, data: tuple) -> Float[Array, "m s"]:
         log_likelihood = likelihood.program.log_likelihood
-        settings = {"batch_size": batch_size, **shapes}
+        settings = {"batch_size": batch_size, "block": block}
         return log_likelihood_matrix(log_likelihood, draws, data, **settings)
 
     if default_float() == np.float64 or leading(data) > _MANY:

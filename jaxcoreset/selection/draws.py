@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxcoreset.data.blocks import changing_block
-from jaxcoreset.data.compiling import rows_at
+from jaxcoreset.data.blocks import few_rows_block
+from jaxcoreset.data.compiling import quick_jit, rows_at
 from jaxcoreset.data.utils import progress_bar
 from jaxcoreset.likelihood.embedding import log_likelihood_sum
 from jaxcoreset.likelihood.expansion import (
@@ -164,8 +164,8 @@ class DrawPool:
         """The draws of one use, block by block."""
         return self._parts[use]
 
-    def blocks(self, use: Use) -> list[Part]:
-        """Those blocks of the draws of one use that are left when each is centred."""
+    def usable_parts(self, use: Use) -> list[Part]:
+        """The draws of one use, without blocks of one draw: centred, nothing is left of it."""
         return [part for part in self._parts[use] if part.size > 1]
 
     def count(self, use: Use) -> int:
@@ -191,7 +191,7 @@ class DrawPool:
         data = self.likelihood.rows.select(indices)
         for part in self._all_parts():
             new = self._matrix(part.draws, data)
-            part.values = jnp.concatenate([part.values, new])[order]
+            part.values = _joined(part.values, new, order)
             if (known := part.remainders) is not None:
                 moved = np.searchsorted(self.indices, joined[known.positions])
                 part.remainders = KnownRemainders(moved, known.values)
@@ -224,7 +224,7 @@ class DrawPool:
         """
         assert self.indices is not None
         problem = self.problem("solver", approach)
-        parts = self.blocks("solver")
+        parts = self.usable_parts("solver")
         rows = self.likelihood.rows
         draws = jax.tree.map(lambda *x: jnp.concatenate(x), *(part.draws for part in parts))
         evaluate, common, removed = self.likelihood.program.log_likelihood, None, None
@@ -317,7 +317,7 @@ class DrawPool:
                 and rows" the atoms are of the rows' remainders.
         """
         num_rows = self.capacity if is_padded else self.num_candidates
-        parts = self.blocks(use)
+        parts = self.usable_parts(use)
         scale = sum(part.size for part in parts) ** -0.5
         found = [self.values(part, approach) for part in parts]
         return CoresetProblem(*scaled(num_rows, scale, *zip(*found, strict=True)))
@@ -329,7 +329,7 @@ class DrawPool:
     @property
     def has_remainders(self) -> bool:
         """False if the rows' remainders at the solver's draws are rounding, or fade out."""
-        parts = self.blocks("solver")
+        parts = self.usable_parts("solver")
         return not all(is_rounding(self.values(x, "proxy and rows")[0], x.values) for x in parts)
 
     def norm(self, use: Use) -> float:
@@ -337,13 +337,13 @@ class DrawPool:
         return float(np.sqrt(self._energy(use, lambda part: part.total)))
 
     def _energy(self, use: Use, total_of: Callable[[Part], Any]) -> float:
-        parts = self.blocks(use)
+        parts = self.usable_parts(use)
         squares = (part.size * np.var(np.asarray(total_of(part), np.float64)) for part in parts)
         return float(sum(squares) / sum(part.size for part in parts))
 
     def standardised(self, use: Use) -> Float[np.ndarray, "s p"]:
         """Parameters at the draws of one use, see `parts.standardised`."""
-        return standardised([part.parameters(self.likelihood) for part in self.blocks(use)])
+        return standardised([part.parameters(self.likelihood) for part in self.usable_parts(use)])
 
     def values(
         self, part: Part, approach: Approach, positions: Int[np.ndarray, " j"] | None = None
@@ -380,7 +380,7 @@ class DrawPool:
         if self._expansion is None:
             return
         before = self.left("selection")
-        parts = self.blocks("solver")
+        parts = self.usable_parts("solver")
         num = sum(part.size for part in parts) / self.source.inefficiency
         if before <= EXACT or num < least_draws(self._expansion.center.size):
             return
@@ -393,7 +393,9 @@ class DrawPool:
     def _row_coefficients(self, fit: Regression) -> Float[Array, "m q"]:
         """What the regression adds for each candidate."""
         if self._coefficients is None:
-            parts = self.blocks("solver")[: fit.num_blocks]  # later draws were not regressed on
+            parts = self.usable_parts("solver")[
+                : fit.num_blocks
+            ]  # later draws were not regressed on
             self._coefficients = fit.of_rows([self._evaluate_remainders(part) for part in parts])
         return self._coefficients
 
@@ -432,11 +434,17 @@ class DrawPool:
     def _matrix(self, draws: Params, data: tuple) -> Float[Array, "m s"]:
         """Log-likelihoods of rows at draws, each row less its mean."""
         n, settings = self.likelihood.num_data, (self._batch_size, self._noise)
-        block = changing_block(data)
-        shapes = {"typical": block, "block": block}
-        return matrix_of_weighted(self.likelihood, draws, data, n, *settings, **shapes)
+        return matrix_of_weighted(
+            self.likelihood, draws, data, n, *settings, block=few_rows_block(data)
+        )
 
     def _sum(self, draws: Params) -> Float[np.ndarray, " s"]:
         rows, log_likelihood = self.likelihood.rows, self.likelihood.program.log_likelihood
         with progress_bar(rows.num_local, "Target", show=self._show_progress) as bar:
             return log_likelihood_sum(log_likelihood, draws, rows, on_rows=bar.update)
+
+
+@quick_jit
+def _joined(values: Array, new: Array, order: Array | np.ndarray) -> Float[Array, "m s"]:
+    """Values of rows and of new ones, in the order of all."""
+    return jnp.concatenate([values, new])[order]

@@ -21,6 +21,8 @@ from jaxcoreset.solvers.solution import Solution
 LOWER_BOUND_KL = 0.3
 # The least number of rows that are taken for the held-out error.
 _FEWEST_ROWS = 64
+# The number of draws at which values are in float64 at a time.
+_AT_A_TIME = 1024
 
 
 @dataclass(frozen=True)
@@ -138,10 +140,13 @@ def _residuals(
     Atoms and target are those of `DrawPool.problem`. This is computed on the host, since a program
     on a device is compiled for each number of draws, and there are ever more.
     """
-    parts, found = pool.blocks(use), []
+    parts, found = pool.usable_parts(use), []
     for part in parts:
         values, total = pool.values(part, approach, positions)
-        left = np.asarray(total, np.float64) - weights @ np.asarray(values, np.float64)
+        values = np.asarray(values)
+        pieces = [slice(at, at + _AT_A_TIME) for at in range(0, part.size, _AT_A_TIME)]
+        sums = np.hstack([weights @ values[:, at].astype(np.float64) for at in pieces])
+        left = np.asarray(total, np.float64) - sums
         found.append(left - left.mean(axis=1, keepdims=True))
     return np.concatenate(found, axis=1) / np.sqrt(sum(part.size for part in parts))
 

@@ -22,7 +22,7 @@ from jaxcoreset.data.ragged import lists_of
 from jaxcoreset.data.reading import read_chunks
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.data.utils import peak_memory
-from jaxcoreset.likelihood.embedding import draws_at_a_time, log_likelihood_sum
+from jaxcoreset.likelihood.embedding import block_width, log_likelihood_sum
 from jaxcoreset.likelihood.expansion import flat_draws
 from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
@@ -150,7 +150,7 @@ def plan_build(
     num_candidates = rows.num_rows if candidates is None else candidates.size
     context = dataclasses.replace(rows.context, checkpoint=None)
     devices = 1 if context.mesh is None else context.mesh.size
-    block = rows.block(draws_at_a_time(num_draws))
+    block = rows.block(block_width(num_draws))
     batch = group_blocks(rows.data, block, devices, context.batch_size)
     batch_size = min(batch * block, rows.num_local)
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxcoreset.data.arrays import leading
-from jaxcoreset.data.blocks import changing_block, few_places
+from jaxcoreset.data.blocks import few_places, few_rows_block
 from jaxcoreset.data.compiling import largest_size
 from jaxcoreset.data.ragged import num_bytes, of_one_length
 from jaxcoreset.likelihood.expansion import Expansion, flat_draws, remainders
@@ -48,7 +48,7 @@ class RemainderEvaluator:
         likelihood: the model's likelihood and data.
         expansion: the expansion.
         candidates: the data of the m candidates.
-        capacity: the number of candidates for which a program is compiled.
+        capacity: the number of candidates for which a program is compiled, if they are wide.
         are_all_rows: whether there are no rows but the candidates.
         noise: how much sums over all rows are rounded; None if that is not known.
         batch_size: the number of rows that are evaluated at a time; None to choose it.
@@ -96,8 +96,8 @@ class RemainderEvaluator:
         return spared * part.size > _MANY_BYTES
 
     def _all(self, part: Part) -> KnownRemainders:
-        block = changing_block(self.candidates)
-        found, total = self._evaluate(part, self.candidates, block or self.capacity, block)
+        block = few_rows_block(self.candidates)
+        found, total = self._evaluate(part, self.candidates, self.capacity, block)
         if self.are_all_rows:
             part.total_remainder = total
         found = jax.device_put(np.asarray(found, part.values.dtype))

@@ -70,6 +70,17 @@ def test_sums_are_those_of_all_rows():
     assert likelihood.rows.passes == dict.fromkeys(passes, 1)
 
 
+def test_sums_at_many_draws_are_in_their_order():
+    level, y = table()
+    effects = 0.3 * np.random.default_rng(1).normal(size=(1250, LEVELS))
+    values = np.array([exact(effect, level, y)[0] for effect in effects])
+    likelihood = folded(level, y)
+    target = log_likelihood_sum(
+        likelihood.program.log_likelihood, {"effect": effects}, likelihood.rows
+    )
+    np.testing.assert_allclose(target - target[0], values - values[0], atol=0.02)
+
+
 def test_a_draw_far_away_takes_no_digits_from_sums_over_distinct_rows():
     level, y = table()
     likelihood = folded(level, y)

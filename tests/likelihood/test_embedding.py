@@ -86,7 +86,7 @@ def test_draws_that_are_evaluated_piece_by_piece_have_one_constant_for_each_row(
     np.testing.assert_allclose(values, centred, atol=2e-6 * np.abs(expected).max(), rtol=0)
 
 
-def test_the_numbers_of_draws_and_of_rows_are_no_reason_to_compile_again(problem_data):
+def test_the_numbers_of_draws_and_of_rows_are_no_reason_to_compile_a_model_again(problem_data):
     some, (x, y) = problem_data
     calls = []
 
@@ -97,7 +97,7 @@ def test_the_numbers_of_draws_and_of_rows_are_no_reason_to_compile_again(problem
     def evaluate(num_draws, num_rows):
         draws, rows = jnp.asarray(many(some, num_draws)), (x[:num_rows], y[:num_rows])
         log_likelihood_sum(counted, draws, (x, y))
-        log_likelihood_matrix(counted, draws, rows, typical=1000, block=256)
+        log_likelihood_matrix(counted, draws, rows, block=256)
         return len(calls)
 
     first = evaluate(1000, 700)
@@ -115,6 +115,28 @@ def test_rows_that_are_not_finite_are_named(problem_data, value, num):
         jc.embed(gaussian, jnp.asarray(draws), (x, y), batch_size=300)
     with pytest.raises(ValueError, match=r"\[17, 990\]"):
         log_likelihood_sum(gaussian, jnp.asarray(draws), (x, y), batch_size=300)
+
+
+def test_a_row_that_is_not_finite_at_one_of_many_draws_is_named(problem_data):
+    some, (x, y) = problem_data
+    draws = jnp.asarray(many(some, 1250))
+    bad_draw, bad_row = draws[700], y[17]
+
+    def fails(draw, data):
+        is_bad = jnp.all(draw == bad_draw) & (data[1] == jnp.asarray(bad_row, data[1].dtype))
+        return jnp.where(is_bad, jnp.nan, gaussian(draw, data))
+
+    for evaluate in (log_likelihood_sum, log_likelihood_matrix):
+        with pytest.raises(ValueError, match=r"1 of 1000 rows, the first of them \[17\]"):
+            evaluate(fails, draws, (x, y), batch_size=300)
+
+
+def test_values_whose_sum_over_draws_overflows_are_finite(problem_data):
+    some, data = problem_data
+    draws = jnp.asarray(many(some, 1000))
+    # Each half of the draws adds up to 2.5e38, and all of them to more than float32 holds.
+    values = log_likelihood_matrix(lambda draw, rows: jnp.full(len(rows[1]), -5e35), draws, data)
+    np.testing.assert_allclose(values, 0, atol=1e30)
 
 
 def logistic(draw, data):

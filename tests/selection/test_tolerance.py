@@ -10,8 +10,9 @@ from jaxcoreset.coreset.report import Report
 from jaxcoreset.coreset.update import ExhaustedSource
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.data.utils import Clock
+from jaxcoreset.selection.baseline import flat_and_prior
 from jaxcoreset.selection.draws import DrawPool
-from jaxcoreset.selection.estimate import KLEstimate
+from jaxcoreset.selection.estimate import KLEstimate, errors_on
 from jaxcoreset.selection.tolerance import PRECISION, Limit, smallest_within
 from jaxcoreset.solvers.solution import Solution
 from jaxcoreset.weighting import DrawSource
@@ -84,6 +85,48 @@ def choose(variances, seed, tol=1.0, num_held_out=400, source=None, **settings):
     sizes = np.arange(1, len(variances) + 1)
     limit = Limit(tol, num_held_out=num_held_out, **settings)
     return smallest_within(pool, path_of(variances), sizes, limit), pool
+
+
+def test_errors_are_those_of_numpy_over_blocks_that_are_centred_each_by_itself():
+    pool = DrawPool(LINEAR, Normal(), jax.random.key(0))
+    pool.ensure_draws(solver=8, selection=30)
+    pool.ensure_draws(selection=1500)
+    # The first row has two places in a solution, which add up.
+    indices, weights = np.array([[0, 0, 7], [3, 0, 0]]), np.array([[0.5, 0.25, 2.0], [3.0, 0, 0]])
+    zeros = jnp.zeros(2)
+    path = Solution(
+        jnp.asarray(indices), jnp.asarray(weights), zeros, zeros, zeros.astype(int), zeros == 0
+    )
+    found = errors_on(pool, path, "selection")
+    dense = np.zeros((2, 40))
+    np.add.at(dense, (np.arange(2)[:, None], indices), weights)
+    draws = [np.asarray(part.draws["theta"], np.float64) for part in pool.parts("selection")]
+    assert [len(block) for block in draws] == [30, 1470]
+    centred = np.concatenate([block - block.mean(axis=0) for block in draws])
+    left = centred @ (1 - dense).T
+    np.testing.assert_allclose(found["kl"], (left**2).mean(axis=0), rtol=1e-5)
+    shifts = np.abs(left.T @ centred) / np.linalg.norm(centred, axis=0)
+    np.testing.assert_allclose(found["mean_shift"], shifts.max(axis=1) / 1500**0.5, rtol=1e-5)
+    whole = np.linalg.norm(centred.sum(axis=1))
+    error = np.linalg.norm(left, axis=0) / whole
+    np.testing.assert_allclose(found["held_out_error"], error, rtol=1e-5)
+
+
+class WithPrior(Linear):
+    """A prior that tells draws apart."""
+
+    def log_prior(self, params):
+        return jnp.sum(params["theta"])
+
+
+def test_the_prior_is_evaluated_at_each_draw_whatever_their_number():
+    pool = DrawPool(WithPrior(), Normal(), jax.random.key(0))
+    pool.ensure_draws(solver=8, selection=701, confirmation=300)
+    parts = [*pool.parts("selection"), *pool.parts("confirmation")]
+    flat, prior = flat_and_prior(pool, parts)
+    draws = np.concatenate([part.draws["theta"] for part in parts])
+    np.testing.assert_array_equal(flat, draws)
+    np.testing.assert_allclose(prior, draws.sum(axis=1), atol=1e-4)
 
 
 @pytest.mark.parametrize(("truth", "lowest"), [(0.85, 0.75), (0.6, 0.3)])
