@@ -12,7 +12,7 @@ from jaxcoreset.data.blocks import row_bytes
 # Equal rows are evaluated once where the distinct ones are at most this part of all, and a copy of
 # them takes at most these bytes.
 _LARGEST_PART, _MOST_BYTES = 0.25, 1 << 28
-# The numbers that a pass over distinct rows returns to the host at a time, for blocks' widths.
+# A pass over distinct rows returns this many numbers to the host at a time, for each piece of it.
 _MOST_NUMBERS = 1 << 20
 
 

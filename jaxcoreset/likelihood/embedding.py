@@ -37,8 +37,8 @@ from jaxcoreset.solvers.problem import CoresetProblem
 
 # How many entries are added at a time on a CPU.
 _PART = 512
-# This number of draws is evaluated at a time if there are as many, or at least twice as many. A
-# pass of any such number then shares a program, but for a rest.
+# The number of draws of a piece. A pass is made in pieces if it has this number of draws, or at
+# least twice as many, so that all such passes share a program; a last shorter piece has its own.
 DRAWS_AT_A_TIME = 500
 
 
@@ -121,9 +121,9 @@ def log_likelihood_matrix(
 ) -> Float[Array, "n s"]:
     """Log-likelihoods of all rows at all draws, each row less its mean, streamed in chunks.
 
-    Arguments and errors as in `embed`; `block` as in `feature_matrix`. The rows'
-    means are subtracted because float32 cannot hold a large log-likelihood and its small variation
-    over the draws in a sum.
+    Arguments and errors as in `embed`; `block` as in `feature_matrix`. The rows' means are
+    subtracted because float32 cannot hold a large log-likelihood and its small variation over the
+    draws in a sum.
     """
     values = _Values(checked_draws(draws, 2))
     return feature_matrix(log_likelihood, values, data, batch_size, block=block)
@@ -154,7 +154,7 @@ def block_width(num_draws: int) -> int:
 
 
 def has_pieces(num_draws: int) -> bool:
-    """True if draws are evaluated `DRAWS_AT_A_TIME`."""
+    """True if this number of draws is evaluated in pieces of `DRAWS_AT_A_TIME`."""
     return num_draws == DRAWS_AT_A_TIME or num_draws >= 2 * DRAWS_AT_A_TIME
 
 

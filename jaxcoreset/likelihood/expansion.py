@@ -38,7 +38,8 @@ from jaxcoreset.solvers.numerics import HIGHEST
 
 # The remainders fade out at this radius beyond √D, over this width.
 _RADIUS_BEYOND, _FADE_WIDTH = 4.0, 0.5
-# More than this number of times the few rows that share a program are evaluated so many at a time.
+# If there are more than this number of times the places of a program for few rows, this number of
+# times as many rows are evaluated at once.
 _MANY_PLACES = 16
 
 

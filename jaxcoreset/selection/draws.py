@@ -393,9 +393,8 @@ class DrawPool:
     def _row_coefficients(self, fit: Regression) -> Float[Array, "m q"]:
         """What the regression adds for each candidate."""
         if self._coefficients is None:
-            parts = self.usable_parts("solver")[
-                : fit.num_blocks
-            ]  # later draws were not regressed on
+            # Later draws were not regressed on.
+            parts = self.usable_parts("solver")[: fit.num_blocks]
             self._coefficients = fit.of_rows([self._evaluate_remainders(part) for part in parts])
         return self._coefficients
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxcoreset.data.arrays import power_of_two
+from jaxcoreset.likelihood.embedding import DRAWS_AT_A_TIME
 from jaxcoreset.selection.draws import DrawPool
 from jaxcoreset.selection.parts import Approach, Use
 from jaxcoreset.solvers.solution import Solution
@@ -21,8 +22,6 @@ from jaxcoreset.solvers.solution import Solution
 LOWER_BOUND_KL = 0.3
 # The least number of rows that are taken for the held-out error.
 _FEWEST_ROWS = 64
-# The number of draws at which values are in float64 at a time.
-_AT_A_TIME = 1024
 
 
 @dataclass(frozen=True)
@@ -138,13 +137,15 @@ def _residuals(
     """What m solutions, with weights of the candidates at positions, leave of the target.
 
     Atoms and target are those of `DrawPool.problem`. This is computed on the host, since a program
-    on a device is compiled for each number of draws, and there are ever more.
+    on a device is compiled for each number of draws.
     """
     parts, found = pool.usable_parts(use), []
     for part in parts:
         values, total = pool.values(part, approach, positions)
         values = np.asarray(values)
-        pieces = [slice(at, at + _AT_A_TIME) for at in range(0, part.size, _AT_A_TIME)]
+        # Piece by piece, so that only few values are in float64 at a time.
+        starts = range(0, part.size, DRAWS_AT_A_TIME)
+        pieces = [slice(at, at + DRAWS_AT_A_TIME) for at in starts]
         sums = np.hstack([weights @ values[:, at].astype(np.float64) for at in pieces])
         left = np.asarray(total, np.float64) - sums
         found.append(left - left.mean(axis=1, keepdims=True))

@@ -152,6 +152,17 @@ def test_the_terms_of_weighted_rows_are_those_of_jax_and_share_a_program(fitted)
     assert len(programs) == 1
 
 
+def test_the_terms_of_a_thousand_rows_and_more_are_those_of_jax(fitted):
+    likelihood, laplace = fitted
+    rows = likelihood.take(np.arange(1100) % likelihood.num_data)
+    weights = np.resize([3.0, 0.5, 7.0], 1100)
+    found = terms_of_rows(likelihood, rows, weights, laplace.mode)
+    values, gradients, hessians = exact(likelihood, laplace.mode, rows)
+    np.testing.assert_allclose(found.value, weights @ values, rtol=1e-10)
+    np.testing.assert_allclose(found.gradient, weights @ gradients, rtol=1e-10)
+    np.testing.assert_allclose(found.hessian, np.tensordot(weights, hessians, 1), rtol=1e-10)
+
+
 def test_a_point_where_the_posterior_would_not_be_proper_has_no_expansion(fitted):
     likelihood, laplace = fitted
     fitter = LaplaceFitter(likelihood)
