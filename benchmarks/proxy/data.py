@@ -156,6 +156,7 @@ def few_and_robust(num_rows: int = 40) -> Case:
 def small(num_rows: int = 400) -> Case:
     """A small logistic regression for quick runs, which needs no file."""
     rng = np.random.default_rng(8)
-    z = np.hstack([rng.normal(size=(num_rows, 2)), np.ones((num_rows, 1))]).astype(np.float32)
-    y = rng.random(num_rows) < 1 / (1 + np.exp(-z @ np.array([1.0, -1.0, 0.5])))
+    # With five parameters, rows alone are worse than the proxy with rows at every size in use.
+    z = np.hstack([rng.normal(size=(num_rows, 4)), np.ones((num_rows, 1))]).astype(np.float32)
+    y = rng.random(num_rows) < 1 / (1 + np.exp(-z @ np.array([1.0, -1.0, 1.0, -1.0, 0.5])))
     return Case("small logistic", common.logistic, (z, y.astype(np.int32)))

@@ -229,8 +229,9 @@ def _row_sums(values: Array, divisor: Array | float) -> Float[Array, " m"]:
     return jnp.sum(values / divisor, axis=-1)
 
 
-@quick_jit
+@functools.partial(quick_jit, donate_argnums=0)
 def _less(values: Array, means: Array) -> Float[Array, "m s"]:
+    """Values less their rows' means, in the same memory."""
     return values - means[:, None]
 
 

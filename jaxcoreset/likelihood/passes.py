@@ -177,9 +177,9 @@ class Progressed:
         self._on_rows(int(self._counts[before : self._first].sum()))
 
 
-@quick_jit
+@functools.partial(quick_jit, donate_argnums=0)
 def _by_row(values: Array) -> Array:
-    """The values of blocks, row by row."""
+    """The values of blocks, row by row, in the same memory."""
     return values.reshape(-1, values.shape[-1])
 
 
