@@ -41,6 +41,8 @@ _DECREMENT_PER_ROW = 1e-9
 _ACCEPTED_DECREMENT = 1e-2
 # The default maximum number of Newton steps is this number over n, within these limits.
 _STEPS_TIMES_ROWS, _MAX_STEPS = 100_000_000, (50, 1000)
+# Of a search in the model's own units. SciPy's default, 1,000, takes too many steps to a far mode.
+_LONGEST_STEP = 1e9
 # Where a derivative is not finite at the starting point, others are tried: how many, and how far
 # from zero they are in each coordinate.
 _NUM_STARTS, _START_RADIUS = 30, 2.0
@@ -288,7 +290,7 @@ def _searched(
 ) -> np.ndarray:
     """The point that a trust-region search ends at, with these units of the parameters.
 
-    Without units, no step is longer than 1,000. With them, a first step may be as long as Newton's.
+    Without units, the first step is no longer than 1. With them, it may be as long as Newton's.
     """
     from scipy.optimize import minimize
 
@@ -311,7 +313,7 @@ def _searched(
         if _left(objective, reached) <= decrement:
             raise StopIteration
 
-    options: dict[str, Any] = {"maxiter": max_iters, "gtol": 0.0}
+    options: dict[str, Any] = {"maxiter": max_iters, "gtol": 0.0, "max_trust_radius": _LONGEST_STEP}
     if units is not None:
         _, gradient, hessian = terms(start / unit)
         radius = max(1.0, float(np.linalg.norm(np.linalg.lstsq(hessian, gradient)[0])))

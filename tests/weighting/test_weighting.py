@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 import pytest
 import scipy.optimize
 import scipy.special
+import scipy.stats
 from numpyro.infer import autoguide
 
 import jaxcoreset as jc
@@ -127,6 +128,30 @@ def test_covariates_far_from_zero_beside_an_intercept_need_float64_and_are_no_fl
     expected = np.linalg.solve(precision, x.T @ y)
     assert np.max(np.abs(found.mode - expected) / found.sd) < 1e-3
     np.testing.assert_allclose(found.sd, np.sqrt(np.diag(np.linalg.inv(precision))), rtol=1e-4)
+
+
+def test_a_mode_far_from_zero_is_found_in_few_steps():
+    days = 2.459e6 + 30 * np.random.default_rng(0).normal(size=500)  # Julian dates
+
+    def model(days):
+        mean = numpyro.sample("mean", dist.Normal(2.459e6, 1000.0))
+        sd = numpyro.sample("sd", dist.HalfNormal(100.0))
+        with numpyro.plate("days", days.shape[0]):
+            numpyro.sample("day", dist.Normal(mean, sd), obs=days)
+
+    def negative_log_posterior(point):
+        mean, sd = 2.459e6 + point[0], np.exp(point[1])
+        rows = scipy.stats.norm(mean, sd).logpdf(days).sum() + point[1]
+        return sd**2 / 2e4 + point[0] ** 2 / 2e6 - rows
+
+    expected = scipy.optimize.minimize(
+        negative_log_posterior, [0, 3], method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-9}
+    ).x
+    with jax.enable_x64(True):
+        found = laplace_approximation(jc.model_likelihood(model, (days,)))
+    assert found.num_passes < 100
+    sd = np.sqrt(np.diag(found.covariance))
+    np.testing.assert_allclose((found.mode - [2.459e6, 0] - expected) / sd, 0, atol=1e-4)
 
 
 def test_flat_direction_is_named():
