@@ -62,7 +62,7 @@ def pass_context(
         mesh = Mesh(np.array(jax.local_devices()), ("rows",))
     if processes.count > 1:
         # Groups are known by their labels, and each process has its own.
-        codes = codes_of_call(builder.model, args, kwargs, builder.statistical.get("groups"))
+        codes = codes_of_call(builder.model, args, kwargs, builder.groups)
         settings = settings_of_all(builder, key, args, kwargs, processes)
         processes.agree(settings | codes_as_text(codes))
     checkpoint = None

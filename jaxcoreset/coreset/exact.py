@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxcoreset.coreset.coreset import Coreset, coreset_of_rows
 from jaxcoreset.coreset.report import Report
 from jaxcoreset.data.distinct import DistinctRows
+from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.utils import Clock
 from jaxcoreset.likelihood.group_model import GroupModel
 from jaxcoreset.likelihood.integral_error import describe
@@ -33,7 +33,7 @@ def whole_coreset(
         distinct: the distinct rows, where they are known, for the report.
     """
     n, rows = likelihood.num_data, likelihood.rows
-    indices, weights = np.arange(n), np.ones(n, jnp.zeros(()).dtype)
+    indices, weights = np.arange(n), np.ones(n, default_float())
     data = rows.data if rows.is_local and not rows.is_streamed else rows.take(indices)
     # A coreset keeps its rows when somebody changes the data in place.
     data = tuple(leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in data)
@@ -87,6 +87,6 @@ def _of_distinct(
         is_within_tol=None if tol is None else True,
         passes=dict(likelihood.rows.passes),
     )
-    weights = distinct.counts.astype(jnp.zeros(()).dtype)
+    weights = distinct.counts.astype(default_float())
     data = likelihood.take(distinct.first)
     return coreset_of_rows(model, likelihood, distinct.first, weights, data, report)

@@ -251,7 +251,7 @@ def _metric(
     kind: bool | list[tuple[str, ...]],
 ) -> Any:
     """The inverse mass matrix; `covariance` is of the first positions, the others are diagonal."""
-    dtype = jnp.zeros(()).dtype
+    dtype = default_float()
     if kind is True:
         return jnp.asarray(covariance, dtype)
     if kind is False:

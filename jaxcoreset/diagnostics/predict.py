@@ -15,6 +15,7 @@ from numpyro.infer import MCMC
 
 from jaxcoreset.coreset.coreset import Coreset
 from jaxcoreset.data.arviz import predictive
+from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.messages import listed
 from jaxcoreset.data.rows import PassContext, Rows
 from jaxcoreset.data.utils import check_int, host_generator
@@ -282,7 +283,7 @@ class _Summary:
     def __call__(self, drawn: Drawn, per_row: tuple, counted: Array) -> dict:
         found: dict[str, dict] = {}
         for name, x in drawn.values.items():
-            real = x.astype(jnp.result_type(float))
+            real = x.astype(default_float())
             # One NaN makes the mean NaN, and should make the quantiles.
             if name in drawn.masked:
                 real = jnp.where(drawn.masked[name][:, None], jnp.nan, real)

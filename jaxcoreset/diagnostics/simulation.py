@@ -24,10 +24,8 @@ from jaxcoreset.data.messages import listed
 from jaxcoreset.likelihood.arguments import Arguments, ModelError
 from jaxcoreset.likelihood.densities import plain_log_prob
 from jaxcoreset.likelihood.masks import mask_of, not_numbers, unmasked
-from jaxcoreset.likelihood.trace import fill_origin, full_precision, is_latent, run
+from jaxcoreset.likelihood.trace import ABSTRACT_ROWS, fill_origin, full_precision, is_latent, run
 
-# Two row counts for abstract traces: primes, so that no other axis is likely to have them.
-_ABSTRACT_ROWS = (31, 37)
 # What the names of the sites that mark other sites' bad values begin with.
 _REFUSED, _MASKED = "not a number: ", "masked, and not a number: "
 # What the names of the sites with log-probabilities begin with.
@@ -75,7 +73,7 @@ class Simulation:
             ModelError: if a site is unknown, has no value per row, or cannot be drawn, or is a
                 response that was passed while another one is missing.
         """
-        few, more = (_sites(model, arguments, responses, num) for num in _ABSTRACT_ROWS)
+        few, more = (_sites(model, arguments, responses, num) for num in ABSTRACT_ROWS)
         axes = {}
         for name, site in few.items():
             pairs = enumerate(zip(site.shape, more[name].shape, strict=True))
@@ -110,7 +108,7 @@ class Simulation:
         for i in arguments.data_at:
             without[i] = None
         arguments = dataclasses.replace(arguments, leaves=tuple(without))
-        width = sum(few[name].size for name in names) // _ABSTRACT_ROWS[0]
+        width = sum(few[name].size for name in names) // ABSTRACT_ROWS[0]
         observed = tuple(name for name in names if few[name].is_given)
         asked_for = {name: axes[name] for name in names}
         # What is drawn for a row may depend on what was drawn for it before.

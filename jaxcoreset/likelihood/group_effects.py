@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
+from jaxcoreset.data.dtypes import default_float
 from jaxcoreset.data.rows import Rows
 from jaxcoreset.likelihood.group_model import GroupModel, OneGroup
 from jaxcoreset.likelihood.integration import STUDENT_DEGREES, find_mode, scaled
@@ -133,7 +134,7 @@ class _Sampler(eqx.Module):
         structure = self.constants.marginal.structure
         num_dims = structure.num_dims
         key, choice_key = jax.random.split(key)
-        origin = jnp.zeros(num_dims, jnp.result_type(float))
+        origin = jnp.zeros(num_dims, default_float())
         group = OneGroup(self.constants.marginal, shared, self.constants.leaves, own)
         effect = _effect(key, group, origin, num) if num_dims else origin
         if self.unconstrained:

@@ -20,7 +20,6 @@ from jaxcoreset.data.grouped import (
     GroupedRows,
     GroupScan,
     gather,
-    gathered_bytes,
     row_bytes,
     window_bounds,
 )
@@ -45,13 +44,11 @@ class Gathering:
         num_rows: the number of rows of this process.
         row_bytes: the bytes of one of them.
         passes: the number of passes over them before the first one of the build, by their purpose.
-        file_bytes: the bytes of temporary files.
     """
 
     num_rows: int
     row_bytes: int
     passes: dict[str, int]
-    file_bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,9 +149,9 @@ def _values_and_starts(
         return values, ends - sizes, Gathering(num_rows, width, {})
     at = table.positions.labels
     assert at is not None
-    scan, passes, files = table.scan, {"labels": 1}, 0
+    scan, passes = table.scan, {"labels": 1}
     if not scan.is_sorted:
-        passes["gathering"], files = 1, gathered_bytes(leaves)
+        passes["gathering"] = 1
         if may_read:
             leaves, scan = gather(leaves, table.arguments.leaves[at], scan)
         else:
@@ -164,7 +161,7 @@ def _values_and_starts(
     starts[table.numbers] = scan.starts
     reader = GroupedRows(leaves, window_bounds(scan.starts, num_rows, width))
     values = [GroupedColumn(reader, at) for at in range(len(leaves))]
-    return values, starts, Gathering(num_rows, width, passes, files)
+    return values, starts, Gathering(num_rows, width, passes)
 
 
 def _order(

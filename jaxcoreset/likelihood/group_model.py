@@ -39,9 +39,8 @@ from jaxcoreset.likelihood.trace import (
     value_at,
 )
 
-# The name of the factor with one entry per group, and the axis of groups in it.
+# The name of the factor with one entry per group.
 GROUP_SITE = "log_likelihood_of_groups"
-GROUP_DIMS = {GROUP_SITE: -1}
 # Rows of groups that are evaluated at once, at each of many draws; on a CPU they fit a cache.
 _CPU_ROWS, _ROWS = 256, 1 << 15
 

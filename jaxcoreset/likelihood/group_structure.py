@@ -27,6 +27,7 @@ from jaxcoreset.likelihood.group_arguments import (
 )
 from jaxcoreset.likelihood.structure import not_independent
 from jaxcoreset.likelihood.trace import (
+    ABSTRACT_ROWS,
     VALUE_ERRORS,
     Site,
     abstract,
@@ -35,8 +36,8 @@ from jaxcoreset.likelihood.trace import (
     read_abstractly,
 )
 
-# Numbers of rows and of groups for the abstract traces: primes, so that no other axis has them.
-_ROWS, _GROUPS = (31, 37), (11, 13)
+# Numbers of groups for the abstract runs: primes as well.
+_GROUPS = (11, 13)
 # That of a group without discrete sites.
 _ONE_CHOICE = np.zeros((1, 0), np.int32)
 
@@ -238,7 +239,7 @@ def structure_of(
     own = positions.labels is None
     first, second = (
         _shapes(model, arguments, positions, rows, rows if own else groups)
-        for rows, groups in zip(_ROWS, _GROUPS, strict=True)
+        for rows, groups in zip(ABSTRACT_ROWS, _GROUPS, strict=True)
     )
     if changed := set(first.sites) ^ set(second.sites):
         raise ModelError(f"the sites {sorted(changed)[:3]} exist for some numbers of groups only.")
@@ -253,7 +254,7 @@ def structure_of(
             if grows is None:
                 raise not_independent(name, "has not one entry per row or per group")
             dim, pair = grows
-            if pair == _ROWS:
+            if pair == ABSTRACT_ROWS:
                 rows[name] = dim
             elif pair:
                 dims[name] = dim
@@ -268,7 +269,7 @@ def structure_of(
             raise _dependent(name)
         if site.is_masked:
             raise _masked(name)
-        if not own and _ROWS in (value[1], grows[1]):
+        if not own and ABSTRACT_ROWS in (value[1], grows[1]):
             raise _entry_per_row(name)
         dims[name] = grows[0]
         if site.num_values:
@@ -289,7 +290,7 @@ def structure_of(
         grows = _growth(shape, second.deterministic[name])
         if grows != (0, ()):
             hidden.add(name)
-            if grows is not None and grows[1] == (_ROWS if own else _GROUPS):
+            if grows is not None and grows[1] == (ABSTRACT_ROWS if own else _GROUPS):
                 effects[name] = grows[0]
     hidden |= {name for name, size in first.plates.items() if size != second.plates.get(name)}
     if not local and not summed:
@@ -344,7 +345,7 @@ def _growth(one: tuple, two: tuple) -> tuple[int, tuple] | None:
     if not dims:
         return 0, ()
     pair = (one[dims[0]], two[dims[0]])
-    return (dims[0], pair) if len(dims) == 1 and pair in (_ROWS, _GROUPS) else None
+    return (dims[0], pair) if len(dims) == 1 and pair in (ABSTRACT_ROWS, _GROUPS) else None
 
 
 def with_length(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from jaxcoreset.data.dtypes import widened
+from jaxcoreset.data.dtypes import default_float, widened
 from jaxcoreset.likelihood.group_model import GroupModel, OneGroup
 from jaxcoreset.likelihood.likelihood import ModelLikelihood
 from jaxcoreset.likelihood.masks import rows_observed
@@ -39,7 +39,7 @@ def _groups_observed(
     model: GroupModel, shared: Mapping[str, Array], leaves: Sequence
 ) -> Bool[Array, " m"]:
     structure = model.structure
-    effect = jnp.zeros(structure.num_dims, jnp.result_type(float))
+    effect = jnp.zeros(structure.num_dims, default_float())
     choice = structure.choices.tolist()[0]
 
     def one(own: tuple) -> Any:

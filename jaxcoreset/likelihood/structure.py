@@ -22,15 +22,13 @@ from jaxcoreset.likelihood.arguments import (
     mark_length,
 )
 from jaxcoreset.likelihood.trace import (
+    ABSTRACT_ROWS,
     FixedSizeError,
     Site,
     discrete,
     sites_with_all_rows,
     sites_with_rows,
 )
-
-# Two row counts for the abstract traces: primes, so that no other axis is likely to have them.
-_ABSTRACT_ROWS = (31, 37)
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,7 @@ def _structure_of(model: Callable, arguments: Arguments) -> Structure:
 
 
 def _structure(model: Callable, arguments: Arguments) -> Structure:
-    few, more = (sites_with_rows(model, arguments, rows) for rows in _ABSTRACT_ROWS)
+    few, more = (sites_with_rows(model, arguments, rows) for rows in ABSTRACT_ROWS)
     changed = {site.name for site in few} ^ {site.name for site in more}
     if changed:
         raise ModelError(
@@ -200,7 +198,7 @@ def _data_dim(few: Site, more: Site, arguments: Arguments) -> int | None:
             )
         found = "is one of its arrays of shape (n, 1), another (n,)?"
         raise not_independent(few.name, f"grows with the rows in two axes ({found})")
-    if (shapes[0][dims[0]], shapes[1][dims[0]]) != _ABSTRACT_ROWS:
+    if (shapes[0][dims[0]], shapes[1][dims[0]]) != ABSTRACT_ROWS:
         raise not_independent(few.name, "has not one entry per row")
     return dims[0]
 

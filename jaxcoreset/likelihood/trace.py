@@ -35,6 +35,8 @@ from jaxcoreset.likelihood.masks import unmasked
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+# Two row counts for abstract runs: primes, so that no other axis is likely to have them.
+ABSTRACT_ROWS = (31, 37)
 VALUE_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,

@@ -122,12 +122,13 @@ def flat_and_prior(
     while prior.size < num:  # the first ones once more, until the last piece is full
         at = np.arange(prior.size, prior.size + DRAWS_AT_A_TIME) % num
         piece = jax.tree.map(lambda x, at=at: x[at], draws)
-        prior = np.append(prior, np.asarray(_log_prior(program, piece), np.float64))
+        prior = np.append(prior, np.asarray(log_priors(program, piece), np.float64))
     return flat_draws(draws), prior[:num]
 
 
 @functools.partial(quick_jit, static_argnums=0)
-def _log_prior(program: ModelLikelihood, draws: Params) -> Float[Array, " s"]:
+def log_priors(program: ModelLikelihood, draws: Params) -> Float[Array, " s"]:
+    """The log prior at each draw."""
     return jax.vmap(program.log_prior)(draws)
 
 

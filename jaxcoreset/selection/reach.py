@@ -26,6 +26,7 @@ from jaxcoreset.likelihood.expansion import Expansion
 from jaxcoreset.likelihood.likelihood import ModelLikelihood, Params, Unravel
 from jaxcoreset.likelihood.passes import LogLikelihood
 from jaxcoreset.likelihood.totals import log_likelihood_totals
+from jaxcoreset.selection.baseline import log_priors
 
 # Beyond a point at which the density has fallen by this many nats there is no mass that matters; a
 # Gaussian has fallen so far at the root of twice as much, in standard deviations.
@@ -196,7 +197,7 @@ class PosteriorOfRows:
         likelihood = self.likelihood
         draws = likelihood.unravel.all(points.astype(default_float()))
         total = log_likelihood_totals(self._bounded(), draws, self.rows, what="tails")
-        total = total + np.asarray(_log_priors(likelihood.program, draws), np.float64)
+        total = total + np.asarray(log_priors(likelihood.program, draws), np.float64)
         return np.where(np.isfinite(total), total, -np.inf)
 
     def gradients(self, points: Float[np.ndarray, "p d"]) -> Float[np.ndarray, "p d"]:
@@ -245,11 +246,6 @@ class _Bounded(eqx.Module):
         best = jnp.where(jnp.isfinite(best), best, 0)
         lowest = best - jnp.maximum(jnp.asarray(_LARGEST_FALL, values.dtype), jnp.abs(best))
         return jnp.where(jnp.isfinite(values) & (values > lowest), values, -jnp.inf)
-
-
-@functools.partial(quick_jit, static_argnums=0)
-def _log_priors(program: ModelLikelihood, draws: Params) -> Float[Array, " s"]:
-    return jax.vmap(program.log_prior)(draws)
 
 
 @functools.partial(quick_jit, static_argnums=0)

@@ -142,7 +142,6 @@ def solve_and_select(
     solver: Solver | None = None,
     key: PRNGKeyArray | None = None,
     tol: float | None = None,
-    allows_rows_alone: bool = True,
 ) -> Selection:
     """The best selection up to a number of rows, with the pool's expansion or without.
 
@@ -154,7 +153,7 @@ def solve_and_select(
     found = [] if pool.expansion is None else [select_none(pool, clock, limit)]
     if found and _is_enough(found[0], tol):
         return found[0]
-    for approach in approaches_of(pool, allows_rows_alone):
+    for approach in approaches_of(pool):
         path, sizes = solve_path(
             pool, size, clock, solver=solver, key=key, has_tol=tol is not None, approach=approach
         )

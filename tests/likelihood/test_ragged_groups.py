@@ -12,7 +12,7 @@ from jax.extend.core import jaxprs_in_params
 from numpyro.infer.util import potential_energy
 
 from jaxcoreset.likelihood.group_arguments import flat_call
-from jaxcoreset.likelihood.group_model import GROUP_DIMS, MarginalModel
+from jaxcoreset.likelihood.group_model import GROUP_SITE, MarginalModel
 from jaxcoreset.likelihood.grouping import Grouping
 from jaxcoreset.likelihood.weighted import weighted_model
 from tests.likelihood.group_models import effects, in_order, marginals_of_normals, rows, unchecked
@@ -43,7 +43,7 @@ def _coreset_model(model, args, weights):
     groups, layout = unchecked(model, args)
     kept = layout.arguments.with_data(in_order(layout.rows()))
     arguments = Grouping.of(groups).trimmed(kept)
-    weighted = weighted_model(MarginalModel(groups, arguments), weights, GROUP_DIMS)
+    weighted = weighted_model(MarginalModel(groups, arguments), weights, {GROUP_SITE: -1})
     return weighted, flat_call(groups.positions, arguments)
 
 
