@@ -26,6 +26,7 @@ from jaxcoreset.data.arrays import leading, padded_rows
 from jaxcoreset.data.compiling import quick_jit
 from jaxcoreset.data.dtypes import default_float, in_float64, on_device
 from jaxcoreset.data.messages import warn_user
+from jaxcoreset.data.ragged import Ragged
 from jaxcoreset.data.rows import PassContext
 from jaxcoreset.likelihood.closures import float64_for
 from jaxcoreset.likelihood.embedding import log_likelihood_matrix
@@ -246,16 +247,20 @@ def energy_errors(
         return np.zeros(len(weights))
     evaluate = likelihood.reference.evaluate
     data, weights = padded_rows(data, weights)
+    # On the host, since JAX warns of its own arrays in float64 where x64 is off.
+    on_host = jax.tree.map(lambda x: x if isinstance(x, Ragged) else np.asarray(x), data)
 
     def in_float32(points: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         with jax.enable_x64(False):
-            values = _values(evaluate, points, data).astype(np.float32)
+            values = _values(evaluate, points, on_host).astype(np.float32)
             sums = _weighted_sums(weights.astype(np.float32), values)
         return values, np.asarray(sums, np.float64)
 
     values, sums = in_float32(_on_a_line(draws))
     bound = np.std(_less_cubic(sums), axis=0, ddof=1) + _EPS * (weights @ np.abs(values[0]))
-    is_fine = bound <= _NEGLIGIBLE * MAX_ENERGY_ERROR
+    # A build in float64 may be of rows that float32 does not tell apart, or points of the line.
+    is_coarse = likelihood.rows.context.in_float64
+    is_fine = (bound <= _NEGLIGIBLE * MAX_ENERGY_ERROR) & (not is_coarse)
     if is_fine.all() or not runs_in_float64(likelihood):
         return np.zeros(len(weights))
     points = _first(draws)
@@ -294,15 +299,35 @@ def rounding_of(
     """
     if samples_in_float64(likelihood):
         return None
-    error = energy_error(likelihood, draws, data, weights)
+    error = max(energy_error(likelihood, draws, data, weights), _error_of_steps(draws))
     if error <= MAX_ENERGY_ERROR:
         return None
     warn_user(
-        f"the coreset's log-density is rounded to {error:.1g} nats in float32, and NUTS fails with "
-        "such an error. Sample it in float64, which costs little for so few rows: with "
+        f"the coreset's log-density is rounded to {error:.1g} nats in float32, and NUTS may fail "
+        "with such an error. Sample it in float64, which costs little for so few rows: with "
         "coreset.in_float64(): mcmc.run(key, *coreset.args, **coreset.kwargs).",
     )
     return error
+
+
+def _error_of_steps(draws: Mapping[str, Any]) -> float:
+    """The standard deviation of the log-density by rounding a point to float32, in nats.
+
+    NUTS rounds its position in each step. The density is taken as that of a Gaussian with the
+    covariance of the draws, or with their variances if there are too few draws.
+    """
+    flat = np.concatenate(
+        [np.asarray(x, np.float64).reshape(len(x), -1) for x in draws.values()], axis=1
+    )
+    sd = flat.std(axis=0, ddof=1)
+    sd = np.where(sd > 0, sd, np.finfo(np.float64).tiny)
+    spacing = np.spacing(np.abs(flat.mean(axis=0)).astype(np.float32)).astype(np.float64) / sd
+    num, dim = flat.shape
+    slopes = np.ones(dim)  # the mean squares, in nats per standard deviation
+    if num > 2 * dim:
+        standard = (flat - flat.mean(axis=0)) / sd
+        slopes = np.diag(np.linalg.pinv(standard.T @ standard / (num - 1), hermitian=True))
+    return float(np.sqrt(spacing**2 @ slopes / 12))
 
 
 def model_in_float64(likelihood: ModelLikelihood, evaluate: Callable[..., T], *trees: Any) -> T:

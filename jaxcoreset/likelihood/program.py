@@ -74,10 +74,11 @@ def with_program(likelihood: ModelLikelihood) -> ModelLikelihood:
 
 
 def _with_program(likelihood: ModelLikelihood) -> ModelLikelihood:
-    key = _key_of(likelihood)
-    program = None if key is None else _PROGRAMS.pop(key, None)
-    if program is None:
-        program = _new_program(likelihood)
+    with likelihood.rows.context.precision():
+        key = _key_of(likelihood)
+        program = None if key is None else _PROGRAMS.pop(key, None)
+        if program is None:
+            program = _new_program(likelihood)
     if key is not None:
         _PROGRAMS[key] = program
         while len(_PROGRAMS) > _MOST_PROGRAMS:

@@ -67,7 +67,7 @@ def data():
 
 @pytest.fixture(scope="module")
 def built(data):
-    with pytest.warns(UserWarning, match="NUTS fails with"):
+    with pytest.warns(UserWarning, match="NUTS may fail with"):
         return jc.CoresetBuilder(counted(TIMES), **SETTINGS).run(jax.random.key(0), *data)
 
 
@@ -169,6 +169,42 @@ def test_nothing_is_said_of_rounding_where_it_is_little():
         assert precision.rounding_of(likelihood, draws, rows, weights) is None
     with pytest.warns(UserWarning, match="rounded to"):
         assert precision.rounding_of(likelihood, draws, rows, 1e6 * weights) > 0.2
+
+
+def test_parameters_that_float32_does_not_resolve_are_told():
+    rng = np.random.default_rng(0)
+    seconds = 1.7e9 + 10 * rng.normal(size=300)  # float32 knows multiples of 128
+
+    def model(seconds):
+        mean = numpyro.sample("mean", dist.Normal(1.7e9, 1e3))
+        sd = numpyro.sample("sd", dist.HalfNormal(20))
+        with numpyro.plate("seconds", seconds.shape[0]):
+            numpyro.sample("second", dist.Normal(mean, sd), obs=seconds)
+
+    builder = jc.CoresetBuilder(model, size=5, progress_bar=False)
+    with pytest.warns(UserWarning, match="NUTS may fail with") as told:
+        coreset = builder.run(jax.random.key(0), seconds)
+    # A step to the nearest multiple is off by up to a hundred standard deviations.
+    assert coreset.report.rounding > 10
+    assert len(told) == 1
+    stuck = {"mean": np.full(100, 1.7e9, "f"), "sd": rng.uniform(9, 11, 100).astype("f")}
+    with pytest.raises(ValueError, match=r"float32 rounds .* sample within coreset\.in_float64"):
+        jc.certify(coreset, stuck)
+
+
+@pytest.mark.parametrize("num", [4000, 5])
+def test_the_error_of_steps_is_that_of_a_gaussian_at_rounded_points(num):
+    rng = np.random.default_rng(1)
+    factor = np.array([[1.0, 0], [0.99, np.sqrt(1 - 0.99**2)]]) if num > 5 else np.eye(2)
+    center, sd = np.array([3e6, -5e5]), np.array([2.0, 0.5])
+    standard = rng.normal(size=(4000, 2)) @ factor.T
+    points = center + sd * standard
+    rounded = points.astype(np.float32).astype(np.float64)
+    slopes = np.linalg.solve(factor @ factor.T, standard.T).T / sd
+    expected = np.sqrt(np.mean(np.sum(slopes * (rounded - points), axis=1) ** 2))
+    draws = {"a": points[:num, 0], "b": points[:num, 1]}
+    tolerance = 0.1 if num > 5 else 1.0
+    assert precision._error_of_steps(draws) == pytest.approx(expected, rel=tolerance)
 
 
 @pytest.mark.slow
