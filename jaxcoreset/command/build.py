@@ -25,6 +25,7 @@ from jaxcoreset.data.utils import write_whole
 
 _OUTPUTS = (".csv", ".parquet", ".npz")
 _TOL = 0.01
+_MAX_SIZE = 2000
 
 DESCRIPTION = f"""\
 Choose a few rows of a table and give each a weight, so that a Bayesian model has nearly the same
@@ -123,8 +124,7 @@ def add_build_parser(commands: Any) -> None:
         "--max-size",
         metavar="SIZE",
         type=positive_integer,
-        default=2000,
-        help="with --tol, the maximum number of rows (2000)",
+        help=f"with --tol, the maximum number of rows ({_MAX_SIZE})",
     )
     parser.add_argument(
         "--out",
@@ -212,6 +212,8 @@ def _check_options(options: argparse.Namespace) -> None:
         for option in ("response", "columns", "categorical"):
             if getattr(options, option):
                 problems.append(f"--{option} does not go with --formula, which already says it.")
+    if options.size is not None and options.max_size is not None:
+        problems.append("--max-size goes with --tol; --size is a maximum itself.")
     if options.positive is not None and options.likelihood != "logistic":
         problems.append("--positive goes with --likelihood logistic.")
     if options.model is not None:
@@ -277,7 +279,7 @@ def _build(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     builder = CoresetBuilder(
         inputs.model,
         size=options.size,
-        tol=None if tol is None else Tolerance(tol, max_size=options.max_size),
+        tol=None if tol is None else Tolerance(tol, max_size=options.max_size or _MAX_SIZE),
         data_axes=inputs.data_axes,
         progress_bar=not options.no_progress,
         proxy=None if options.proxy == "none" else options.proxy,

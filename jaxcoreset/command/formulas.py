@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxcoreset.command.problems import check_each, without_missing
-from jaxcoreset.command.tables import Table, TableError
+from jaxcoreset.command.tables import MAX_LEVELS, Table, TableError
+from jaxcoreset.data.messages import listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,8 +38,9 @@ def formula_table(
         used, the rows of `table` that were kept, and notes on rows that were left out.
 
     Raises:
-        TableError: if the formula cannot be read or evaluated, or columns are missing, or float64
-            cannot tell two numbers of a column that is no category.
+        TableError: if the formula cannot be read or evaluated, or a term is not a number in some
+            row, or columns are missing, or float64 cannot tell two numbers of a column that is no
+            category.
         ModuleNotFoundError: if formulaic is not installed; the extra ``formula`` brings it.
     """
     try:
@@ -60,7 +62,11 @@ def formula_table(
         ) from error
     except Exception as error:
         message = str(error).strip().partition("\n")[0]
+        if "`.` operator" in message:
+            message = "the term '.' is not known; name the columns."
         raise TableError(f"--formula {formula!r} cannot be read: {message}") from error
+    if isinstance(sides[1], tuple):
+        raise TableError(f"--formula {formula!r} has several parts; expected no '|'.")
     used = sorted(str(variable) for variable in parsed.required_variables)
     check_each(table.check, used)
     left = [str(term).strip("`") for term in sides[0]]
@@ -73,13 +79,17 @@ def formula_table(
     if drop_missing:
         table, notes = without_missing(table, used)
     check_each(table.column, used)
+    for name in _text_columns(table, sides[1], used):
+        _check_levels(table.frame[name].unique(), name)
     numbers = _in_float64(table, used, _computed_with(formulaic, sides[1], used))
     context = {
         name: functools.partial(_of_file, getattr(formulaic.transforms, name), table, numbers)
         for name in _CATEGORIES
     }
     try:
-        matrix = pd.DataFrame(sides[1].get_model_matrix(numbers, context=context))
+        with np.errstate(all="ignore"):  # values that are no numbers are told below
+            found = sides[1].get_model_matrix(numbers, context=context, na_action="ignore")
+        matrix = pd.DataFrame(found)
     except Exception as error:  # a formula may compute anything
         message = str(error).strip().partition("\n")[0]
         raise TableError(f"--formula {formula!r} cannot be evaluated: {message}") from error
@@ -96,6 +106,13 @@ def formula_table(
             matrix[name] = matrix[name].astype(bool)
     made = matrix.assign(**{response: table.frame[response].to_numpy()})
     design = Table(table.path, made, table.separator, table.rows)
+    expected = "Leave such rows out of the file, or use another term."
+
+    def check_values(name: str) -> None:
+        bad = ~np.isfinite(matrix[name].to_numpy(np.float64))
+        design.refuse(name, bad, "the term is not a number or infinite", expected)
+
+    check_each(check_values, matrix.columns)
     return design, response, list(matrix.columns), used, table, notes
 
 
@@ -110,6 +127,23 @@ def _computed_with(formulaic: Any, terms: Iterable[Any], used: Collection[str]) 
                 str(name) for name in formulaic.Formula(f"{{{factor.expr}}}").required_variables
             }
     return found
+
+
+def _text_columns(table: Table, terms: Iterable[Any], used: Collection[str]) -> list[str]:
+    """The columns of text that a formula names as they are, which makes them categories."""
+    plain = {factor.expr.strip("`") for term in terms for factor in term.factors}
+    return [name for name in used if name in plain and table.kind(name) == "text"]
+
+
+def _check_levels(found: Any, name: str, levels: Collection[Any] | None = None) -> None:
+    """Check that categories are few, and that `levels` has all of them if it is given."""
+    if len(found) > MAX_LEVELS:
+        raise TableError(
+            f"{name!r} has {len(found):,} different values; expected at most {MAX_LEVELS} "
+            "categories. Leave it out, or merge rare categories."
+        )
+    if levels is not None and (lacking := [value for value in found if value not in levels]):
+        raise TableError(f"{name!r} has values that the levels lack: {listed(lacking)}.")
 
 
 def _in_float64(
@@ -142,10 +176,14 @@ def _of_file(
     **more: Any,
 ) -> Any:
     """Call `categories` with a column as it is in the file, not with its numbers in float64."""
+    import pandas as pd
+
     name: Any = getattr(values, "name", None)
     if name in numbers.columns and values.dtype == np.float64:
         if values.equals(numbers[name]):
             values = table.frame[name]
         elif table.kind(name) == "whole number" and (values % 1 == 0).all():  # such as C(age // 10)
             values = values.astype(np.int64)
+    if categories.__name__ == "C":
+        _check_levels(pd.unique(pd.Series(values)), name or "a term", more.get("levels"))
     return categories(values, *given, **more)

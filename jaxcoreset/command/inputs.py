@@ -18,12 +18,11 @@ import numpy as np
 from jaxcoreset.command.formulas import formula_table
 from jaxcoreset.command.problems import Problems, check_each, without_missing
 from jaxcoreset.command.regressions import PRIOR_SCALE, REGRESSIONS, read_response
-from jaxcoreset.command.tables import Table, TableError
+from jaxcoreset.command.tables import MAX_LEVELS, Table, TableError
 from jaxcoreset.data.messages import did_you_mean, listed
 
 _MATRIX_NAMES = ("x", "X")
 _RESPONSE_NAME = "y"
-_MAX_LEVELS = 200
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ def regression_inputs(
                 if named:
                     raise TableError(
                         f"{table.path}, column {name!r} has the same value in every row, so it "
-                        "explains nothing; expected at least two values. Leave it out of --columns."
+                        "explains nothing; expected at least two values. Leave it out."
                     )
                 notes.append(f"Column {name!r} is left out: it has the same value in every row.")
                 continue
@@ -431,10 +430,10 @@ def _refuse_idle_categories(
 
 def _categories(table: Table, name: str) -> tuple[np.ndarray, list[str]]:
     codes, levels = table.labels(name)
-    if not 2 <= len(levels) <= _MAX_LEVELS:
+    if not 2 <= len(levels) <= MAX_LEVELS:
         raise TableError(
             f"{table.path}, column {name!r} has {len(levels):,} different values; expected "
-            f"from 2 to {_MAX_LEVELS} categories. Leave it out, or merge rare categories."
+            f"from 2 to {MAX_LEVELS} categories. Leave it out, or merge rare categories."
         )
     return codes, levels
 

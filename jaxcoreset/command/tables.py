@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 MIDNIGHT = " 00:00:00"
 SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
+# The most values that a column of categories may have.
+MAX_LEVELS = 200
 _MAX_INT64 = 2**63 - 1
 # By the letter that NumPy and pandas give to a type; categories of pandas have that of objects.
 _KINDS = {"M": "date", "b": "truth", "i": "whole number", "u": "whole number"}

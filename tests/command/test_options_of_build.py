@@ -47,6 +47,9 @@ def test_all_mistakes_in_options_are_told_at_once(table, tmp_path, capsys):
     arguments += ["--positive", "yes", "--formula", "a ~ b", "--out", str(tmp_path / "x.doc")]
     assert cli.main(arguments) == 2
     told = capsys.readouterr().err
+    arguments += ["--size", "3", "--max-size", "5"]
+    assert cli.main(arguments) == 2
+    assert "--max-size goes with --tol" in capsys.readouterr().err
     for mistake in ("--response does not go with", "--positive goes with", "--out is"):
         assert mistake in told
 
@@ -118,12 +121,24 @@ def test_a_formula_makes_the_matrix(table):
         ("distance ~ age", "line 5, column 'age': a value is missing"),
         ("distance ~ log(carrier)", "cannot be evaluated"),
         ("distance ~ distance", "by itself"),
+        ("distance ~ carrier | origin", "several parts"),
+        ("distance ~ .", "'.' is not known; name the columns"),
+        ("distance ~ log(distance - 900)", "line 2, column 'log.distance - 900.': the term is not"),
+        ("distance ~ C(carrier, levels=['UA', 'AA'])", "values that the levels lack: 'DL'"),
     ],
 )
 def test_formulas_that_do_not_fit_are_told(formula, message, table):
     pytest.importorskip("formulaic")
     with pytest.raises(TableError, match=message):
         formula_inputs(table, "normal", formula)
+
+
+@pytest.mark.parametrize("term", ["C(distance)", "late"])
+def test_formulas_have_few_categories(term, table, monkeypatch):
+    pytest.importorskip("formulaic")
+    monkeypatch.setattr("jaxcoreset.command.formulas.MAX_LEVELS", 1)
+    with pytest.raises(TableError, match=r"has .* different values; expected at most 1"):
+        formula_inputs(table, "normal", f"distance ~ {term}")
 
 
 def test_a_missing_formulaic_names_the_extra(table, monkeypatch):
