@@ -105,7 +105,7 @@ def model_likelihood(
 
 @contextlib.contextmanager
 def _naming_data(arguments: Arguments, data_axes: Any) -> Iterator[None]:
-    """Add to an error which arguments were taken as data, if they were found and not given."""
+    """Add to an error which arguments were found to be data, or the number of rows."""
     try:
         yield
     except ModelError as error:
@@ -114,6 +114,12 @@ def _naming_data(arguments: Arguments, data_axes: Any) -> Iterator[None]:
             error.add_note(
                 f"taken as data, since they have {arguments.num_data} rows: {', '.join(names)}; if "
                 "one of them is not data, name the arguments that are data with data_axes"
+            )
+        if counts := [arguments.names[i] for i in arguments.counts_at]:
+            error.add_note(
+                f"taken as the number of rows, since they are {arguments.num_data}: "
+                f"{', '.join(counts)}; if one of them is another number, use the length of an "
+                "array in the model, such as y.shape[0], in place of the others"
             )
         raise
 
@@ -157,11 +163,11 @@ def _outside_support(likelihood: ModelLikelihood, params: Mapping[str, Array]) -
     """The error for observations that their distribution cannot have, if there are any."""
     kinds: dict[str, type] = {}
 
-    def fill(site: Mapping) -> Any:
-        return biject_to(site["fn"].support)(params[site["name"]])
-
     @quick_jit
-    def observed(rows: tuple) -> dict[str, tuple]:
+    def observed(params: Mapping[str, Array], rows: tuple) -> dict[str, tuple]:
+        def fill(site: Mapping) -> Any:
+            return biject_to(site["fn"].support)(params[site["name"]])
+
         sites, found = run(likelihood.model, likelihood.assemble(rows), fill), {}
         for name in likelihood.data_dims:
             distribution, value = sites[name]["fn"], sites[name]["value"]
@@ -169,20 +175,30 @@ def _outside_support(likelihood: ModelLikelihood, params: Mapping[str, Array]) -
                 # Values that are not finite have an error of their own.
                 is_outside = ~distribution.support(value) & jnp.isfinite(value)
                 found[name] = is_outside, value, _whole_limits(distribution)
-                kinds[name] = type(distribution)
+                kinds[name] = type(getattr(distribution, "base_dist", distribution))
         return found
 
     rows, first = next(_checked_rows(likelihood))
-    for name, outside in observed(rows).items():
+    for name, outside in observed(params, rows).items():
         is_outside, values = map(np.asarray, outside[:2])
         if is_outside.ndim and is_outside.any():
             at = np.unravel_index(np.argmax(is_outside), is_outside.shape)
             row, count = first + int(at[likelihood.data_dims[name]]), is_outside.sum()
             limits = None if outside[2] is None else (int(outside[2][0]), int(outside[2][1]))
             shown = values.shape[likelihood.data_dims[name]]
+            others = ({site: x + by for site, x in params.items()} for by in (-5.0, -1.0, 1.0, 5.0))
+            found = [np.asarray(observed(one, rows)[name][0]) for one in others]
+            kind = kinds[name].__name__
+            beginning = f"the observed site {name!r} is {values[at]} in row {row}, which is outside"
+            if any((one != is_outside).any() for one in found):
+                return ModelError(
+                    f"{beginning} the support of {kind} at the starting point, as are {count:,} of "
+                    f"the first {shown:,} rows. The support depends on the parameters, so that the "
+                    "log-likelihood of a row is -inf for some of them, and no few rows stand for "
+                    "all: use a distribution whose support is fixed."
+                )
             return ModelError(
-                f"the observed site {name!r} is {values[at]} in row {row}, which is outside the "
-                f"support of {kinds[name].__name__}, as are {count:,} of the first {shown:,} rows: "
+                f"{beginning} the support of {kind}, as are {count:,} of the first {shown:,} rows: "
                 f"{_remedy(kinds[name], limits, values)}"
             )
     return None

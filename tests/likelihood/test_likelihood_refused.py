@@ -50,6 +50,28 @@ def test_models_whose_sites_do_not_fit_are_refused(message):
     refused(MODELS[message], normal_data(), message)
 
 
+def test_a_support_that_depends_on_parameters_is_no_fault_of_the_rows():
+    def model(y):
+        top = numpyro.sample("top", dist.Pareto(1.0, 1.0))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Uniform(0, top), obs=y)
+
+    y = np.linspace(0.1, 500, 40).astype(np.float32)
+    error = refused(model, (y,), "support of Uniform at the starting point.* depends on the param")
+    assert "drop" not in str(error)
+
+
+def test_numbers_taken_for_the_number_of_rows_are_named():
+    def model(y, num, trials):
+        share = numpyro.sample("share", dist.Beta(1, 1))
+        with numpyro.plate("rows", num):
+            numpyro.sample("y", dist.Binomial(trials, share), obs=y)
+
+    y = np.random.default_rng(0).binomial(60, 0.3, 60)
+    error = refused(model, (y, 60, 60), CHANGES)
+    assert any("since they are 60: num, trials" in note for note in error.__notes__)
+
+
 @pytest.mark.parametrize("latent", [dist.Normal, dist.Bernoulli])
 def test_latent_sites_of_rows_are_refused(latent):
     def model(X, y):
