@@ -209,7 +209,8 @@ class Coreset(AsTable):
 
         Raises:
             ValueError: if the coreset has no `summary`, the arguments differ from the earlier ones
-                in more than the rows, or the proxy has no mode with the new rows.
+                in more than the rows, the model is another one, or the proxy has no mode with the
+                new rows.
             ModelError: if a row's log-likelihood depends on other rows, a new row has a number that
                 is an index without an entry, or a label is that of an earlier group.
         """

@@ -6,9 +6,10 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxcoreset.data.arrays import leading, require_type
+from jaxcoreset.data.compiling import rows_at
 from jaxcoreset.data.ragged import has_lengths
 from jaxcoreset.likelihood.likelihood import Params
 from jaxcoreset.selection.draws import DrawPool
@@ -16,6 +17,10 @@ from jaxcoreset.selection.parts import Use
 
 # The maximum number of candidates that are kept besides the rows of the coreset.
 _MOST_CANDIDATES = 4_000
+# The numbers of candidates and draws whose log-likelihoods are kept, to tell models apart.
+_KNOWN = 32, 16
+# The largest relative difference of these that rounding may make.
+_LARGEST_DIFFERENCE = 0.3
 # The names of uses in files of earlier versions.
 _EARLIER_USES: dict[str, Any] = {"select": "selection", "confirm": "confirmation"}
 
@@ -46,12 +51,15 @@ class DataSummary:
         candidates: the data of m rows.
         indices: shape (m,), their row numbers.
         inefficiency: how many of the draws are worth an independent one.
+        known: shape (c, s), the log-likelihoods of the first candidates at the first draws, each
+            row less its mean; None in files of earlier versions.
     """
 
     parts: list[SummaryPart]
     candidates: tuple[np.ndarray, ...]
     indices: Int[np.ndarray, " m"]
     inefficiency: float
+    known: Float[np.ndarray, "c s"] | None = None
 
     @classmethod
     def of(cls, pool: DrawPool, positions: Int[np.ndarray, " k"]) -> "DataSummary":
@@ -75,7 +83,26 @@ class DataSummary:
         if has_lengths(pool.candidate_data):  # a few long ones would make all of them long
             kept = np.sort(positions) if positions.size else kept[:1]
         data = tuple(np.asarray(leaf[kept]) for leaf in pool.candidate_data)
-        return cls(parts, data, pool.numbers_of(kept), pool.source.inefficiency)
+        known = _known(_first_values(pool), kept[: _KNOWN[0]])
+        return cls(parts, data, pool.numbers_of(kept), pool.source.inefficiency, known)
+
+    def check_same_model(self, pool: DrawPool) -> None:
+        """Check that candidates, the first of a pool, have the log-likelihoods that they had.
+
+        Raises:
+            ValueError: if they have not, so that the model is another one.
+        """
+        if self.known is None:
+            return
+        found = _known(_first_values(pool), np.arange(len(self.known)))
+        difference = np.linalg.norm(found - self.known)
+        # A comparison with NaN is False.
+        if not difference <= _LARGEST_DIFFERENCE * np.linalg.norm(self.known):
+            raise ValueError(
+                "the model gives the rows that the coreset keeps other log-likelihoods than the "
+                "model that the coreset was built with. Pass that model to load, or build a new "
+                "coreset."
+            )
 
     def likeliest_draws(self, num: int) -> Params:
         """The draws of the first block at which the log-likelihood of all rows is largest."""
@@ -93,6 +120,7 @@ class DataSummary:
             "candidates": list(self.candidates),
             "rows": self.indices,
             "inefficiency": self.inefficiency,
+            "known": self.known,
         }
 
     @classmethod
@@ -116,4 +144,16 @@ class DataSummary:
         if indices.ndim != 1 or indices.dtype.kind != "i":
             raise ValueError("the row numbers of candidates are not integers of shape (m,)")
         require_type(plain["inefficiency"], float, "inefficiency")
-        return cls(parts, candidates, indices, plain["inefficiency"])
+        known = plain.get("known")
+        if known is not None and (known.ndim != 2 or len(known) > indices.size):
+            raise ValueError(f"known has the shape {known.shape}; expected rows of candidates")
+        return cls(parts, candidates, indices, plain["inefficiency"], known)
+
+
+def _first_values(pool: DrawPool) -> Float[Array, "m s"]:
+    return next(parts[0].values for use in get_args(Use) if (parts := pool.parts(use)))
+
+
+def _known(values: Float[Array, "m s"], rows: Int[np.ndarray, " c"]) -> Float[np.ndarray, "c s"]:
+    found = np.asarray(rows_at(values, rows), np.float64)[:, : _KNOWN[1]]
+    return found - found.mean(axis=1, keepdims=True)

@@ -123,6 +123,7 @@ def updated(
         check_new_indices(likelihood, summary.candidates)
     with clock.stage("embedding"):
         pool = _joined_pool(summary, likelihood, before, key)
+        summary.check_same_model(pool)
         # The expansion alone needed no draws that confirm a size, and now there may be rows.
         if before.tol is not None and not pool.count("confirmation"):
             _halve_selection_draws(pool)
