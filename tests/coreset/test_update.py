@@ -79,13 +79,8 @@ def of_scale(scale, coreset):
 
 
 @pytest.fixture(scope="module")
-def blocks():
-    return [build(rows(seed)) for seed in range(3)]
-
-
-@pytest.fixture(scope="module")
-def old(blocks):
-    return blocks[0]
+def blocks(old):
+    return [old, *(build(rows(seed)) for seed in (1, 2))]
 
 
 NEW = rows(7, NUM_NEW)
