@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -215,3 +216,10 @@ def write(path: Path | None, result: dict[str, Any]) -> None:
     temporary.write_text(dumps(result))
     temporary.replace(path)
     print(f"\nwrote {path}")
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

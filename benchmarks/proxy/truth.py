@@ -18,6 +18,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import initialize_model, log_density
 
 import jaxcoreset as jc
+from benchmarks.posteriors.density import in_float64
 from benchmarks.proxy import data
 from benchmarks.proxy.data import Case
 
@@ -56,7 +57,7 @@ class Chains:
                     lambda x: jnp.broadcast_to(jnp.asarray(x, float), (CHAINS, *np.shape(x))), init
                 )
             key = jax.random.key(seed)
-            mcmc.run(key, *_float64(args), init_params=init, extra_fields=("diverging",))
+            mcmc.run(key, *in_float64(args), init_params=init, extra_fields=("diverging",))
             by_chain = mcmc.get_samples(group_by_chain=True)
             self.divergent = int(np.sum(mcmc.get_extra_fields()["diverging"]))
             self.samples = {name: np.asarray(value) for name, value in by_chain.items()}
@@ -78,18 +79,12 @@ class Chains:
         return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
 
 
-def _float64(args: Any) -> Any:
-    return jax.tree.map(
-        lambda x: jnp.asarray(x, jnp.float64) if np.asarray(x).dtype.kind == "f" else x, args
-    )
-
-
 def log_densities(
     model: Callable, args: tuple, kwargs: Mapping[str, Any], samples: dict[str, np.ndarray]
 ) -> np.ndarray:
     """Log p(data, θ) at draws of the constrained parameters, in float64."""
     with jax.enable_x64(True):
-        given: tuple[tuple, dict] = _float64(args), _float64(dict(kwargs))
+        given: tuple[tuple, dict] = in_float64(args), in_float64(dict(kwargs))
 
         @jax.jit
         def evaluate(samples: Any) -> jax.Array:
@@ -121,7 +116,7 @@ def second_modes(coreset: jc.Coreset, mean: np.ndarray, sd: np.ndarray) -> dict[
     from scipy.optimize import minimize
 
     with jax.enable_x64(True):
-        args, kwargs = _float64(coreset.args), _float64(dict(coreset.kwargs))
+        args, kwargs = in_float64(coreset.args), in_float64(dict(coreset.kwargs))
         found = initialize_model(
             jax.random.key(0), coreset.model, model_args=args, model_kwargs=kwargs
         )

@@ -1,7 +1,6 @@
 """Small builds in processes of their own, for the benchmarks that fail and kill them."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -60,10 +59,3 @@ def finish(processes: Sequence[subprocess.Popen], timeout: float) -> list[Ended]
             text = process.communicate()[0] + "\nSTILL RUNNING"
         ended.append(Ended(process.returncode, text))
     return ended
-
-
-def free_port() -> int:
-    """A port of this machine that nothing listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

@@ -5,8 +5,9 @@
 Builds from NumPy arrays, from a Parquet file and from a generator of batches run in a process of
 their own. The process is killed by SIGKILL at a random moment after its checkpoint has grown, and
 started again, until it has been killed twenty times or is done. The passes are slowed down, so that
-there is time for that. A case is held if the coreset has the rows and, bit for bit, the weights of
-a build that nothing has disturbed. If a build is done before its last kill, another one begins.
+there is time for that. A case is held if the coreset has the rows and, bit for bit, the weights and
+the reported divergence of a build that nothing has disturbed. If a build is done before its last
+kill, another one begins.
 """
 
 import argparse
@@ -115,6 +116,8 @@ def measure(source: str, num_kills: int, folder: Path) -> dict[str, Any]:
         one, other = (np.load(path) for path in (whole, out))
         names = [name for name in one.files if name != "header"]
         different = [name for name in names if one[name].tobytes() != other[name].tobytes()]
+        errors = [jc.load(path, children.model).report.kl for path in (whole, out)]
+        different += ["kl"] if errors[0] != errors[1] else []
         held, trouble = not different, ", ".join(different)
     return _row(source, held, kills, builds, start, trouble)
 

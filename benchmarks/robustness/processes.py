@@ -133,7 +133,7 @@ def _end_in_the_target(how: str) -> None:
 
 def measure(name: str) -> dict[str, Any]:
     """Run one fault."""
-    fault, port = FAULTS[name], str(children.free_port())
+    fault, port = FAULTS[name], str(common.free_port())
     start = time.monotonic()
     started = [children.start(_MODULE, name, port, str(index)) for index in range(2)]
     ended = children.finish(started, 200)

@@ -8,7 +8,6 @@ Prints a line that begins with FOUND and goes on as JSON. `measure` runs it from
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -39,11 +38,13 @@ def measure(
     Raises:
         RuntimeError: if it failed; the message has what it printed.
     """
+    from benchmarks.common import free_port  # not at the top, as it imports JAX
+
     flags = f"--xla_force_host_platform_device_count={devices}" if devices > 1 else ""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     variables = {"XLA_FLAGS": flags, "PYTHONPATH": path}
     command = [sys.executable, "-m", "benchmarks.scale.work"]
-    port = _free_port()
+    port = free_port()
     each: list[dict[str, Any]] = (
         [{}]
         if processes is None
@@ -80,12 +81,6 @@ def measure(
     peaks = [one["peak MB"] for one in found]
     peak = None if None in peaks else max(peaks)
     return {**found[0], "peak MB": peak, "seconds, whole process": time.perf_counter() - start}
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def build(job: Mapping[str, Any]) -> dict[str, Any]:

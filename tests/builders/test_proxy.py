@@ -180,9 +180,9 @@ def test_rows_are_the_same_ones_after_a_search_for_further_candidates():
 @pytest.mark.slow
 @pytest.mark.unoptimised
 def test_a_proxy_is_never_much_worse_than_rows_or_a_gaussian(small):
-    for size in (4, 20):
-        rows = build(logistic, *small[1], size=size, proxy=None).report
-        both = build(logistic, *small[1], size=size).report
+    of_four, args = small
+    for size, coreset in ((4, of_four), (20, build(logistic, *args, size=20))):
+        rows, both = build(logistic, *args, size=size, proxy=None).report, coreset.report
         none = both.gaussian_kl
         assert both.kl <= 1.05 * min(rows.kl, none) + 1e-6
         assert rows.proxy is None

@@ -1,4 +1,4 @@
-"""Models that users bring: the coreset's posterior is that of all rows, known or found by NUTS."""
+"""Models that users bring: the coreset's posterior is that of all rows, which is known."""
 
 import functools
 from collections.abc import Callable
@@ -11,71 +11,17 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from jax.flatten_util import ravel_pytree
-from numpyro.infer import MCMC, NUTS
 
 import jaxcoreset as jc
-from jaxcoreset.command import regressions
 from tests import gaussian_coreset
 from tests.gaussian_coreset import kl
 
 NUM_DATA = 600
 
 
-def _covariates(seed: int, columns: int = 2) -> tuple[np.random.Generator, np.ndarray]:
-    random = np.random.default_rng(seed)
-    x = random.standard_normal((NUM_DATA, columns))
-    return random, np.hstack([x, np.ones((NUM_DATA, 1))]).astype(np.float32)
-
-
-def negative_binomial() -> tuple[Callable, tuple]:
-    """Counts that scatter more than Poisson's, with an unknown concentration."""
-    random, x = _covariates(3)
-    rate = np.exp(x @ [0.4, -0.3, 1.0]) * random.gamma(3.0, 1 / 3.0, NUM_DATA)
-    return regressions.negative_binomial, (x[:, :2], random.poisson(rate).astype(np.int32))
-
-
-def categorical() -> tuple[Callable, tuple]:
-    """Three classes; the first one's scores are zero."""
-    random, x = _covariates(4)
-    scores = x @ np.array([[1.0, -1.0], [0.5, 0.5], [0.0, 0.3]])
-    logits = np.hstack([np.zeros((NUM_DATA, 1)), scores])
-    y = np.argmax(logits + random.gumbel(size=logits.shape), axis=1)
-    return regressions.categorical, (x[:, :2], y.astype(np.int32), 3)
-
-
-def student_t() -> tuple[Callable, tuple]:
-    """Robust regression: one row in ten is an outlier."""
-    random, x = _covariates(5)
-    noise = np.where(random.random(NUM_DATA) < 0.1, 10.0, 0.5) * random.standard_normal(NUM_DATA)
-    return regressions.student_t, (x[:, :2], (x @ [1.0, -0.5, 0.3] + noise).astype(np.float32))
-
-
 def build(model: Callable, size: int, *args: Any, **settings: Any) -> jc.Coreset:
     builder = jc.CoresetBuilder(model, size, progress_bar=False, proxy=None, **settings)
     return builder.run(jax.random.key(0), *args)
-
-
-def _nuts(model: Callable, args: tuple, seed: int) -> np.ndarray:
-    """Draws of all latent sites, shape (draws, D)."""
-    mcmc = MCMC(NUTS(model), num_warmup=300, num_samples=1000, progress_bar=False)
-    mcmc.run(jax.random.key(seed), *args)
-    return np.asarray(jax.vmap(lambda draw: ravel_pytree(draw)[0])(mcmc.get_samples()))
-
-
-@pytest.mark.slow
-@pytest.mark.unoptimised
-@pytest.mark.parametrize(
-    "make", [negative_binomial, categorical, student_t], ids=lambda make: make.__name__
-)
-def test_nuts_on_the_coreset_agrees_with_nuts_on_all_rows(make: Callable) -> None:
-    model, args = make()
-    coreset = build(model, 100, *args)
-    full = _nuts(model, args, seed=1)
-    small = _nuts(coreset.model, coreset.args, seed=2)
-    scale = full.std(axis=0)
-    assert np.max(np.abs(small.mean(axis=0) - full.mean(axis=0)) / scale) < 0.3
-    np.testing.assert_allclose(small.std(axis=0) / scale, 1, atol=0.2)
 
 
 # Of `_head`: its noise and its prior have unit scales.

@@ -18,11 +18,6 @@ STUCK = ROUND | {"agrees": None, "trouble": "R-hat is 4.31, above 1.1"}
 OWN = {"own_kl": 0.4, "own_kl_standard_error": 0.01, "agrees": False}
 
 
-@pytest.fixture(scope="module")
-def old():
-    return build(rows(0))
-
-
 def with_facts(coreset, **facts):
     other = copy.copy(coreset)
     other.report = dataclasses.replace(coreset.report, **facts)

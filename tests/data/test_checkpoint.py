@@ -3,10 +3,6 @@
 import contextlib
 import functools
 import os
-import random
-import signal
-import subprocess
-import sys
 import time
 import uuid
 from types import SimpleNamespace
@@ -26,7 +22,6 @@ from jaxcoreset.data.processes import SINGLE_PROCESS
 from jaxcoreset.likelihood.totals import log_likelihood_totals
 
 NUM_ROWS = 3000
-NUM_KILLS = 4
 NOISE = {"of all": 1.0}
 
 
@@ -333,47 +328,3 @@ def test_rows_of_bfloat16_that_were_kept_are_not_read_again(tmp_path):
         assert taken.dtype == jnp.bfloat16
         np.testing.assert_array_equal(taken.astype(float), x[[7, 21]].astype(float))
         assert len(passes) == num_passes
-
-
-def program(path, out):
-    """A build in a process of its own, slow enough to be killed anywhere."""
-    evaluate = rows_module.evaluate_blocks
-
-    def slow(*args, **kwargs):
-        for group in evaluate(*args, **kwargs):
-            time.sleep(0.05)
-            yield group
-
-    rows_module.evaluate_blocks = slow
-    build(path).save(out)
-
-
-def written(path):
-    """The time at which a file was last written; 0 if there is none."""
-    return path.stat().st_mtime_ns if path.exists() else 0
-
-
-@pytest.mark.slow
-@pytest.mark.unoptimised
-def test_a_build_that_is_killed_again_and_again_ends_in_the_same_coreset(tmp_path, whole):
-    path, out = tmp_path / "build", tmp_path / "coreset.npz"
-    command = [sys.executable, __file__, str(path), str(out)]
-    generator = random.Random(0)
-    for kills in range(NUM_KILLS + 1):
-        running = subprocess.Popen(command, stderr=subprocess.PIPE)
-        # Until it has gone further than the last one, and then at any moment.
-        if kills < NUM_KILLS:
-            before = written(path)
-            while running.poll() is None and written(path) == before:
-                time.sleep(0.01)
-            time.sleep(generator.uniform(0, 0.3))
-            running.send_signal(signal.SIGKILL)
-        _, errors = running.communicate(timeout=120)
-        assert running.returncode in (0, -signal.SIGKILL), errors.decode()
-        if out.exists():
-            break
-    check_same(jc.load(out, model), whole.coreset)
-
-
-if __name__ == "__main__":
-    program(sys.argv[1], sys.argv[2])

@@ -69,13 +69,31 @@ def tempered(x, y):
         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
 
 
+def keywords_only(*, X, y=None, prior_scale=1.0):
+    w = numpyro.sample("w", dist.Normal(0.0, prior_scale))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X * w, 0.7), obs=y)
+
+
+def masked_distribution(x, both, seen):
+    """Each of two responses of a row may be missing."""
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    shift = numpyro.sample("shift", dist.Normal(0.0, 1.0))
+    mean = jnp.stack([x * w, x * w + shift], axis=1)
+    with numpyro.plate("rows", x.shape[0], dim=-2), numpyro.plate("responses", 2, dim=-1):
+        numpyro.sample("y", dist.Normal(mean, 0.9).mask(seen), obs=both)
+
+
 PAIRS = np.stack([X, Y], axis=1)
+SEEN = np.random.default_rng(0).random(PAIRS.shape) < 0.8
 SPELLINGS = {
     "a named tuple": (named_tuple, (Table(X, Y),), {}),
     "a callable object": (Regression(0.6), (X, Y), {}),
     "scoped sites": (scoped, (X, Y), {}),
     "stacked plates": (stacked_plates, (PAIRS,), {}),
     "one scale for all, and a value for each row": (tempered, (X, Y), {}),
+    "arguments by keyword only": (keywords_only, (), {"X": X, "y": Y, "prior_scale": 3.0}),
+    "a mask of a distribution": (masked_distribution, (X, PAIRS, SEEN), {}),
 }
 
 
@@ -88,6 +106,7 @@ def test_weights_count_rows(name):
     few = likelihood.assemble(likelihood.take(SOME))
     found = log_density(weighted, *few, likelihood.constrain(params))[0]
 
-    args, kwargs = jax.tree.map(lambda leaf: leaf[np.repeat(SOME, COUNTS)], (args, kwargs))
+    rows = np.repeat(SOME, COUNTS)
+    args, kwargs = jax.tree.map(lambda leaf: leaf[rows] if np.ndim(leaf) else leaf, (args, kwargs))
     expected = log_density(model, args, kwargs, likelihood.constrain(params))[0]
     np.testing.assert_allclose(found, expected, **FLOAT32)

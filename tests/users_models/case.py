@@ -18,7 +18,8 @@ class Case:
         model: the model.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        settings: settings of the builder that this model's user must give.
+        settings: settings of the builder that this model's user must give, or `proxy=None` where
+            the weights of rows are tested.
         marginal: the model of the shared parameters alone, with the same arguments, where `model`
             has effects of rows or groups that a coreset integrates out.
         refusal: a pattern of the error that says why there is no coreset of the model.

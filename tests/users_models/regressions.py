@@ -11,7 +11,11 @@ from jax.scipy.special import logsumexp
 from jax.scipy.stats import norm
 
 import jaxcoreset as jc
+from jaxcoreset.command import regressions as of_command
 from tests.users_models.case import NUM_ROWS, Case, covariates
+
+# With the default proxy, the coresets of some models have no rows.
+ROWS_ALONE = {"proxy": None}
 
 
 def coefficients(x: Any, scale: float = 2.0) -> jax.Array:
@@ -78,6 +82,29 @@ def poisson_exposure() -> Case:
             numpyro.sample("claims", dist.Poisson(jnp.exp(log_rate)), obs=y)
 
     return Case(model, (x,), {"exposure": exposure, "y": y})
+
+
+def negative_binomial() -> Case:
+    """Counts that scatter more than Poisson's, with an unknown concentration."""
+    rng, x = covariates(115)
+    y = rng.poisson(np.exp(x @ [1.0, 0.4, -0.3]) * rng.gamma(3, 1 / 3, size=NUM_ROWS))
+    return Case(of_command.negative_binomial, (x[:, 1:], y), settings=ROWS_ALONE)
+
+
+def categorical() -> Case:
+    """Three classes; the first one's scores are zero."""
+    rng, x = covariates(116)
+    scores = x @ [[0, 0, 0.3], [0, 1, -1], [0, 0.5, 0.5]]
+    y = np.argmax(scores + rng.gumbel(size=scores.shape), axis=1)
+    return Case(of_command.categorical, (x[:, 1:], y, 3), settings=ROWS_ALONE)
+
+
+def student_t() -> Case:
+    """Robust regression: one row in ten is an outlier."""
+    rng, x = covariates(117)
+    scale = np.where(rng.random(NUM_ROWS) < 0.1, 10, 0.5)
+    y = x @ [0.3, 1, -0.5] + scale * rng.normal(size=NUM_ROWS)
+    return Case(of_command.student_t, (x[:, 1:], *in_float32(y)), settings=ROWS_ALONE)
 
 
 def bradley_terry() -> Case:

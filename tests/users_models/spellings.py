@@ -9,7 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from tests.users_models.case import NUM_ROWS, Case, covariates, linear_data
-from tests.users_models.regressions import coefficients, in_float32, sigmoid
+from tests.users_models.regressions import coefficients, sigmoid
 
 
 def no_plate() -> Case:
@@ -32,46 +32,6 @@ def all_arguments_of_a_plate() -> Case:
             numpyro.sample("y", dist.Normal(x[rows] @ beta, sigma), obs=y[rows])
 
     return Case(model, (jnp.asarray(x), jnp.asarray(y)))
-
-
-def size_as_an_argument() -> Case:
-    _, x, y = linear_data(402)
-
-    def model(N, K, x, y=None):
-        beta = numpyro.sample("beta", dist.Normal(0, 1).expand([K]))
-        with numpyro.plate("N", N):
-            numpyro.sample("y", dist.Normal(x @ beta, 0.7), obs=y)
-
-    return Case(model, (NUM_ROWS, 3, x, y))
-
-
-def columns_as_an_event() -> Case:
-    rng, x = covariates(405, 1)
-    y = x @ np.array([[1, 0, -1], [0.3, 0.5, -0.2]]) + 0.6 * rng.normal(size=(NUM_ROWS, 3))
-
-    def model(x, y=None):
-        W = numpyro.sample("W", dist.Normal(0, 1).expand([2, 3]).to_event(2))
-        with numpyro.plate("rows", x.shape[0]):
-            numpyro.sample("y", dist.Normal(x @ W, 0.6).to_event(1), obs=y)
-
-    return Case(model, (x, *in_float32(y)))
-
-
-def masked_distribution() -> Case:
-    """Each of two responses of a row may be missing, as NaN."""
-    rng, x, y = linear_data(407)
-    both = np.stack([y, y + rng.normal(size=NUM_ROWS)], 1).astype(np.float32)
-    both[rng.random(both.shape) < 0.2] = 0
-    seen = both != 0
-
-    def model(x, both, seen):
-        beta = coefficients(x)
-        shift = numpyro.sample("shift", dist.Normal(0, 1))
-        mean = jnp.stack([x @ beta, x @ beta + shift], axis=1)
-        with numpyro.plate("rows", x.shape[0], dim=-2), numpyro.plate("responses", 2, dim=-1):
-            numpyro.sample("y", dist.Normal(mean, 0.9).mask(seen), obs=both)
-
-    return Case(model, (x, both, seen))
 
 
 def survey_weights() -> Case:
@@ -115,33 +75,6 @@ def frequency_table() -> Case:
             numpyro.sample("voted", dist.Bernoulli(logits=logits), obs=voted)
 
     return Case(model, (x, count, voted))
-
-
-def calibration() -> Case:
-    """Five readings of a standard tell of the same offset as the rows."""
-    rng, x, y = linear_data(412)
-    readings = (1 + 0.05 * rng.normal(size=5)).astype(np.float32)
-
-    def model(readings, x, y):
-        offset = numpyro.sample("offset", dist.Normal(0, 1))
-        slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([2]).to_event(1))
-        with numpyro.plate("standards", readings.shape[0]):
-            numpyro.sample("readings", dist.Normal(offset, 0.05), obs=readings)
-        with numpyro.plate("rows", x.shape[0]):
-            numpyro.sample("y", dist.Normal(offset + x[:, 1:] @ slopes, 0.7), obs=y)
-
-    return Case(model, (readings, x, y))
-
-
-def keywords_only() -> Case:
-    _, x, y = linear_data(413)
-
-    def model(*, X, y=None, prior_scale=1.0):
-        beta = numpyro.sample("beta", dist.Normal(0, prior_scale).expand([3]).to_event(1))
-        with numpyro.plate("rows", X.shape[0]):
-            numpyro.sample("y", dist.Normal(X @ beta, 0.7), obs=y)
-
-    return Case(model, (), {"X": x, "y": y, "prior_scale": 3.0})
 
 
 def dictionary() -> Case:

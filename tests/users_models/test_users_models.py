@@ -14,7 +14,7 @@ import jaxcoreset as jc
 from tests.users_models.models import POSTERIORS, REFUSALS
 from tests.users_models.truth import Distance, distance, truths
 
-# How each model's coreset is built, but for the settings that its user must give. Half the usual
+# How each model's coreset is built, but for the settings of its case. Half the usual
 # number of held-out draws saves time; more are drawn where they are needed.
 SETTINGS = {"tol": 0.01, "num_held_out": 500, "progress_bar": False}
 # The reported divergence is between these times the true one.
@@ -27,9 +27,10 @@ MEAN_ERROR = 0.05
 
 
 # Models that take long: NUTS runs on a part of the rows, many rows are kept, there are many
-# parameters, or the density of each row is an integral.
+# parameters, or the density of each row is an integral or has derivatives that compile slowly.
 SLOW = {
     "laplace",
+    "negative_binomial",
     "partial_function",
     "not_centred",
     "with_a_reparam_handler",
