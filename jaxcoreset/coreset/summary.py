@@ -51,7 +51,7 @@ class DataSummary:
         candidates: the data of m rows.
         indices: shape (m,), their row numbers.
         inefficiency: how many of the draws are worth an independent one.
-        known: shape (c, s), the log-likelihoods of the first candidates at the first draws, each
+        known: shape (c, t), the log-likelihoods of the first candidates at the first draws, each
             row less its mean; None in files of earlier versions.
     """
 
@@ -59,7 +59,7 @@ class DataSummary:
     candidates: tuple[np.ndarray, ...]
     indices: Int[np.ndarray, " m"]
     inefficiency: float
-    known: Float[np.ndarray, "c s"] | None = None
+    known: Float[np.ndarray, "c t"] | None = None
 
     @classmethod
     def of(cls, pool: DrawPool, positions: Int[np.ndarray, " k"]) -> "DataSummary":
@@ -154,6 +154,6 @@ def _first_values(pool: DrawPool) -> Float[Array, "m s"]:
     return next(parts[0].values for use in get_args(Use) if (parts := pool.parts(use)))
 
 
-def _known(values: Float[Array, "m s"], rows: Int[np.ndarray, " c"]) -> Float[np.ndarray, "c s"]:
+def _known(values: Float[Array, "m s"], rows: Int[np.ndarray, " c"]) -> Float[np.ndarray, "c t"]:
     found = np.asarray(rows_at(values, rows), np.float64)[:, : _KNOWN[1]]
     return found - found.mean(axis=1, keepdims=True)

@@ -6,6 +6,7 @@ import pickle
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -284,11 +285,24 @@ def test_reports_and_summaries_of_earlier_versions_are_still_read(drifted, with_
     assert "too few to estimate the error" in text
     assert "lowers the objective by 50.0%" in text
     plain = with_tol.summary.to_dict()
+    del plain["known"]
     earlier = {"selection": "select", "confirmation": "confirm"}
     for part in plain["parts"]:
         part["use"] = earlier.get(part["use"], part["use"])
     again = DataSummary.from_dict(plain)
     assert [part.use for part in again.parts] == [part.use for part in with_tol.summary.parts]
+    assert again.known is None
+
+
+def test_update_refuses_another_model(old, tmp_path):
+    def other(x, y):
+        slopes = numpyro.sample("slopes", dist.Normal(0, 10).expand([WIDTH]).to_event(1))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x[:, ::-1] @ (slopes * jnp.arange(WIDTH)), 1.0), obs=y)
+
+    loaded = jc.load(old.save(tmp_path / "old.npz"), other)
+    with pytest.raises(ValueError, match="other log-likelihoods than the model .* was built with"):
+        loaded.update(jax.random.key(1), *NEW)
 
 
 def test_update_refuses_what_does_not_fit(old, of_all):
