@@ -169,6 +169,7 @@ class Checkpoint:
             written.
 
     Raises:
+        TypeError: if `path` is no path.
         ValueError: if `every` is negative.
     """
 
@@ -176,6 +177,7 @@ class Checkpoint:
     every: float = 30.0
 
     def __post_init__(self) -> None:
+        check_type("checkpoint", self.path, str | os.PathLike, "the path of a file")
         if not _is_real(self.every) or self.every < 0:
             raise ValueError(f"every is {self.every!r}; expected a number of seconds, 0 or more.")
 

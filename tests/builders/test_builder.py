@@ -219,6 +219,7 @@ builder = partial(jc.CoresetBuilder, logistic, proxy=None)
         (lambda: jc.Execution(jax.make_mesh((1, 1), ("a", "b"))), ValueError, "mesh has the axes"),
         (lambda: jc.Processes(timeout=0), ValueError, "timeout is 0"),
         (lambda: jc.Checkpoint("build", every=-1), ValueError, "every is -1"),
+        (lambda: builder(5, checkpoint=3), TypeError, "checkpoint is 3; expected the path"),
     ],
 )
 @pytest.mark.usefixtures("untyped")

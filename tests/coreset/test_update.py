@@ -301,7 +301,7 @@ def test_update_refuses_another_model(old, tmp_path):
             numpyro.sample("y", dist.Normal(x[:, ::-1] @ (slopes * jnp.arange(WIDTH)), 1.0), obs=y)
 
     loaded = jc.load(old.save(tmp_path / "old.npz"), other)
-    with pytest.raises(ValueError, match="other log-likelihoods than the model .* was built with"):
+    with pytest.raises(ValueError, match=r"other log-likelihoods than the model .* was built with"):
         loaded.update(jax.random.key(1), *NEW)
 
 
