@@ -46,8 +46,8 @@ def pytest_configure(config):
             import arviz  # noqa: F401
 
 
-# Tests that take more than three seconds on two cores, most of it to compile. A run without -m leaves
-# them out, and CI runs them. Tests that are renamed or added run until they are listed.
+# Tests that take more than three seconds on two cores, most of it to compile. A run without -m
+# leaves them out, and CI runs them. Tests that are renamed or added run until they are listed.
 _LONG = frozenset(Path(__file__).with_name("long.txt").read_text("utf-8").splitlines())
 
 
