@@ -19,8 +19,9 @@ from jaxcoreset.selection.parts import Use
 _MOST_CANDIDATES = 4_000
 # The numbers of candidates and draws whose log-likelihoods are kept, to tell models apart.
 _KNOWN = 32, 16
-# The largest relative difference of these that rounding may make.
-_LARGEST_DIFFERENCE = 0.3
+# The largest relative difference of these that rounding may make, and that of a value in nats, for
+# rows of which all draws have the same log-likelihood.
+_LARGEST_DIFFERENCE, _ROUNDING = 0.3, 1e-5
 # The names of uses in files of earlier versions.
 _EARLIER_USES: dict[str, Any] = {"select": "selection", "confirm": "confirmation"}
 
@@ -96,8 +97,8 @@ class DataSummary:
             return
         found = _known(_first_values(pool), np.arange(len(self.known)))
         difference = np.linalg.norm(found - self.known)
-        # A comparison with NaN is False.
-        if not difference <= _LARGEST_DIFFERENCE * np.linalg.norm(self.known):
+        most = _LARGEST_DIFFERENCE * np.linalg.norm(self.known) + _ROUNDING * self.known.size**0.5
+        if not difference <= most:  # a comparison with NaN is False
             raise ValueError(
                 "the model gives the rows that the coreset keeps other log-likelihoods than the "
                 "model that the coreset was built with. Pass that model to load, or build a new "

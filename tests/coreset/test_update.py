@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 import warnings
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -303,6 +304,14 @@ def test_update_refuses_another_model(old, tmp_path):
     loaded = jc.load(old.save(tmp_path / "old.npz"), other)
     with pytest.raises(ValueError, match=r"other log-likelihoods than the model .* was built with"):
         loaded.update(jax.random.key(1), *NEW)
+
+
+@pytest.mark.usefixtures("untyped")
+def test_rows_that_tell_nothing_do_not_tell_models_apart():
+    noise = 1e-7 * np.random.default_rng(0).normal(size=(2, 3, 16)).astype(np.float32)
+    summary = DataSummary([], (), np.arange(3), 1.0, noise[0] - noise[0].mean(axis=1)[:, None])
+    again = SimpleNamespace(parts=lambda use: [SimpleNamespace(values=jnp.asarray(noise[1]))])
+    summary.check_same_model(again)
 
 
 def test_update_refuses_what_does_not_fit(old, of_all):
