@@ -110,7 +110,7 @@ def formula_table(
 
     def check_values(name: str) -> None:
         bad = ~np.isfinite(matrix[name].to_numpy(np.float64))
-        design.refuse(name, bad, "the term is not a number or infinite", expected)
+        design.refuse(name, bad, "the term is infinite or not a number", expected)
 
     check_each(check_values, matrix.columns)
     return design, response, list(matrix.columns), used, table, notes

@@ -27,8 +27,9 @@ def load(path: str | os.PathLike, model: Callable | None = None, *, trust: bool 
 
     Args:
         path: the file; ``.npz`` is added if there is no file of this name.
-        model: the NumPyro model that the coreset was built for. If left out, one of the named
-            regressions of ``jaxcoreset build`` is found by its name.
+        model: the NumPyro model that the coreset was built for. `Coreset.update` raises an error if
+            it is another one. If left out, one of the named regressions of ``jaxcoreset build`` is
+            found by its name.
         trust: whether any model is imported by its name in the file, on first access. A file can
             name any function of any module there, and `Coreset.model` runs it with the arguments in
             the file: pass True only for a file whose writer you trust, as with pickle.

@@ -100,8 +100,8 @@ class DataSummary:
         most = _LARGEST_DIFFERENCE * np.linalg.norm(self.known) + _ROUNDING * self.known.size**0.5
         if not difference <= most:  # a comparison with NaN is False
             raise ValueError(
-                "the model gives the rows that the coreset keeps other log-likelihoods than the "
-                "model that the coreset was built with. Pass that model to load, or build a new "
+                "the model is not the one that the coreset was built with: the rows that the "
+                "coreset keeps have other log-likelihoods. Pass that model to load, or build a new "
                 "coreset."
             )
 

@@ -123,7 +123,7 @@ def test_a_formula_makes_the_matrix(table):
         ("distance ~ distance", "by itself"),
         ("distance ~ carrier | origin", "several parts"),
         ("distance ~ .", "'.' is not known; name the columns"),
-        ("distance ~ log(distance - 900)", "line 2, column 'log.distance - 900.': the term is not"),
+        ("distance ~ log(distance - 900)", "line 2, column 'log.distance - 900.': the term is inf"),
         ("distance ~ C(carrier, levels=['UA', 'AA'])", "values that the levels lack: 'DL'"),
     ],
 )
